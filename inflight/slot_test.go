@@ -398,8 +398,8 @@ func TestLongestEndsASlot(t *testing.T) {
 func TestLongestIsOverDuringARenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
-		held := hold(t, slots(t, s, 1), inflight.Longest(1200*time.Millisecond))
 		s.way = 400 * time.Millisecond
+		held := hold(t, slots(t, s, 1), inflight.Longest(1600*time.Millisecond))
 		time.Sleep(1199 * time.Millisecond)
 		require.False(t, held.Lost())
 		time.Sleep(time.Millisecond)
@@ -462,14 +462,14 @@ func TestAReleaseAtTheMomentOfARenewal(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
 			s := newRemote(t)
-			a := hold(t, slots(t, s, 1))
 			s.way = 10 * time.Millisecond
-			gives := 0
-			s.after = func() { gives++ }
-			time.Sleep(time.Second)
+			var gives atomic.Int64
+			s.after = func() { gives.Add(1) }
+			a := hold(t, slots(t, s, 1))
+			time.Sleep(990 * time.Millisecond)
 			a.Release()
 			time.Sleep(time.Minute)
-			require.Equal(t, 1, gives)
+			require.EqualValues(t, 1, gives.Load())
 		})
 	}
 }
@@ -477,33 +477,35 @@ func TestAReleaseAtTheMomentOfARenewal(t *testing.T) {
 // notCharged is a limiter that takes nothing back.
 type notCharged struct {
 	ratelimit.Limiter
-	refunds *int
+	refunds *atomic.Int64
 }
 
 func (n notCharged) Unwrap() ratelimit.Limiter { return n.Limiter }
 
 func (n notCharged) Refund(context.Context, string, ratelimit.Result, int) error {
-	*n.refunds++
+	n.refunds.Add(1)
 	return ratelimit.ErrInvalidN
 }
 
 // Whoever says that nothing was charged is not asked again.
 func TestWhatWasNotChargedIsGivenBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		refunds := 0
+		var refunds atomic.Int64
 		hold(t, notCharged{slots(t, newRemote(t).Store, 1), &refunds}).Release()
 		time.Sleep(time.Hour)
-		require.Equal(t, 1, refunds)
+		require.EqualValues(t, 1, refunds.Load())
 	})
 }
 
 // What a key no longer needs is not lost.
 func TestAKeyMayBecomeUnlimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limit := ratelimit.Limit{}
-		l := slots(t, newRemote(t), 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		var limit atomic.Pointer[ratelimit.Limit]
+		limit.Store(new(ratelimit.Limit))
+		l := slots(t, newRemote(t), 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return *limit.Load(), nil }))
 		held := hold(t, l)
-		limit = ratelimit.Unlimited()
+		unlimited := ratelimit.Unlimited()
+		limit.Store(&unlimited)
 		time.Sleep(time.Minute)
 		require.False(t, held.Lost())
 		held.Release()
@@ -522,16 +524,16 @@ func TestLocalSlotsAreGivenBackOnce(t *testing.T) {
 				here, _ := rates(local)
 				l := ratelimit.Must(fallback.New(inside, fallback.FailTo(ratelimit.Must(ratelimit.NewAll(here, slots(t, local, 4))))))
 				s.down.Store(outage)
+				var gives atomic.Int64
+				local.after = func() { gives.Add(1) }
 				held := hold(t, l)
-				gives := 0
-				local.after = func() { gives++ }
 				s.down.Store(true)
 				held.Release()
 				time.Sleep(time.Second)
-				require.Equal(t, 1, gives)
+				require.EqualValues(t, 1, gives.Load())
 				s.down.Store(false)
 				time.Sleep(time.Minute)
-				require.Equal(t, 1, gives)
+				require.EqualValues(t, 1, gives.Load())
 			})
 		})
 	}
