@@ -627,7 +627,10 @@ func TestWhereTheStoreContradictsItselfAllAreDenied(t *testing.T) {
 		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(1000)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(2000)))
 		require.NoError(t, err)
 		s.set(20*time.Millisecond, nil)
-		require.Zero(t, allowed(atOnce(t, all, 10, one), one))
+		for _, r := range atOnce(t, all, 10, one) {
+			require.False(t, r.Allowed)
+			require.Equal(t, time.Microsecond, r.RetryAfter)
+		}
 		s.set(0, nil)
 		require.NoError(t, d.Close(t.Context()))
 	})
