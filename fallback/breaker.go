@@ -154,8 +154,8 @@ func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
 			if to == gobreaker.StateOpen {
 				probeAt = now.Sub(f.base) + f.pause
 			}
+			f.halfOpen.Store(to == gobreaker.StateHalfOpen) // first: one of both says that it is not closed
 			f.probeAt.Store(int64(probeAt))
-			f.halfOpen.Store(to == gobreaker.StateHalfOpen)
 			f.changes.add(stateOf[to], now)
 		},
 	})

@@ -370,27 +370,17 @@ func (f *Limiter) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// call runs do, which calls the limiter for key, if the breaker is closed or do is the probe. While the store may
-// be standing still it is looked at first: it would run afterwards whatever it was sent, and nobody would know.
-func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+// call runs do, which calls the limiter for key, if the breaker is closed or do is the probe.
+func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Result, error)) (r ratelimit.Result, err error) {
 	if f.untilProbe() > 0 { // the breaker would say the same, behind its lock
 		return ratelimit.Result{}, errOpen
 	}
 	defer f.changes.tell() // also if the limiter panics
-	r, err := f.execute(func() (r ratelimit.Result, err error) {
-		looked := false
-		if f.halfOpen.Load() || f.failing.Load() && f.owed.owes(key, f.now()) {
-			err = f.look(ctx, key)
-			looked = err == nil
-			if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // or it has answered
-				return ratelimit.Result{}, err
-			}
-		}
-		if r, err = do(); looked && errors.Is(err, errUnasked) {
-			err = nil
-		}
-		return r, err
-	})
+	if f.probeAt.Load() != 0 || f.halfOpen.Load() || f.failing.Load() {
+		r, err = f.callCarefully(ctx, key, do)
+	} else { // the breaker is closed, and all is well
+		r, err = f.breaker.Execute(do)
+	}
 	switch {
 	case err == nil:
 		if f.failing.Load() { // to write each time would cost
@@ -406,9 +396,9 @@ func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Res
 	return r, err
 }
 
-// execute has the breaker run do. It does not see a runtime.Goexit, and would wait for ever for the end of that
-// probe. So it is told of a panic.
-func (f *Limiter) execute(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+// callCarefully has the breaker run do. It does not see a runtime.Goexit, and would wait for ever for the end of
+// that probe. So it is told of a panic.
+func (f *Limiter) callCarefully(ctx context.Context, key string, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	gone := false
 	defer func() {
 		if gone {
@@ -426,10 +416,28 @@ func (f *Limiter) execute(do func() (ratelimit.Result, error)) (ratelimit.Result
 				panic(p)
 			}
 		}()
-		r, err := do()
+		r, err := f.lookAndDo(ctx, key, do)
 		gone = false
 		return r, err
 	})
+}
+
+// lookAndDo runs do. While the store may be standing still it is looked at first: it would run afterwards whatever
+// it was sent, and nobody would know.
+func (f *Limiter) lookAndDo(ctx context.Context, key string, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	looked := false
+	if f.halfOpen.Load() || f.failing.Load() && f.owed.owes(key, f.now()) {
+		err := f.look(ctx, key)
+		looked = err == nil
+		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // or it has answered
+			return ratelimit.Result{}, err
+		}
+	}
+	r, err := do()
+	if looked && errors.Is(err, errUnasked) {
+		err = nil
+	}
+	return r, err
 }
 
 // askStore hands back what the key owes, and then asks the limiter.
