@@ -151,8 +151,8 @@ func withObservers(more []Observer, timed bool) Option {
 }
 
 // KeepLimits returns a context for one request, in which [AppendPolicies] and Refund go by the
-// limit of the key's last decision. They do not ask the limit function ([WithLimitFunc]) again. It
-// remembers 64 keys. The middlewares of this module use it.
+// limit of the key's last decision, of up to 64 keys. They do not ask [WithLimitFunc] again. The
+// middlewares of this module use it.
 func KeepLimits(ctx context.Context) context.Context {
 	return kept.New[Limit](ctx, false)
 }
