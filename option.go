@@ -152,7 +152,7 @@ func withObservers(more []Observer, timed bool) Option {
 
 // KeepLimits returns a context for one request, in which [AppendPolicies] and Refund go by the
 // limit of the key's last decision, of up to 64 keys. They do not ask [WithLimitFunc] again. The
-// middlewares of this module use it.
+// middlewares use it.
 func KeepLimits(ctx context.Context) context.Context {
 	return kept.New[Limit](ctx, false)
 }
