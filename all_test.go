@@ -150,6 +150,33 @@ func TestAllSaysWhichLimitDenied(t *testing.T) {
 	require.Equal(t, 3, allowN(t, hour, 1).Remaining+1)
 }
 
+// outspoken is a limiter of another package, which says its limits and nothing else.
+type outspoken struct{ ratelimit.Limiter }
+
+func (s outspoken) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, s.Limiter, key)
+}
+
+// What a limiter of another package does not say of its denial comes from its limits.
+func TestADenialThatSaysNoNameHasThatOfItsLimit(t *testing.T) {
+	mem := memory(t, newClock())
+	limit := func(name string) ratelimit.Limiter {
+		l := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1), ratelimit.WithName(name))
+		allowN(t, l, 1)
+		return l
+	}
+	banned := newBan(t, limit("banned"), mem, ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour})
+	allowN(t, banned, 1)
+	require.Equal(t, ratelimit.SourceBan, allowN(t, banned, 1).Source())
+	for want, l := range map[string]ratelimit.Limiter{
+		"said": outspoken{limit("said")}, "inside": newBan(t, outspoken{limit("inside")}, mem, quarter), "": struct{ ratelimit.Limiter }{banned},
+	} {
+		r := allowN(t, all(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(9)), l), 1)
+		require.False(t, r.Allowed)
+		require.Equal(t, want, r.DeniedBy())
+	}
+}
+
 func TestAllPeeksAtEachLimit(t *testing.T) {
 	a := levels.New(t, "token_bucket", memory(t, newClock()), "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
 	for range 3 {
