@@ -109,7 +109,7 @@ func ownEnd(s store.State) int64 {
 // have been of another calendar, with the same end and an earlier start.
 func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) store.State {
 	end := ownEnd(s)
-	if c.Period != s.Period || c.Due != end {
+	if c.Period != s.Period || c.Due != end || s.Part == 0 && c.At < end-s.Period { // a day of 25 hours is another window
 		return s
 	}
 	if s.Part > 0 && l.Calendar() != nil && l.Period == s.Period {

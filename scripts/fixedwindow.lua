@@ -77,7 +77,7 @@ elseif op == 'charge' then
   end
 elseif op == 'refund' then
   function giveback(s, l, _, c)
-    if c.period ~= s.period or c.due ~= s.at + ttl(s) then
+    if c.period ~= s.period or c.due ~= s.at + ttl(s) or s.part == 0 and c.at < c.due - s.period then -- a day of 25 hours
       return false
     end
     if s.part > 0 and type(l.period) == 'string' then

@@ -469,6 +469,7 @@ func TestARefundTakesNothingFromAWindowThatBeganAfterItsCharge(t *testing.T) {
 		{"at the instant it began", ratelimit.PerMonth(10).From(28), ratelimit.PerMonth(10).From(31), "2026-01-29 00:00", "2026-01-31 00:00"},
 		{"a day of 23 hours", ratelimit.PerDay(10).In(zone(t, "Africa/Johannesburg")), ratelimit.PerDay(10).In(zone(t, "Europe/Berlin")),
 			"2026-03-28 22:30", "2026-03-28 23:30"},
+		{"a plain day after one of 25 hours", ratelimit.PerDay(10).In(zone(t, "Europe/London")), ratelimit.PerDay(10), "2026-10-24 23:30", "2026-10-25 00:00"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
@@ -485,6 +486,35 @@ func TestARefundTakesNothingFromAWindowThatBeganAfterItsCharge(t *testing.T) {
 				require.Zero(t, peek(t, lim, "key").Remaining)
 				require.NoError(t, lim.Refund(t.Context(), "key", full, 5))
 				require.Equal(t, 5, peek(t, lim, "key").Remaining)
+			})
+		})
+	}
+}
+
+// What a window still counts is given back, also under a limit whose window begins after its charge.
+func TestARefundUnderAnotherLimitGivesBackWhatCounts(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		counted, other ratelimit.Limit
+		charge, then   string
+	}{
+		{"a plain day, and one of 23 hours", ratelimit.PerDay(10), ratelimit.PerDay(10).In(zone(t, "Atlantic/Azores")), "2026-03-29 00:30", "2026-03-29 02:00"},
+		{"a day of 25 hours, and a plain one", ratelimit.PerDay(10).In(zone(t, "Europe/London")), ratelimit.PerDay(10), "2026-10-24 23:30", "2026-10-25 12:00"},
+		{"a month, and its last week", ratelimit.PerMonth(10).From(1), ratelimit.PerWeek(10), "2026-05-05 00:00", "2026-05-30 00:00"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
+				l := test.counted
+				lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(10),
+					ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+				set(c, instant(t, test.charge))
+				old := allowN(t, lim, 2)
+				set(c, instant(t, test.then))
+				require.Equal(t, 5, allowN(t, lim, 3).Remaining)
+				l = test.other
+				require.NoError(t, lim.Refund(t.Context(), "key", old, 2))
+				l = test.counted
+				require.Equal(t, 7, peek(t, lim, "key").Remaining)
 			})
 		})
 	}
