@@ -47,12 +47,9 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 // watch returns w with the same optional methods, and whether the connection was taken over, nil if it
 // cannot be. That gives the slot back when it is closed.
 func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *atomic.Bool) {
-	if _, ok := w.(http.Hijacker); !ok {
-		inside, ok := in[http.Hijacker](w)
-		if !ok { // as in HTTP/2
-			return w, nil
-		}
-		w = reach(w, inside)
+	w, ok := hijackable(w)
+	if !ok { // as in HTTP/2
+		return w, nil
 	}
 	taken := new(atomic.Bool)
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{Hijack: func(do httpsnoop.HijackFunc) httpsnoop.HijackFunc {
@@ -78,6 +75,18 @@ func in[T any](w http.ResponseWriter) (found T, ok bool) {
 		found, ok = w.(T)
 	}
 	return found, ok
+}
+
+// hijackable returns w with the Hijack that an [http.ResponseController] of it finds, and whether there is one.
+func hijackable(w http.ResponseWriter) (http.ResponseWriter, bool) {
+	if _, ok := w.(http.Hijacker); ok {
+		return w, true
+	}
+	inside, ok := in[http.Hijacker](w)
+	if ok {
+		w = reach(w, inside)
+	}
+	return w, ok
 }
 
 // reaching is a ResponseWriter with the Hijack of one inside of it, so that nobody gets past it to that.

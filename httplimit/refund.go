@@ -120,11 +120,7 @@ func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 			w = &flushing{w}
 		}
 	}
-	if _, ok := w.(http.Hijacker); !ok {
-		if inside, ok := in[http.Hijacker](w); ok {
-			w = reach(w, inside)
-		}
-	}
+	w, _ = hijackable(w)
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{
 		WriteHeader: func(do httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
 			return func(code int) { do(code); wrote(code) } // in this order: net/http panics on invalid codes

@@ -34,6 +34,12 @@ func instant(t testing.TB, text string) time.Time {
 // set puts c at a time.
 func set(c *clock, at time.Time) { c.Advance(at.Sub(c.Now())) }
 
+// following is a fixed window whose limit is what l is at the time.
+func following(t testing.TB, s store.Store, l *ratelimit.Limit) ratelimit.Limiter {
+	t.Helper()
+	return newLimiter(t, "fixed_window", s, *l, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return *l, nil }))
+}
+
 func TestCalendarLimitsAreComparedAndToldByWhatTheySay(t *testing.T) {
 	kolkata, paulo := zone(t, "Asia/Kolkata"), zone(t, "America/Sao_Paulo")
 	for text, same := range map[string][]ratelimit.Limit{
@@ -261,9 +267,7 @@ func TestARefundOfAllForgetsAKeyOfACalendar(t *testing.T) {
 func TestARefundOfAWeekIsNotOneOfItsLastDay(t *testing.T) {
 	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		now := ratelimit.PerWeek(10)
-		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-			return now, nil
-		}))
+		lim := following(t, s, &now)
 		set(c, instant(t, "2026-03-04 12:00")) // a Wednesday
 		week := allowN(t, lim, 4)
 		set(c, instant(t, "2026-03-08 12:00"))
@@ -279,9 +283,7 @@ func TestARefundOfAWeekIsNotOneOfItsLastDay(t *testing.T) {
 func TestAChangeOfTheCalendarKeepsTheSpend(t *testing.T) {
 	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		now := ratelimit.PerDay(10).In(zone(t, "Asia/Kolkata"))
-		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-			return now, nil
-		}))
+		lim := following(t, s, &now)
 		set(c, instant(t, "2026-03-01 10:00"))
 		kolkata := allowN(t, lim, 4) // until 18:30
 		now = ratelimit.PerDay(10)
@@ -306,9 +308,7 @@ func TestAChangeOfTheCalendarKeepsTheSpend(t *testing.T) {
 func TestACalendarAfterAPlainLimit(t *testing.T) {
 	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		now := ratelimit.PerDay(10)
-		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-			return now, nil
-		}))
+		lim := following(t, s, &now)
 		set(c, instant(t, "2026-03-01 10:00"))
 		plain := allowN(t, lim, 4)
 		now = ratelimit.PerDay(10).In(zone(t, "America/Sao_Paulo")) // until 3:00
@@ -375,9 +375,7 @@ func TestAPlainLimitMovesAStateOfACalendar(t *testing.T) {
 	mini := redistest.Mini(t)
 	kolkata := ratelimit.PerDay(10).In(zone(t, "Asia/Kolkata"))
 	l := kolkata
-	lim := newLimiter(t, "fixed_window", onRedis(t, mini.Client(t)), l, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-		return l, nil
-	}))
+	lim := following(t, onRedis(t, mini.Client(t)), &l)
 	now := time.Now()
 	mini.SetTime(now)
 	r := allowN(t, lim, 10)
@@ -396,9 +394,7 @@ func TestACallerWhoseClockIsFarAhead(t *testing.T) {
 	client := redistest.Mini(t).Client(t)
 	c := newClock()
 	l := ratelimit.PerDay(10).In(time.UTC)
-	lim := newLimiter(t, "fixed_window", onRedis(t, client, redisstore.WithClock(c.Now)), l, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-		return l, nil
-	}))
+	lim := following(t, onRedis(t, client, redisstore.WithClock(c.Now)), &l)
 	c.Advance(5 * 24 * time.Hour)
 	allowN(t, lim, 4)
 	c.Advance(-5 * 24 * time.Hour)
@@ -474,8 +470,7 @@ func TestARefundTakesNothingFromAWindowThatBeganAfterItsCharge(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 				l := test.before
-				lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(10),
-					ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+				lim := following(t, s, &l)
 				set(c, instant(t, test.charge))
 				old := allowN(t, lim, 5)
 				l = test.after
@@ -505,8 +500,7 @@ func TestARefundUnderAnotherLimitGivesBackWhatCounts(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 				l := test.counted
-				lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(10),
-					ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+				lim := following(t, s, &l)
 				set(c, instant(t, test.charge))
 				old := allowN(t, lim, 2)
 				set(c, instant(t, test.then))

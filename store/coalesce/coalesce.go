@@ -131,11 +131,13 @@ func (s *Store) next(k hotKey) []*waiter {
 func (s *Store) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	defer func() {
 		if waiters != nil { // the store has ended this goroutine
+			answerAll(waiters, store.Reply{}, errExit)
 			go s.decideAll(ns, k, s.next(k))
 		}
 	}()
 	for waiters != nil {
-		s.decide(ns, k, slices.DeleteFunc(waiters, (*waiter).Done))
+		waiters = slices.DeleteFunc(waiters, (*waiter).Done)
+		s.decide(ns, k, waiters)
 		waiters = s.next(k)
 	}
 }
@@ -153,7 +155,6 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 				w.Panic(p)
 			}
 		}
-		answerAll(waiters, store.Reply{}, errExit) // who has no answer yet, after a runtime.Goexit
 	}()
 	ctx := context.Background() // not a waiter's: the store has its own timeout
 	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))

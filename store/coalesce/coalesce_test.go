@@ -231,6 +231,13 @@ func TestWhereTheStoreHangsNobodyWaitsForTwoCalls(t *testing.T) {
 	})
 }
 
+func requireNotStuck(t *testing.T, lim ratelimit.Limiter) {
+	t.Helper()
+	r, err := lim.Allow(t.Context(), "hot")
+	require.NoError(t, err)
+	require.True(t, r.Allowed, "the key is not stuck")
+}
+
 func TestAnErrorReachesAllWhoWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSlow(t)
@@ -246,9 +253,7 @@ func TestAnErrorReachesAllWhoWait(t *testing.T) {
 		}
 		group.Wait()
 		s.fail.Store(false)
-		r, err := lim.Allow(t.Context(), "hot")
-		require.NoError(t, err)
-		require.True(t, r.Allowed, "the key is not stuck")
+		requireNotStuck(t, lim)
 	})
 }
 
@@ -272,9 +277,7 @@ func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
 		group.Wait()
 		require.EqualValues(t, 19, panicked.Load(), "all but the first")
 		s.panic.Store(false)
-		r, err := lim.Allow(t.Context(), "hot")
-		require.NoError(t, err)
-		require.True(t, r.Allowed, "the key is not stuck")
+		requireNotStuck(t, lim)
 	})
 }
 
@@ -297,9 +300,7 @@ func TestAStoreThatEndsTheGoroutineLeavesNobodyWaiting(t *testing.T) {
 		group.Wait()
 		require.EqualValues(t, 39, timeouts.Load(), "all but the first")
 		s.exit.Store(false)
-		r, err := lim.Allow(t.Context(), "hot")
-		require.NoError(t, err)
-		require.True(t, r.Allowed, "the key is not stuck")
+		requireNotStuck(t, lim)
 	})
 }
 
