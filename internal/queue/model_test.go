@@ -147,6 +147,8 @@ type limiter struct {
 	state    algorithm
 	limit    int
 	asked    int
+	underWay int // questions that have no answer yet
+	most     int // of those at once
 	admitted int
 	charged  int // events, less those that were given back
 	lost     int // events whose answer was lost
@@ -256,9 +258,16 @@ type asker struct {
 func (a *asker) Ask(_ context.Context, d time.Duration) (queue.Decision, error) {
 	a.mu.Lock()
 	a.asked++
+	a.underWay++
+	a.most = max(a.most, a.underWay)
 	a.mu.Unlock()
 	time.Sleep(a.way())
-	defer func() { time.Sleep(a.way()) }()
+	defer func() {
+		time.Sleep(a.way())
+		a.mu.Lock()
+		a.underWay--
+		a.mu.Unlock()
+	}()
 	if a.fail != nil {
 		if err := a.fail(); err != nil {
 			return queue.Decision{}, err

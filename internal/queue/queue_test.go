@@ -165,26 +165,15 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 // A limiter that is slow to answer is not asked by all who wait at once.
 func TestNoMoreThan64QuestionsAreUnderWay(t *testing.T) {
 	onEach(t, 400, time.Hour, func(t *testing.T, l *limiter) {
-		underWay, most := 0, 0
-		l.fail = func() error {
-			l.mu.Lock()
-			underWay++
-			most = max(most, underWay)
-			l.mu.Unlock()
-			time.Sleep(time.Second)
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			underWay--
-			return nil
-		}
+		l.far(500 * time.Millisecond)
 		ln := newLine(l)
 		for range 100 {
 			ln.join(t.Context(), 1, time.Time{}, false)
 		}
 		require.Len(t, ln.check(t), 100)
-		require.LessOrEqual(t, most, 64)
+		require.LessOrEqual(t, l.most, 64)
 		if !l.silent && l.name != "leaky_bucket" { // which are asked one by one
-			require.Equal(t, 64, most)
+			require.Equal(t, 64, l.most)
 		}
 	})
 }
@@ -194,14 +183,7 @@ func TestAFastFarLimiterIsUsedInFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const waiters, rate, period, trip = 2000, 40, 10 * time.Millisecond, 40 * time.Millisecond
 		l := newLimiter("token_bucket", rate, period)
-		ways, most := 0, 0
-		l.way = func() time.Duration {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			ways++
-			most = max(most, 2*l.asked-ways) // a question goes one way, and its answer the other
-			return trip / 2
-		}
+		l.far(trip / 2)
 		least := ideal(l.name, rate, period, waiters)
 		ln := newLine(l)
 		for range waiters {
@@ -210,7 +192,7 @@ func TestAFastFarLimiterIsUsedInFull(t *testing.T) {
 		require.Len(t, ln.check(t), waiters)
 		require.Less(t, time.Since(ln.began), least*6/5+80*time.Millisecond)
 		require.Less(t, l.asked, waiters*6/5)
-		require.LessOrEqual(t, most, int(2*trip/(period/rate)), "questions for twice the rate at most")
+		require.LessOrEqual(t, l.most, int(2*trip/(period/rate)), "questions for twice what the rate has in a trip")
 	})
 }
 
