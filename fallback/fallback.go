@@ -34,7 +34,7 @@ import (
 // Limiter wraps a [ratelimit.Limiter] and gives an [Answer] while its store fails.
 // [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in a
 // row a circuit breaker opens, and calls no longer go to the store: an answer then takes some
-// 100 ns. Every second one call is a probe: it asks the store by a Peek first. One that succeeds closes
+// 100 ns. Every second one call is a probe, which begins with a Peek. One that succeeds closes
 // the breaker. See [WithBreaker] and [WithOnChange].
 //
 // It goes around a [ratelimit.All] as a whole.
@@ -52,8 +52,8 @@ import (
 // a lease or a deny cache answers from memory is neither a failure nor a success.
 //
 // It takes a few hundred bytes. A local limiter takes some 40 bytes a key, also without an outage,
-// and up to 6 MB for keys that are not handed back yet: see [Answer.On]. It starts no goroutine and has nothing to close. It is safe for concurrent use.
-// Make it by [New].
+// and up to 6 MB for keys that are not handed back yet: see [Answer.On]. It has nothing to close.
+// It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // of the answer
