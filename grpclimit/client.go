@@ -104,9 +104,10 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	if err != nil {
 		return nil, err
 	}
-	opened := false
+	code, opened := codes.Internal, false // of a streamer that panics
 	defer func() {
 		if !opened {
+			c.refundBy(ctx, ch, code)
 			ch.slot.Release()
 		}
 	}()
@@ -115,8 +116,8 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 		return stream, err
 	}
 	if err != nil {
+		code = codeOf(err)
 		c.heed(ch.Key, err)
-		c.refundBy(ctx, ch, codeOf(err))
 		return nil, err
 	}
 	if opened = true; ch.slot != nil {

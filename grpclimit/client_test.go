@@ -364,6 +364,14 @@ func TestFailedCallsOfAClientAreGivenBackIfTheyAreMeantTo(t *testing.T) {
 		})
 	})
 	require.Equal(t, 2, lim.refunded())
+	open, err := grpclimit.StreamClientInterceptor(lim, endsWith(codes.Internal))
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "boom", func() {
+		_, _ = open(t.Context(), &grpc.StreamDesc{}, nil, unaryCall, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+			panic("boom")
+		})
+	})
+	require.Equal(t, 3, lim.refunded())
 }
 
 // ---- Over loopback.
