@@ -113,8 +113,8 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithTimeout sets how long a call may take, including the wait for a connection. It must
-// be positive; the default is 250 ms. A nearer deadline of the call's context comes first.
+// WithTimeout sets how long a call may take, including the wait for a connection. It must be
+// positive, and at most a day. The default is 250 ms. A nearer deadline of the call's context comes first.
 // The last quarter of the timeout is kept for the server: a call that has no connection
 // by then fails.
 //
@@ -122,8 +122,8 @@ func WithPrefix(prefix string) Option {
 // callers wait for as long when an outage begins. docs/redis.md says how to choose it.
 func WithTimeout(d time.Duration) Option {
 	return func(s *Store) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: timeout %v is not positive", store.ErrInvalidOption, d)
+		if d <= 0 || d > 24*time.Hour {
+			return fmt.Errorf("%w: timeout %v is not positive, or more than a day", store.ErrInvalidOption, d)
 		}
 		s.timeout = d
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -159,6 +160,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"close brace": redisstore.WithPrefix("}"),
 		"no timeout":  redisstore.WithTimeout(0),
 		"negative":    redisstore.WithTimeout(-time.Second),
+		"no end":      redisstore.WithTimeout(math.MaxInt64),
 		"no clock":    redisstore.WithClock(nil),
 		"no option":   nil,
 	} {
