@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -309,15 +310,25 @@ func (d *decision) decideGroup(ctx context.Context, i int) (err error) {
 	if err == nil {
 		return nil
 	}
-	shadows := true
+	voters := 0
 	for _, e := range d.group {
 		if e.request >= 0 {
 			e.err = err
 		}
-		shadows = d.skip(e) && shadows
+		if !d.skip(e) {
+			voters++
+		}
 	}
-	if shadows {
+	switch {
+	case voters == 0:
 		return ctx.Err()
+	case voters < len(d.group) && errors.Is(err, store.ErrCorrupt): // nothing ran; it may be of a shadow
+		for _, e := range d.group {
+			if !e.shadow {
+				e.err = nil
+			}
+		}
+		return d.decideGroup(ctx, i)
 	}
 	return err
 }

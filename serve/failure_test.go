@@ -239,6 +239,33 @@ descriptors:
 	require.Equal(t, 3, allowedOf(s, 32, request("user=c", "all=2")), "of callers at once")
 }
 
+// What stands in the place of a shadow's count keeps nobody from the limits beside it, whether it is
+// asked for events, looked at or given some back.
+func TestAShadowWhoseCountIsCorrupt(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	st, err := serve.Open("redis://"+server, "corrupt", time.Minute)
+	require.NoError(t, err)
+	defer st.Close()
+	s, err := serve.New(st.Store, rules(t, `domain: edge
+descriptors:
+	- {key: user, rate_limit: {unit: year, requests_per_unit: 3}}
+	- {key: trial, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 3}}
+`))
+	require.NoError(t, err)
+	ask(t, s, "trial=a")
+	client := redis.NewClient(&redis.Options{Addr: server})
+	defer client.Close()
+	keys, err := client.Keys(t.Context(), "corrupt:*trial*").Result()
+	require.NoError(t, err)
+	require.Len(t, keys, 1)
+	require.NoError(t, client.Set(t.Context(), keys[0], "garbage", time.Minute).Err())
+	for i, hits := range []string{"", " 0", " -1"} {
+		got := seconds.ReplaceAllString(short(ask(t, s, "trial=a"+hits, "user=b")), "")
+		require.Regexp(t, fmt.Sprintf("^OK, .*, OK %d/3$", 2-i), got)
+	}
+}
+
 // seconds are those of what short returns.
 var seconds = regexp.MustCompile(` (\d+h)?(\d+m)?\d+s`)
 

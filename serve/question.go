@@ -68,7 +68,10 @@ type part struct {
 func (p *part) decided() bool { return p.limiter != nil }
 
 // told is whether callers are told that the part is over its limit.
-func (p *part) told() bool { return p.over && (p.rule == nil || !p.rule.shadow) }
+func (p *part) told() bool { return p.over && p.counts() }
+
+// counts is whether it has a say: no shadow has.
+func (p *part) counts() bool { return p.rule == nil || !p.rule.shadow }
 
 // algorithm is that of the limit, of the request's own or of the file.
 func (p *part) algorithm() string {
@@ -317,7 +320,7 @@ func (q *question) missing(r ratelimit.Result) bool {
 	}
 	parts := r.Parts()
 	for i := range q.parts {
-		if p := &q.parts[i]; p.limiter != nil && parts[p.ask] == (ratelimit.Result{}) && (p.rule == nil || !p.rule.shadow) {
+		if p := &q.parts[i]; p.limiter != nil && parts[p.ask] == (ratelimit.Result{}) && p.counts() {
 			return true
 		}
 	}
@@ -342,7 +345,7 @@ func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
 			continue
 		}
 		r, err := p.limiter.Peek(ctx, p.key)
-		if err != nil && (p.rule == nil || !p.rule.shadow) {
+		if err != nil && p.counts() {
 			return err
 		}
 		if p.n > 0 && !p.back {
@@ -397,7 +400,7 @@ func (q *question) credit(ctx context.Context) error {
 			continue
 		}
 		given, err := ratelimit.Credit(ctx, p.limiter, p.key, p.n)
-		if err != nil {
+		if err != nil && p.counts() {
 			return err
 		}
 		p.n = given

@@ -267,3 +267,48 @@ func nonsense(r ratelimit.Result) string {
 	}
 	return ""
 }
+
+// A limit that is tried out, or only looked at by a shadow, may have a state that is none: the
+// limits beside it decide as if it were not asked. Theirs being none is an error, and charges nothing.
+func TestAShadowWhoseStateIsCorruptKeepsNobodyOut(t *testing.T) {
+	t.Parallel()
+	client := redistest.Shared(t).Client(t)
+	for _, algorithm := range algorithms {
+		for _, n := range []int{0, 1} {
+			s := onRedis(t, client, redisstore.WithPrefix(fmt.Sprint(redistest.Prefix(t), algorithm, n)))
+			var told, tried errorHeard
+			limit := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("limit"), ratelimit.WithObserver(&told))
+			trial := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("trial"), ratelimit.WithObserver(&tried))
+			allowN(t, trial, 1)
+			key := onlyKey(t, client, fmt.Sprint(algorithm, n, ":*"))
+			require.NoError(t, client.Del(t.Context(), key).Err())
+			require.NoError(t, client.Set(t.Context(), key, "garbage", time.Minute).Err())
+			ask := func(shadow bool) (ratelimit.Result, error) {
+				return ratelimit.Decide(t.Context(),
+					ratelimit.Ask{Limiter: trial, Key: "key", N: n, Look: n == 0, Shadow: shadow},
+					ratelimit.Ask{Limiter: limit, Key: "key", N: 1})
+			}
+			r, err := ask(true)
+			require.NoError(t, err, algorithm)
+			require.True(t, r.Allowed)
+			require.Zero(t, r.Parts()[0])
+			require.Equal(t, 8, r.Parts()[1].Remaining)
+			require.NoError(t, told.error)
+			if n > 0 { // observers hear of no looks
+				require.ErrorIs(t, tried.error, store.ErrCorrupt)
+			}
+			_, err = ask(false)
+			require.ErrorIs(t, err, store.ErrCorrupt)
+			left, err := limit.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 8, left.Remaining)
+		}
+	}
+}
+
+// errorHeard is the error of the last decision.
+type errorHeard struct{ error }
+
+func (h *errorHeard) Decided(_ context.Context, _ string, _ int, _ ratelimit.Result, err error, _ time.Duration) {
+	h.error = err
+}
