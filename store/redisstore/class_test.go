@@ -84,8 +84,9 @@ func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
 		start := time.Now()
 		_, err = s.Take(t.Context(), refuse("LOADING planted", 1000), "loads for long", limit, 1)
 		took := time.Since(start)
-		if errors.Is(err, store.ErrTimeout) {
-			return slack // a busy machine did not read the last refusal in time
+		require.ErrorIs(t, err, store.ErrStore)
+		if errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "LOADING") && strings.Contains(err.Error(), "no connection was made") {
+			return slack // a busy machine did not read the last refusal in time, or was not connected
 		}
 		require.ErrorIs(t, err, store.ErrUnavailable)
 		require.ErrorContains(t, err, "LOADING planted")
@@ -244,16 +245,18 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 				_, err := s.Take(t.Context(), space, "k", limit, 1)
 				return err == nil
 			}, 10*time.Second, time.Millisecond)
-			l := run(t, s, 64, 300*time.Millisecond)
-			l.report("a pool of 2, 64 callers: they go together")
-			require.Positive(t, l.count("ok"))
+			require.Eventually(t, func() bool {
+				l := run(t, s, 64, 300*time.Millisecond)
+				l.report("a pool of 2, 64 callers: they go together")
+				return l.count("ok") > 0
+			}, 10*time.Second, time.Millisecond)
 
 			for range 2 {
 				conn := client.Conn()
 				defer conn.Close()
 				require.Eventually(t, func() bool { return conn.Ping(t.Context()).Err() == nil }, 10*time.Second, time.Millisecond, "a late trip holds a place")
 			}
-			l = run(t, s, 64, 300*time.Millisecond)
+			l := run(t, s, 64, 300*time.Millisecond)
 			l.report("a pool of 2 that somebody else holds")
 			require.Zero(t, l.count("no class"))
 			require.Zero(t, l.count("ok"))
@@ -354,10 +357,12 @@ func TestAnswersInTheLastQuarterCount(t *testing.T) {
 	for name, client := range clients {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var err error
-			_, err = newStore(t, client, redisstore.WithTimeout(2*time.Second)).Take(t.Context(), space, "k", limit, 1)
-			require.NoError(t, err)
-			_, err = newStore(t, client, redisstore.WithTimeout(time.Second)).Take(t.Context(), space, "k", limit, 1)
+			slow := newStore(t, client, redisstore.WithTimeout(2*time.Second))
+			require.EventuallyWithT(t, func(c *assert.CollectT) { // a busy machine may take longer
+				_, err := slow.Take(t.Context(), space, "k", limit, 1)
+				require.NoError(c, err)
+			}, 30*time.Second, time.Millisecond)
+			_, err := newStore(t, client, redisstore.WithTimeout(time.Second)).Take(t.Context(), space, "k", limit, 1)
 			require.ErrorIs(t, err, store.ErrTimeout)
 		})
 	}

@@ -96,8 +96,11 @@ func TestAnAutoPipelinerIsUsedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := new(batches)
 			ap.AddHook(b)
-			_, err := newStore(t, ap).Take(t.Context(), space, "k", limit, 1)
-			require.NoError(t, err)
+			warm := newStore(t, ap)
+			require.Eventually(t, func() bool { // go-redis gives up after 400 ms
+				_, err := warm.Take(t.Context(), space, "k", limit, 1)
+				return err == nil
+			}, 10*time.Second, time.Millisecond)
 			s, err := redisstore.New(ap)
 			require.NoError(t, err)
 			l := start(t, s, "k", 16)

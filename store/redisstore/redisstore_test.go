@@ -51,7 +51,7 @@ func rule(script string) *store.Namespace {
 func newStore(t testing.TB, client redisstore.Client, opts ...redisstore.Option) *redisstore.Store {
 	t.Helper()
 	// A test machine under load must not look like a slow server.
-	opts = append([]redisstore.Option{redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(5 * time.Second)}, opts...)
+	opts = append([]redisstore.Option{redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(20 * time.Second)}, opts...)
 	s, err := redisstore.New(client, opts...)
 	require.NoError(t, err)
 	return s
