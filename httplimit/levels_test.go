@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -205,6 +206,24 @@ func TestThePolicyOfALocalShareHasItsWindow(t *testing.T) {
 	}
 }
 
+// What is more than a share of a limit may have room when the store is back, and the next probe tells:
+// so says each field, whatever the limit stands beside.
+func TestMoreThanALocalShareIsToComeBack(t *testing.T) {
+	tokens := ratelimit.Must(ratelimit.NewTokenBucket(unreachableStore{}, ratelimit.PerMinute(20), ratelimit.WithName("tokens")))
+	calls := ratelimit.Must(ratelimit.NewFixedWindow(unreachableStore{}, ratelimit.PerMinute(20), ratelimit.CountCalls(), ratelimit.WithName("calls")))
+	slots := ratelimit.Must(inflight.New(unreachableStore{}, 20, time.Minute, ratelimit.WithName("slots")))
+	for _, limits := range [][]ratelimit.Limiter{{tokens}, {tokens, calls}, {slots, tokens}, {calls, slots, tokens}} {
+		l := ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(limits...)), fallback.FailLocal(4)))
+		w := httptest.NewRecorder()
+		protect(t, l, httplimit.WithKey(httplimit.Global()), httplimit.WithCost(func(*http.Request) int { return 10 })).
+			ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.Equal(t, http.StatusTooManyRequests, w.Code)
+		require.Equal(t, "1", w.Header().Get("Retry-After"), len(limits))
+		require.Contains(t, w.Header().Get("RateLimit"), `"tokens";r=5;t=1`)
+		require.Contains(t, w.Body.String(), `"retryAfter":1,"violated-policies":["tokens"]`)
+	}
+}
+
 // nobody is an observer.
 type nobody struct{}
 
@@ -212,6 +231,12 @@ func (nobody) Decided(context.Context, string, int, ratelimit.Result, error, tim
 
 // unreachableStore is a store that is down.
 type unreachableStore struct{ store.Store }
+
+func (unreachableStore) Together(string, string) bool { return true }
+
+func (unreachableStore) TakeAll(context.Context, []store.Request, []store.Reply) error {
+	return store.ErrUnavailable
+}
 
 func (unreachableStore) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 

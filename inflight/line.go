@@ -150,6 +150,7 @@ func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err erro
 		return fmt.Errorf("%w: %d events with a limit of %d", ratelimit.ErrNever, n, r.Limit)
 	}
 	bySlots, byRates := w.missing()
+	byRates = min(byRates, r.RetryAfter) // a fallback says when it asks the store for what is more than a share
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= byRates {
 		return ratelimit.ErrWouldExceedDeadline
 	}

@@ -671,6 +671,25 @@ func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
 	})
 }
 
+// More events than a local share ever has are waited for until the store is back, beside slots too.
+func TestMoreThanALocalShareIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		tokens := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(20)))
+		l := ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(slots(t, s, 20), tokens)), fallback.FailLocal(4)))
+		s.down.Store(true)
+		time.AfterFunc(3*time.Second, func() { s.down.Store(false) })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		slot, r, err := inflight.Wait(ctx, l, "key", 10)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Less(t, time.Since(began), 10*time.Second)
+		slot.Release()
+	})
+}
+
 func TestALocalLimiterHasASlotAtLeast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for n, share := range map[int]int{1: 1, 2: 1, 7: 1, 8: 2} {

@@ -136,7 +136,9 @@ func (d *Decision) Shorten(to time.Duration) {
 				longest = max(longest, part.RetryAfter)
 			}
 		}
-		d.Result.RetryAfter = longest
+		if longest < ratelimit.Never { // or else the whole knows better, as in an outage, when the store may say
+			d.Result.RetryAfter = longest
+		}
 	case len(d.Policies) == 1:
 		shorten(&d.Result)
 	}
@@ -203,6 +205,8 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 	switch {
 	case part.Allowed != r.Allowed, !r.Allowed && r.RetryAfter == ratelimit.Never:
 		return 0, false
+	case !part.Allowed && part.RetryAfter == ratelimit.Never: // but not of the whole: an outage may end
+		return Until(r)
 	case !part.Allowed:
 		return Until(part)
 	case slots(p):
