@@ -252,6 +252,13 @@ var refused = []struct{ text, because string }{
 	{"1/1000000.5ns", `period "1000000.5ns" is not a whole number of microseconds`},
 	{"1/1.0000001ms1h", `period "1.0000001ms1h" is not a whole number of microseconds`},
 	{"1/0.33333333333333h", `period "0.33333333333333h" is not a whole number of microseconds`},
+
+	// Calendars.
+	{"5/hour in UTC", `period "hour" has no calendar`},
+	{"5/day from 1", `a day has no day to begin from`},
+	{"5/week from Saturday", `day "Saturday" is not one of the week`},
+	{"5/month from 256", `day "256" of the month is not from 1 to 31`},
+	{"5/month from first", `day "first" of the month is not from 1 to 31`},
 }
 
 func TestParseLimitRefuses(t *testing.T) {
@@ -265,6 +272,21 @@ func TestParseLimitRefuses(t *testing.T) {
 	}
 }
 
+func TestTheDaysOfCalendarsHaveTexts(t *testing.T) {
+	want := map[string]ratelimit.Limit{"5/week": ratelimit.PerWeek(5), "5/month": ratelimit.PerMonth(5)}
+	for day := time.Sunday; day <= time.Saturday; day++ {
+		want["5/week from "+strings.ToLower(day.String())] = ratelimit.PerWeek(5).From(int(day))
+	}
+	for day := 1; day <= 31; day++ {
+		want["5/month from "+strconv.Itoa(day)] = ratelimit.PerMonth(5).From(day)
+	}
+	for text, l := range want {
+		parsed, err := ratelimit.ParseLimit(text)
+		require.NoError(t, err)
+		require.Equal(t, l, parsed, text)
+	}
+}
+
 func TestTextsOfLimitsAtTheirEdges(t *testing.T) {
 	l, err := ratelimit.ParseLimit(strings.Repeat("0", 125) + "1/s") // 128 bytes
 	require.NoError(t, err)
@@ -275,6 +297,8 @@ func TestTextsOfLimitsAtTheirEdges(t *testing.T) {
 	_, err = ratelimit.ParseLimit(strings.Repeat("x", 48))
 	require.ErrorContains(t, err, strconv.Quote(strings.Repeat("x", 48)))
 	require.NotContains(t, err.Error(), "...")
+	_, err = ratelimit.ParseLimit(strings.Repeat("x", 49))
+	require.ErrorContains(t, err, strconv.Quote(strings.Repeat("x", 48))+"...:")
 	wrong := ratelimit.PerMonth(5)
 	wrong.Period = time.Hour
 	require.Equal(t, "5/h from 1 in UTC", wrong.String())
