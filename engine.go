@@ -550,8 +550,8 @@ func integers(rule *store.Rule, l Limit) (store.Limit, error) {
 // limits that a function gives, that is an error of the call.
 func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, error) {
 	of := func(l Limit) (Limit, error) {
-		if lim.rule.Burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
-			l.Burst = l.Rate
+		if lim.rule.Burst && l.Burst == 0 { // or else a share is rounded down
+			l.Burst = max(l.Rate, 0)
 		}
 		if lim.rule.AnyPeriod { // a slot is whole
 			if instances < 1 {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -276,4 +277,14 @@ func TestWhatAQueueIsTold(t *testing.T) {
 		require.Equal(t, c.elsewhere, d.Elsewhere)
 		require.Equal(t, c.remaining, d.Remaining)
 	}
+
+	// Of several limits it is told each one's Delay.
+	parts := []Result{{Allowed: true, Limit: 5, Remaining: 3, ResetAfter: 24 * time.Minute}, {Allowed: true, Limit: 2, ResetAfter: 90 * time.Minute, Delay: 30 * time.Minute}}
+	r := Result{Allowed: true, mark: join(parts).markOf(SourceStore)}
+	a = &asker{limiter: Must(NewAll(a.limiter, Must(NewTokenBucket(mem, PerHour(2))))), key: "key", n: 1}
+	want := queue.Decision{Allowed: true, Remaining: maxEvents}
+	for _, p := range parts {
+		want.Part(queue.Bucket, 1, queue.Decision{Limit: p.Limit, Remaining: p.Remaining, ResetAfter: p.ResetAfter, Delay: p.Delay})
+	}
+	require.Equal(t, want, a.answerOf(r))
 }

@@ -593,6 +593,11 @@ func TestALocalLimiterHasAShareOfEachLimit(t *testing.T) {
 	bucket, err := half(newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)))
 	require.NoError(t, err)
 	require.Equal(t, 3, peek(t, bucket, "key").Limit, "as of a bucket with that Burst: 5 in two hours, rounded up at one instant")
+	for _, l := range []ratelimit.Limit{ratelimit.Unlimited(), ratelimit.PerHour(0)} { // there is nothing to share
+		bucket, err = half(newLimiter(t, "token_bucket", mem, l))
+		require.NoError(t, err)
+		require.Equal(t, l, policiesOf(t, bucket, "key")[1].Limit)
+	}
 	long := ratelimit.Limit{Rate: 2, Period: 3397 * 24 * time.Hour, Burst: 21}
 	_, err = half(newLimiter(t, "token_bucket", mem, long))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "the share has a Burst of 11, which takes over 100 years to refill")

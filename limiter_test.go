@@ -554,23 +554,28 @@ func TestARefundWhileTheRateIs0GivesBackWhatIsStillCharged(t *testing.T) {
 		require.Equal(t, left[ratelimit.PerHour(5)], left[ratelimit.PerHour(0)])
 
 		// Of a debt, of which a charge before it was given back, so that it was less than it seems.
-		for _, after := range []int{2, 3} {
-			for _, meanwhile := range []ratelimit.Limit{ratelimit.PerHour(5), ratelimit.PerHour(0)} {
-				l := ratelimit.PerHour(5)
+		for _, of := range []struct {
+			rate, before, debt int
+			idle               time.Duration
+			after              int
+		}{{5, 3, 8, 72 * time.Minute, 2}, {5, 3, 8, 72 * time.Minute, 3}, {1, 1, 3, 3 * time.Hour, 1}} {
+			usual := ratelimit.PerHour(of.rate)
+			for _, meanwhile := range []ratelimit.Limit{usual, ratelimit.PerHour(0)} {
+				l := usual
 				lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
 					func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
-				before, r := allowN(t, lim, 3), overcharge(t, lim, 8)
-				require.NoError(t, lim.Refund(t.Context(), "key", before, 3))
-				c.Advance(72 * time.Minute)
-				allowN(t, lim, after)
+				before, r := allowN(t, lim, of.before), overcharge(t, lim, of.debt)
+				require.NoError(t, lim.Refund(t.Context(), "key", before, of.before))
+				c.Advance(of.idle)
+				allowN(t, lim, of.after)
 				l = meanwhile
-				require.NoError(t, lim.Refund(t.Context(), "key", r, 8))
-				l = ratelimit.PerHour(5)
+				require.NoError(t, lim.Refund(t.Context(), "key", r, of.debt))
+				l = usual
 				left[meanwhile] = peek(t, lim, "key").Remaining
 				require.NoError(t, lim.Reset(t.Context(), "key"))
-				c.Advance(108 * time.Minute)
+				c.Advance(6*time.Hour - of.idle)
 			}
-			require.Equal(t, left[ratelimit.PerHour(5)], left[ratelimit.PerHour(0)], "of a debt")
+			require.Equal(t, left[usual], left[ratelimit.PerHour(0)], "of a debt of %d", of.debt)
 		}
 	})
 }

@@ -501,6 +501,9 @@ func TestTheResultOfSettleIsThatOfTheActual(t *testing.T) {
 	}
 	over := settle(t, reserve(t, inMemory(t, "sliding_log", ratelimit.PerHour(100)), 10), 12)
 	require.Equal(t, []int{88, 2}, []int{over.Remaining, over.Charged()}, "of the Charge")
+	full := allowN(t, inMemory(t, "token_bucket", ratelimit.PerHour(9)), 5)
+	full.Remaining = full.Limit // as a wrapper may tell it, which hides what was spent
+	require.Equal(t, full.Limit, settle(t, reserve(t, ratelimittest.Static(full, nil), 5), 3).Remaining, "there is no more")
 	broken := deaf{inMemory(t, "token_bucket", ratelimit.PerHour(9))}
 	r, err := reserve(t, broken, 5).Settle(t.Context(), 3)
 	require.ErrorIs(t, err, errGone)

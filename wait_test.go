@@ -569,6 +569,8 @@ func TestALimiterWithoutTurnsIsRefundedWhatComesTooLate(t *testing.T) {
 	require.False(t, allowWithin(t, static, 1, 0).Allowed)
 	static = ratelimittest.Static(ratelimit.Result{Allowed: true, Delay: ratelimit.Never}, nil)
 	require.Equal(t, ratelimit.Never, allowWithin(t, static, 1, 0).RetryAfter, "and no overflow")
+	static = ratelimittest.Static(ratelimit.Result{Allowed: true, Delay: ratelimit.Never - time.Microsecond}, nil)
+	require.Equal(t, ratelimit.Never.Truncate(time.Microsecond), allowWithin(t, static, 1, 0).RetryAfter, "the longest that is whole")
 	_, err = ratelimit.AllowWithin(t.Context(), ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), "key", 1, 0)
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 }
