@@ -242,6 +242,18 @@ func TestTheStateOfABan(t *testing.T) {
 	}
 }
 
+// A store in front makes of a reply the one that would follow it: see [store.Reply.After].
+func TestWhatIsChargedAfterAReplyIsNotAvailable(t *testing.T) {
+	for i := range kinds {
+		rule := kinds[i].rule
+		l, err := integers(rule, PerHour(5))
+		require.NoError(t, err)
+		r := store.Reply{Outcome: store.Admitted, X: 1e15}
+		require.EqualValues(t, 5, r.Available(rule, l), rule.Name)
+		require.EqualValues(t, 3, r.After(rule, 2).Available(rule, l), rule.Name)
+	}
+}
+
 // What was counted until the end of its hour has ended at that instant, also where its limit is of
 // months now.
 func TestAnHourEndsInAMonth(t *testing.T) {

@@ -1001,6 +1001,15 @@ func TestAnAllSaysWhatAStoreInFrontHasSaid(t *testing.T) {
 	}
 }
 
+func TestAllowUpToAsksALimiterOfAnotherPackageThreeTimes(t *testing.T) {
+	busy := counting{Limiter: ratelimittest.Static(ratelimit.Result{Limit: 5, Remaining: 1, RetryAfter: time.Second}, nil)}
+	granted, r, err := ratelimit.AllowUpTo(t.Context(), &busy, "key", 4)
+	require.NoError(t, err)
+	require.Zero(t, granted)
+	require.Equal(t, time.Second, r.RetryAfter)
+	require.Equal(t, 3, busy.calls)
+}
+
 func TestNothingIsGrantedBesideAnError(t *testing.T) {
 	for _, l := range []ratelimit.Limiter{nil, ratelimittest.Static(ratelimit.Result{}, errGone), all(t, awayLimit(t))} {
 		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 3)

@@ -667,14 +667,15 @@ func TestTheLongestWaitsDoNotOverflow(t *testing.T) {
 	}
 }
 
-// shown is a store that shows the limit of its last Take.
+// shown is a store that shows the limit and the events of its last Take.
 type shown struct {
 	store.Store
 	limit store.Limit
+	n     int64
 }
 
 func (s *shown) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	s.limit = l
+	s.limit, s.n = l, n
 	return s.Store.Take(ctx, ns, key, l, n)
 }
 
@@ -694,6 +695,8 @@ func TestStoresAreToldOfTurnsInWholeMicrosecondsUpTo100Years(t *testing.T) {
 		}
 		allowN(t, lim, 1)
 		require.Zero(t, s.limit.Before())
+		allowN(t, lim, math.MaxInt)
+		require.EqualValues(t, min(1<<31, math.MaxInt), s.n, "the most that a store is asked for")
 	}
 }
 
