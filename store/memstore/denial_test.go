@@ -144,7 +144,11 @@ func TestADenialIsOfOneKey(t *testing.T) {
 		for range 4 {
 			take(t, s, ns, key, l, 1)
 		}
-		if other := alike[1-i]; s.Denials() != 1 || !take(t, s, ns, other, l, 1).OK() {
+		other := alike[1-i]
+		if s.Hash(ns, key).Same(s.Hash(ns, other)) {
+			t.Errorf("%s is found in the slot of %s", other, key)
+		}
+		if s.Denials() != 1 || !take(t, s, ns, other, l, 1).OK() {
 			t.Errorf("%d denials can be seen; %s is denied since %s is", s.Denials(), other, key)
 		}
 	}

@@ -38,6 +38,9 @@ func (s *Store) Use(secret *Secret) { s.secret = *secret }
 // Hashed is a hash.
 type Hashed = hash
 
+// Same reports whether the slot of a key with hash h is that of other.
+func (h hash) Same(other Hashed) bool { return (&slot{lo: h.lo, hi: uint32(h.hi >> 32)}).is(other) }
+
 func (h hash) Hi() uint64        { return h.hi }
 func (h hash) Lo() uint64        { return h.lo }
 func (h hash) Home(size int) int { return h.home(size) }
@@ -138,6 +141,22 @@ func (s *Store) checkTable(t *table) error {
 	}
 	return nil
 }
+
+// CoveringAfter locks the table of another key, as if it had been key's too until then. It reports whether
+// that of key is locked in its place.
+func (s *Store) CoveringAfter(ns *store.Namespace, other, key string) bool {
+	h, before := s.secret.hash(ns, key), s.lock(s.secret.hash(ns, other))
+	t := s.covering(before, h)
+	defer t.mu.Unlock()
+	if t == before || !before.mu.TryLock() {
+		return false
+	}
+	before.mu.Unlock()
+	return t == s.root.leaf(h) && !t.mu.TryLock()
+}
+
+// NumberAnew is the number of a rule that another call may have added since this one looked for it.
+func (s *Store) NumberAnew(rule *store.Rule) (uint32, bool) { return s.rules.add(rule) }
 
 // LockTableOf locks the table of a key.
 func (s *Store) LockTableOf(ns *store.Namespace, key string) (unlock func()) {

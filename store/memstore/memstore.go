@@ -175,11 +175,7 @@ func (s *Store) TakeUpTo(_ context.Context, ns *store.Namespace, key string, l s
 
 // takeAny is Take, or TakeUpTo of -n, of a key whose table t is locked, unless it has just split.
 func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l store.Limit, n int64) (store.Reply, error) {
-	for ; ; t = s.lock(h) {
-		if !t.covers(h) {
-			t.mu.Unlock()
-			continue
-		}
+	for t = s.covering(t, h); ; t = s.lock(h) {
 		now := max(reading, t.horizon)
 		var r store.Reply
 		var out outcome

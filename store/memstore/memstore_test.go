@@ -1012,17 +1012,102 @@ func TestPanicOfTheClockLeavesNoLock(t *testing.T) {
 
 func TestTooManyRules(t *testing.T) {
 	effort.OneGoroutine(t)
-	effort.NeedFull(t)
 	s := newStore(t)
-	for i := range 1 << 15 {
-		rule := *window
-		take(t, s, store.NewNamespace(&rule, ""), strconv.Itoa(i), plenty, 1)
+	rules := make([]store.Rule, 1<<15+1)
+	for i := range rules {
+		rules[i] = *window
 	}
-	rule := *window
-	if _, err := s.Take(ctx, store.NewNamespace(&rule, ""), "one more", plenty, 1); !errors.Is(err, store.ErrStore) {
+	last := len(rules) - 1
+	for i := range rules[:last] {
+		if n, ok := s.NumberAnew(&rules[i]); !ok || n != uint32(i) {
+			t.Fatalf("rule %d has number %d, %v", i, n, ok)
+		}
+	}
+	if _, err := s.Take(ctx, store.NewNamespace(&rules[last], ""), "one more", plenty, 1); !errors.Is(err, store.ErrStore) {
 		t.Errorf("error %v, want ErrStore", err)
 	}
+	take(t, s, store.NewNamespace(&rules[last-1], ""), "one of them", plenty, 1)
 	check(t, s)
+}
+
+// TestARuleThatTwoAddAtOnceHasOneNumber adds each of two rules again, after another call has.
+func TestARuleThatTwoAddAtOnceHasOneNumber(t *testing.T) {
+	s := newStore(t)
+	for i, rule := range []*store.Rule{window, sliding, window, sliding} {
+		if n, ok := s.NumberAnew(rule); !ok || n != uint32(i%2) {
+			t.Errorf("%s has number %d, %v", rule.Name, n, ok)
+		}
+	}
+}
+
+// TestATableThatHasJustSplitIsLeft has a call wait for a table that then is another key's alone.
+func TestATableThatHasJustSplitIsLeft(t *testing.T) {
+	s := newStore(t)
+	ns := store.NewNamespace(window, "")
+	here, there := apart(s, ns)
+	if !s.CoveringAfter(ns, here, there) {
+		t.Error("another table than the key's is locked")
+	}
+}
+
+// TestAVictimIsOneOfEight counts how many keys a new one is compared with in a full table.
+func TestAVictimIsOneOfEight(t *testing.T) {
+	compared := 0
+	counting := *window
+	counting.Used = func(s store.State, _, _ int64) int64 { compared++; return s.Whole }
+	s := newStore(t, memstore.WithMaxKeys(60), memstore.WithClock(newClock().now)) // in one table
+	ns := store.NewNamespace(&counting, "")
+	for i := range 100 {
+		compared = 0
+		take(t, s, ns, strconv.Itoa(i), plenty, 1)
+		if want := 8 * (i / 60); compared != min(want, 8) {
+			t.Errorf("key %d was compared with %d", i, compared)
+		}
+	}
+}
+
+// TestASweepFreesWhatIsHardlyUsed has a full table, of which less than a fifth stays, or more.
+func TestASweepFreesWhatIsHardlyUsed(t *testing.T) {
+	for staying, most := range map[int]int{5: 16, 102: 180, 150: memstore.MaxSlots} {
+		c := newClock()
+		s := newStore(t, memstore.WithClock(c.now))
+		ns, n := store.NewNamespace(window, ""), 0
+		for i := 0; n < 470; i++ {
+			if key := strconv.Itoa(i); s.TableOf(ns, key) == s.TableOf(ns, "0") {
+				l := perMinute(5)
+				if n < staying {
+					l = plenty
+				}
+				take(t, s, ns, key, l, 1)
+				n++
+			}
+		}
+		c.add(63 * second)
+		s.SweepAll()
+		shapes, _ := s.Shapes()
+		if shape := shapes[s.TableOf(ns, "0")]; shape.Keys != staying || shape.Size > most || shape.Size == memstore.MaxSlots != (most == memstore.MaxSlots) {
+			t.Errorf("%d keys in %d slots, want %d in at most %d", shape.Keys, shape.Size, staying, most)
+		}
+		check(t, s)
+	}
+}
+
+// TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad takes three events of each of many logs, besides those of a bucket.
+func TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad(t *testing.T) {
+	s := newStore(t, memstore.WithClock(newClock().now))
+	log := ratelimit.Must(ratelimit.NewSlidingLog(s, ratelimit.PerMinute(3)))
+	both := ratelimit.Must(ratelimit.NewAll(log, ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(3)))))
+	for i := range 32 { // which of both is first is of its hash
+		key := strconv.Itoa(i)
+		for range 3 {
+			if r, err := both.Allow(ctx, key); err != nil || !r.Allowed {
+				t.Fatalf("%+v, %v", r, err)
+			}
+		}
+		if r, err := log.Allow(ctx, key); err != nil || r.Allowed {
+			t.Errorf("key %d: %+v, %v after three of three", i, r, err)
+		}
+	}
 }
 
 // clock is set by tests, in Unix µs, and begins at the beginning of a minute.
@@ -1075,6 +1160,36 @@ func TestAllsOfManyNewKeysSplitTables(t *testing.T) {
 	for i := range 3 * calls {
 		if r := take(t, s, ns, strconv.Itoa(i), plenty, 1); r.X != 2 {
 			t.Fatalf("key %d: %+v", i, r)
+		}
+	}
+	check(t, s)
+}
+
+// TestAnAllThatSplitsATableFindsTheOtherKeys asks for all keys of a full table, of which one is where the
+// table then ends, and for new ones.
+func TestAnAllThatSplitsATableFindsTheOtherKeys(t *testing.T) {
+	s := newStore(t, memstore.WithClock(newClock().now))
+	s.Use(memstore.SecretOf(1))
+	ns := store.NewNamespace(window, "")
+	var requests []store.Request
+	for i, tables := 0, s.Tables(); s.Tables() == tables; i++ {
+		key := strconv.Itoa(i)
+		if s.TableOf(ns, key) != s.TableOf(ns, "0") {
+			continue
+		}
+		requests = append(requests, store.Request{Namespace: ns, Key: key, Limit: plenty, N: 1})
+		shapes, _ := s.Shapes()
+		if shape := shapes[s.TableOf(ns, key)]; shape.Size < memstore.MaxSlots || shape.Size-shape.Keys > 1+shape.Size/16 {
+			take(t, s, ns, key, plenty, 1)
+		} else if len(requests) == shape.Keys+20 {
+			if err := s.TakeAll(ctx, requests, make([]store.Reply, len(requests))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i, r := range requests {
+		if got, err := s.Peek(ctx, ns, r.Key, plenty, 1); err != nil || got.X != 2 && i < len(requests)-20 || got.X != 1 && i >= len(requests)-20 {
+			t.Errorf("key %d of %d: %+v, %v", i, len(requests), got, err)
 		}
 	}
 	check(t, s)

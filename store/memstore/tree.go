@@ -64,14 +64,19 @@ func (n *node) enter(t *table) {
 
 // lock locks the table of h and returns it.
 func (s *Store) lock(h hash) *table {
-	for {
-		t := s.root.leaf(h)
+	t := s.root.leaf(h)
+	t.mu.Lock()
+	return s.covering(t, h)
+}
+
+// covering returns the table of h, locked: t, which is locked, unless that has just split.
+func (s *Store) covering(t *table, h hash) *table {
+	for !t.covers(h) {
+		t.mu.Unlock()
+		t = s.root.leaf(h)
 		t.mu.Lock()
-		if t.covers(h) {
-			return t
-		}
-		t.mu.Unlock() // it has just split
 	}
+	return t
 }
 
 func (n *node) leaf(h hash) *table {
