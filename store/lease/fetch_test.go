@@ -529,6 +529,81 @@ func TestWhoLeavesAQueueTakesNothing(t *testing.T) {
 	})
 }
 
+// What comes after its life, and nobody takes, goes back when the next lease is asked for. It does not wait for a sweep.
+func TestWhatComesTooLateGoesBackAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const slow = 3*life + life/4
+		s := &recorder{Store: memory(t), latency: slow}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		var asking sync.WaitGroup
+		ask := func(stays time.Duration) {
+			asking.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), stays)
+				defer cancel()
+				_, err := d.Allow(ctx, "key")
+				require.Equal(t, stays < time.Hour, err != nil)
+			})
+			synctest.Wait()
+		}
+		ask(time.Hour)
+		for range 10 { // they leave during the call for them
+			ask(slow + life)
+		}
+		time.Sleep(slow + 2*life)
+		ask(time.Hour) // behind that call
+		s.reset()
+		time.Sleep(slow - 2*life + 1)
+		synctest.Wait()
+		require.ElementsMatch(t, []call{{"TakeUpTo", 1}, {"Refund", 10}}, s.reset())
+		asking.Wait()
+		s.set(0, nil)
+		closeLease(t, d)
+	})
+}
+
+// Who waits behind a call that fails is asked for at once, also while a call ahead still waits for a worker: all of
+// them give back what lapsed.
+func TestWhoWaitsNeedsNoWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, back := &recorder{Store: memory(t)}, make(chan struct{})
+		refunds := func(op string) error {
+			if op == "Refund" {
+				<-back
+			}
+			return nil
+		}
+		s.set(0, refunds)
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		for range 32 {
+			hold(t, d, 1)
+			time.Sleep(2 * life)
+			synctest.Wait()
+		}
+		hold(t, d, 8)
+		for d.Stats().Held > 0 { // the next lease is to be fetched ahead
+			allow(t, d)
+		}
+		s.set(trip, func(op string) error {
+			s.set(trip, refunds)
+			return errors.New("lost")
+		})
+		var asking sync.WaitGroup
+		for i := range 2 {
+			asking.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*trip)
+				defer cancel()
+				_, err := d.Allow(ctx, "key")
+				require.Equal(t, i == 0, err != nil, err)
+			})
+			synctest.Wait()
+		}
+		asking.Wait()
+		close(back)
+		s.set(0, nil)
+		closeLease(t, d)
+	})
+}
+
 // Nobody is asked for who has left.
 func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -842,6 +917,7 @@ func TestCloseLeavesNothingToDo(t *testing.T) {
 		require.Equal(t, 2*workers, refunds)
 		close(ended[0])
 		synctest.Wait()
+		require.Equal(t, 2*workers, refunds, "the last is left to Close, whose context it has")
 		close(ended[1])
 		closing.Wait()
 		require.Equal(t, lapses, refunds)
