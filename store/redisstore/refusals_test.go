@@ -47,8 +47,8 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 		{left: 50 * ms, inside: 20, room: 10, trip: 40 * ms, want: noRoom},
 
 		// However fast the server is, memory is not without bound.
-		{inside: longestLine - 1, room: 2 * longestLine, want: admitted},
-		{inside: longestLine, room: 2 * longestLine, want: noRoom},
+		{inside: 1<<14 - 1, room: 1 << 15, want: admitted},
+		{inside: 1 << 14, room: 1 << 15, want: noRoom},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := full(t)
