@@ -153,7 +153,13 @@ func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Res
 	if key = l.key(key); key != "" {
 		attrs = append(attrs, slog.String("key", key))
 	}
-	attrs = append(attrs, slog.Int("n", n), slog.Int("limit", r.Limit), slog.String("source", source.String()))
+	limit, longest := r.Limit, time.Duration(0)
+	for _, part := range r.Parts() { // that which DeniedBy names
+		if !part.Allowed && part.RetryAfter > longest {
+			limit, longest = part.Limit, part.RetryAfter
+		}
+	}
+	attrs = append(attrs, slog.Int("n", n), slog.Int("limit", limit), slog.String("source", source.String()))
 	if name := r.DeniedBy(); name != "" {
 		attrs = append(attrs, slog.String("denied_by", name))
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // lines are what a logger writes, without the time. It is safe for concurrent use.
@@ -83,6 +84,21 @@ func TestTheFirstDenialOfAnEpisodeIsLogged(t *testing.T) {
 		tell(o, "user:3", deniedBy(t, "per_user"), nil)
 		require.Contains(t, out.take()[0], "denied_by=per_user")
 	})
+}
+
+// The limit is that of the limit that denied, whichever has the fewest events left.
+func TestTheLimitOfADenialIsThatOfItsName(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	calls := ratelimit.Must(ratelimit.NewSlidingLog(mem, ratelimit.PerHour(20), ratelimit.WithName("calls"), ratelimit.CountCalls()))
+	tokens := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerHour(2000), ratelimit.WithName("tokens")))
+	free := ratelimit.Must(ratelimit.NewFixedWindow(mem, ratelimit.PerHour(5), ratelimit.WithName("free"), ratelimit.CountCalls()))
+	for _, limits := range [][]ratelimit.Limiter{{calls, tokens}, {tokens, calls}, {calls, free, tokens}} {
+		var out lines
+		l := ratelimit.Must(observe.Around(ratelimit.Must(ratelimit.NewAll(limits...)), observe.Logger(out.logger(slog.LevelInfo))))
+		_, err := l.AllowN(t.Context(), "key", 2001)
+		require.NoError(t, err)
+		require.Contains(t, out.take()[0], "limit=2000 source=store denied_by=tokens")
+	}
 }
 
 // TestAWaitHasItsUnitInJSON, where a duration is a number of nanoseconds.
