@@ -184,6 +184,24 @@ func play(t *testing.T, seed uint64, clock *ratelimittest.Clock, stores []store.
 	}
 }
 
+// A rule of one's own that holds nothing is a rate, and stays charged after a Release.
+func TestAnotherRuleBesideSlotsIsARate(t *testing.T) {
+	own := *rule
+	own.Name, own.Held = "own", false
+	clock := ratelimittest.NewClock(time.Unix(1_800_000_000, 0))
+	s := clock.Memory(t)
+	rate := ratelimit.Must(ratelimit.NewCustom(&own, s, ratelimit.PerHour(3)))
+	atOnce := ratelimit.Must(New(s, 3, time.Minute))
+	slot, _, err := Hold(t.Context(), ratelimit.Must(ratelimit.NewAll(rate, atOnce)), "key", 1)
+	require.NoError(t, err)
+	slot.Release()
+	for l, left := range map[*ratelimit.Custom]int{rate: 2, atOnce: 3} {
+		r, err := l.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, left, r.Remaining)
+	}
+}
+
 // A slot is found however long after others it was taken, also where an int has 32 bits.
 func TestSlotsTakenFarApartAreToldApart(t *testing.T) {
 	l, s := store.Limit{Rate: 100, Period: 1 << 50}, newSlots()

@@ -303,10 +303,10 @@ func (h *held) atHand() bool {
 	return h.core != nil && h.core.Limit().Period == forever
 }
 
-// inMemory is whether all slots are in this process's memory, where giving back takes no time.
+// inMemory is whether all slots were taken in this process's memory, where giving back takes no time.
 func (h *held) inMemory() bool {
 	for i := range h.places {
-		if h.places[i].life != forever {
+		if h.places[i].life != forever || h.places[i].toTake {
 			return false
 		}
 	}
@@ -319,7 +319,7 @@ func (h *held) placed(r ratelimit.Result) bool {
 	h.charged = r
 	h.placeAll(r)
 	if h.changes && !slices.Equal(h.cores, cores(h.limiter)) {
-		h.changes, h.places, h.mirrored, h.local = false, nil, false, false // once: it may change at each look
+		h.changes, h.places, h.mirrored = false, nil, false // once: it may change at each look
 		_ = h.limiter.Refund(h.ctx, h.key, r, h.asked)
 		return false
 	}
@@ -510,6 +510,9 @@ func (h *held) plan() {
 			first(now.Add(h.pause))
 			continue
 		case p.life == forever:
+			if p.toTake {
+				first(now.Add(mostPause))
+			}
 			continue
 		}
 		// Renewals of a short time go together: a store carries them in one round trip.
@@ -518,9 +521,11 @@ func (h *held) plan() {
 			first(p.until)
 		}
 	}
-	if h.timer == nil {
+	switch {
+	case due.IsZero(): // all are in memory now
+	case h.timer == nil:
 		h.timer = time.AfterFunc(due.Sub(now), h.turn)
-	} else {
+	default:
 		h.timer.Reset(due.Sub(now))
 	}
 }
@@ -841,7 +846,7 @@ func (h *held) turn() {
 
 // due is whether p is to be renewed: at a third of its life, or in each turn if the store does not count it.
 func (p *place) due(now time.Time) bool {
-	return p.life < forever && (!p.counted() || p.until.Sub(now) <= p.life*7/10)
+	return !p.counted() || p.until.Sub(now) <= p.life*7/10
 }
 
 // renew renews a place within most, and reports whether it is still held, or may be. If it is not lost
@@ -861,9 +866,7 @@ func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
 		r, err = p.core.Renew(ctx, h.key, p.charged())
 	case p.standsIn():
 		r, err = p.core.Allow(ctx, h.key)
-	default: // no slot was needed
-		return true
-	}
+	} // or no slot was needed
 	if err != nil { // it may be held until its end has come
 		return true
 	}

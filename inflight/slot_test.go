@@ -736,6 +736,29 @@ func TestAnAllInsideAFallbackHoldsItsSlots(t *testing.T) {
 	})
 }
 
+// Slots in memory were let through too, beside those of a store that was away. They are taken up with them.
+func TestSlotsInMemoryAreTakenUpAgainToo(t *testing.T) {
+	for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newRemote(t)
+			rate, _ := rates(s)
+			far, near := slots(t, s, 4, ratelimit.WithName("far")), slots(t, ratelimit.Must(memstore.New()), 4)
+			for _, besides := range []ratelimit.Limiter{far, rate} {
+				l := ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(besides, near)), answer))
+				s.down.Store(true)
+				held := hold(t, l)
+				s.down.Store(false)
+				time.Sleep(2 * time.Second)
+				require.Equal(t, 3, free(t, near))
+				if held.Release(); besides == far {
+					synctest.Wait()
+				} // or else it is in memory alone, and free at once
+				require.Equal(t, 4, free(t, near))
+			}
+		})
+	}
+}
+
 // At no instant are more slots held than there are, while stores fail and callers leave.
 func TestNeverMoreThanThereAre(t *testing.T) {
 	t.Parallel()
@@ -1142,6 +1165,25 @@ func TestALimiterThatChangesOnceIsAskedOnceMore(t *testing.T) {
 			require.Equal(t, l.now.Load().Limit().Rate, free(t, l))
 		})
 	}
+}
+
+// What was taken by the limiter of before is forgotten: what stands in for it is given back once for each answer.
+func TestALimiterThatChangesGivesBackOnceForEachAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, local := newRemote(t), newRemote(t)
+		s.way = 10 * time.Millisecond
+		now := swapped{new(atomic.Pointer[ratelimit.Custom])}
+		now.now.Store(slots(t, s, 2))
+		var gives atomic.Int64
+		local.after = func() { gives.Add(1) }
+		l := ratelimit.Must(fallback.New(now, fallback.FailTo(slots(t, local, 2))))
+		time.AfterFunc(5*time.Millisecond, func() { now.now.Store(slots(t, s, 3)) })
+		slot := hold(t, l)
+		before := gives.Load()
+		slot.Release()
+		time.Sleep(time.Second)
+		require.EqualValues(t, 1, gives.Load()-before)
+	})
 }
 
 // breaks is a limiter that ends its caller's goroutine.

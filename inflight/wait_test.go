@@ -649,6 +649,20 @@ func TestAWaitIsForTheTurnToo(t *testing.T) {
 	})
 }
 
+// Who has got a slot has it, also if the context has ended by then: there is no turn to sleep for.
+func TestASlotWithoutATurnIsNotSleptFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t).Store
+		l := slots(t, s, 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			time.Sleep(time.Second)
+			return ratelimit.PerSecond(1), nil
+		}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		wait(ctx, t, l, "key").Release()
+	})
+}
+
 func TestWhatCannotWaitIsRefused(t *testing.T) {
 	s := newRemote(t)
 	l := slots(t, s, 1)
