@@ -316,14 +316,17 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 		defer cancel()
 		done := make(chan outcome, 1)
 		go func() {
-			var o outcome
+			o := outcome{panicked: errExit}
 			defer func() { // a panic belongs on the caller's goroutine, which may expect it
-				o.panicked = recover()
+				if r := recover(); r != nil {
+					o.panicked = r
+				}
 				done <- o
 			}()
 			if o.err = client.Process(ctx, cmd); o.err == nil {
 				o.err = cmd.Err() // waits, if the client only queued the command
 			}
+			o.panicked = nil
 		}()
 		select {
 		case o := <-done:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -67,13 +68,16 @@ func TestHooksSeeTheCommands(t *testing.T) {
 	}
 }
 
-// broken is a hook that panics with each script.
-type broken struct{ tracer }
+// broken is a hook that ends its goroutine with each script.
+type broken struct {
+	tracer
+	by func()
+}
 
-func (*broken) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (b *broken) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "evalsha" {
-			panic("planted")
+			b.by()
 		}
 		return next(ctx, cmd)
 	}
@@ -84,8 +88,12 @@ func TestAPanicOfAHookIsThatOfTheCall(t *testing.T) {
 	for _, contextTimeouts := range []bool{false, true} {
 		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, ContextTimeoutEnabled: contextTimeouts})
 		defer ring.Close()
-		ring.AddHook(new(broken))
+		by := func() { panic("planted") }
+		ring.AddHook(&broken{by: func() { by() }})
 		s := newStore(t, ring)
 		require.PanicsWithValue(t, "planted", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
+		if by = runtime.Goexit; !contextTimeouts { // or else it is the caller's own
+			require.PanicsWithError(t, "redisstore: a hook has ended its goroutine", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
+		}
 	}
 }

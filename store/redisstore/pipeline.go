@@ -92,6 +92,7 @@ var (
 	errGivenUp = errors.New("another call had no time to wait for a connection")
 	errApart   = errors.New("the call failed beside others")
 	errPanic   = errors.New("a hook panicked")
+	errExit    = errors.New("redisstore: a hook has ended its goroutine") // what callers panic with then
 )
 
 // newPipeline returns the pipeline of client, which keeps to deadlines. client is the

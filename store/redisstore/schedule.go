@@ -209,11 +209,19 @@ func (p *pipeline) fillFrom(q *queue, t *trip, late time.Duration) {
 
 // run makes the trip t, and then those that follow.
 func (p *pipeline) run(t *trip) {
-	for t != nil {
-		err := p.send(t)
+	end := func(err error) {
 		ended := time.Now()
 		runtime.Gosched() // callers that return at once then go together again
 		t = p.finish(t, err, ended, time.Since(ended))
+	}
+	defer func() {
+		if t != nil { // a hook has ended this goroutine
+			end(errPanic)
+			go p.run(t)
+		}
+	}()
+	for t != nil {
+		end(p.send(t))
 	}
 }
 

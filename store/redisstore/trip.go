@@ -23,7 +23,7 @@ type trip struct {
 	made     bool          // it has taken one of the ready connections
 	twice    bool          // the server had to be told a script
 	sending  sending
-	panicked any // the value that a hook panicked with
+	panicked any // the value that a hook panicked with, or errExit
 
 	batches int  // whose callers wait; protected by pipeline.mu, as are
 	left    bool // all callers have left
@@ -83,8 +83,12 @@ func refusesBatches(err error) bool {
 // send makes the calls of t and ends its batches. It returns the error of the connection,
 // or the server's last answer.
 func (p *pipeline) send(t *trip) (err error) {
+	t.panicked = errExit // unless it is made
 	defer func() {
-		if t.panicked = recover(); t.panicked != nil {
+		if r := recover(); r != nil {
+			t.panicked = r
+		}
+		if t.panicked != nil {
 			err = errPanic
 		}
 		if t.sending.state.Load() == givenUp {
@@ -99,6 +103,13 @@ func (p *pipeline) send(t *trip) (err error) {
 			}
 		}
 	}()
+	err = p.carry(t)
+	t.panicked = nil
+	return err
+}
+
+// carry makes the calls of t.
+func (p *pipeline) carry(t *trip) error {
 	groups := p.groups(t)
 	values := context.Background()
 	if t.calls == 1 { // hooks see the values of a caller's context

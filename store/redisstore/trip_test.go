@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -554,6 +555,31 @@ func TestEachCallerOfATripHasThePanicOfAHook(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A hook may end its goroutine, as a test that fails does. That is a panic of the trip's callers, and the store goes on.
+func TestAHookThatEndsItsGoroutineEndsOneTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ends := true
+		s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
+			if ends {
+				runtime.Goexit()
+			}
+			for _, cmd := range cmds {
+				tell(cmd, nil)
+			}
+			return nil
+		})
+		ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
+		takes := func() { _, _ = s.Take(t.Context(), ns, "k", store.Limit{}, 1) }
+		for range 2 * mostTrips {
+			require.PanicsWithError(t, errExit.Error(), takes)
+		}
+		ends = false
+		require.NotPanics(t, takes)
+		synctest.Wait()
+		require.Zero(t, s.Trips())
+	})
 }
 
 // If a caller has left before the trip was written, all of it is sent as a look, and no call has an answer: those
