@@ -412,9 +412,12 @@ func (r *Result) sum(j *joined) {
 
 // markOf is j's mark, of this source.
 func (j *joined) markOf(source Source) *Mark {
-	j.mark = Mark{source: source, note: j}
+	j.mark = Mark{owner: see.Together, source: source, note: j}
 	return &j.mark
 }
+
+// Each is for package inflight: see [see.Together].
+func (j *joined) Each() []Result { return j.parts }
 
 // joined is that of the All that has decided, or nil.
 func (r *Result) joined() *joined {

@@ -117,7 +117,7 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 		}
 		next = err == nil || until.Err() != nil
 		w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
-		w.limits, w.parts = answers(until, l, key, r)
+		w.limits, w.parts = answers(l, r)
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}

@@ -82,6 +82,20 @@ func TestASlotBesideALimiterAroundAnAllIsGivenBack(t *testing.T) {
 	})
 }
 
+// Limiters of other packages need not say what their limits are, however many there are.
+func TestASlotBesideSilentLimitersIsGivenBack(t *testing.T) {
+	s := ratelimit.Must(memstore.New())
+	a, b := rates(s)
+	hourly, daily := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(100))), ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))
+	silent, sl := besides["another package"], slots(t, s, 3)
+	l := ratelimit.Must(ratelimit.NewAll(
+		silent(s, ratelimit.Must(ratelimit.NewAll(a, hourly))), sl, silent(s, ratelimit.Must(ratelimit.NewAll(b, daily)))))
+	slot := hold(t, l)
+	require.Equal(t, 2, free(t, sl))
+	slot.Release()
+	require.Equal(t, []int{3, 99, 99}, []int{free(t, sl), free(t, a), free(t, daily)})
+}
+
 // Whom a rate beside the slots refuses for longer than there is time is told at once.
 func TestARateInsideOfALimiterBesideSlotsIsForeseen(t *testing.T) {
 	bothWays(t, func(t *testing.T, l, _, _, b ratelimit.Limiter) {

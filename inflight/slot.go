@@ -1,7 +1,6 @@
 package inflight
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -338,7 +337,7 @@ func (h *held) placeAll(r ratelimit.Result) {
 		h.place(h.core, h.core, r, false)
 		return
 	}
-	limits, results := answers(h.ctx, h.limiter, h.key, r)
+	limits, results := answers(h.limiter, r)
 	if limits == nil {
 		h.placeOf(h.limiter, r, false)
 		return
@@ -401,55 +400,21 @@ func tried(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 }
 
 // answers are the limits of an All, also inside a wrapper, and what each has answered where l has
-// answered r: of a limit that has several parts of r the part that lasts longest. They are nil if r
-// does not tell.
-func answers(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) (limits []ratelimit.Limiter, results []ratelimit.Result) {
+// answered r. They are nil if r does not tell.
+func answers(l ratelimit.Limiter, r ratelimit.Result) (limits []ratelimit.Limiter, results []ratelimit.Result) {
 	limits = several(l)
 	if limits == nil {
 		return nil, nil
 	}
-	parts := inner(l, r).Parts()
-	switch len(parts) {
-	case 0:
-		return limits, nil
-	case len(limits):
-		return limits, parts
+	r = inner(l, r)
+	parts := r.Parts()
+	if _, note, ok := r.Unmark(see.Together); ok {
+		parts = note.(interface{ Each() []ratelimit.Result }).Each()
 	}
-	widths := widthsOf(ctx, limits, key, len(parts))
-	for _, width := range widths {
-		results = append(results, slices.MaxFunc(parts[:width], func(a, b ratelimit.Result) int {
-			return cmp.Compare(a.RetryAfter, b.RetryAfter)
-		}))
-		parts = parts[width:]
+	if len(parts) == len(limits) {
+		results = parts
 	}
 	return limits, results
-}
-
-// widthsOf is how many of so many parts each of limits has: one, unless it is around an All. They are nil if
-// nobody can tell.
-func widthsOf(ctx context.Context, limits []ratelimit.Limiter, key string, parts int) []int {
-	widths, silent := make([]int, len(limits)), []int(nil)
-	for i, limit := range limits {
-		widths[i] = 1
-		if !see.Held(limit) {
-			policies, err := ratelimit.AppendPolicies(ctx, nil, limit, key)
-			if err != nil {
-				return nil
-			}
-			if len(policies) == 0 {
-				silent = append(silent, i)
-			}
-			widths[i] = max(1, len(policies))
-		}
-		parts -= widths[i]
-	}
-	if parts > 0 && len(silent) == 1 { // a limiter of another package, which need not say
-		widths[silent[0]], parts = 1+parts, 0
-	}
-	if parts != 0 {
-		return nil
-	}
-	return widths
 }
 
 // several are the limits of an All, also inside a wrapper, and nil of a single limit.

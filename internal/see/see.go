@@ -341,6 +341,10 @@ var ErrHeld = fmt.Errorf("%w: slots are held, which inflight.Wait does", store.E
 // Fixed reports whether nothing in l can change: a limit of package ratelimit, or an All of such.
 func Fixed[L any](l L) bool { return all(l, func(l L) bool { return Of(l) != nil }) }
 
+// Together owns the marks of what several limits have decided together. Each of their notes has a method
+// Each() []Result, with one of each limiter: Parts has several of one that is around several limits.
+var Together = new(byte)
+
 // Part is what a Refund is to give back of limits that were charged together.
 type Part uint8
 
