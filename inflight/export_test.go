@@ -1,5 +1,10 @@
 package inflight
 
+import (
+	"time"
+	"unsafe"
+)
+
 const (
 	MostAsking = mostAsking
 	MostOffers = mostOffers
@@ -14,4 +19,15 @@ func Lines() int {
 		return -1
 	}
 	return n
+}
+
+// LostAfterSleep reports whether the slot has ended after a sleep of the machine for d, in which only the wall clock
+// goes on.
+func (s *Slot) LostAfterSleep(d time.Duration) bool {
+	now := time.Now().Add(d)
+	(*struct {
+		wall      uint64
+		monotonic time.Duration
+	})(unsafe.Pointer(&now)).monotonic -= d
+	return s.held.passed(now)
 }

@@ -183,6 +183,13 @@ func TestInMemoryASlotHasNoLife(t *testing.T) {
 	})
 }
 
+func TestASlotIsLostWhileTheMachineSleeps(t *testing.T) {
+	held := hold(t, ratelimit.Must(inflight.New(newRemote(t), 1, time.Hour)))
+	defer held.Release()
+	require.False(t, held.LostAfterSleep(10*time.Minute))
+	require.True(t, held.LostAfterSleep(2*time.Hour))
+}
+
 func TestASlotIsLostWhenItCannotBeRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -497,20 +504,25 @@ func TestWhatWasNotChargedIsGivenBackOnce(t *testing.T) {
 	})
 }
 
-// What a key no longer needs is not lost.
+// What a key no longer needs is not lost, nor taken after an outage.
 func TestAKeyMayBecomeUnlimited(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var limit atomic.Pointer[ratelimit.Limit]
-		limit.Store(new(ratelimit.Limit))
-		l := slots(t, newRemote(t), 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return *limit.Load(), nil }))
-		held := hold(t, l)
-		unlimited := ratelimit.Unlimited()
-		limit.Store(&unlimited)
-		time.Sleep(time.Minute)
-		require.False(t, held.Lost())
-		held.Release()
-		synctest.Wait()
-	})
+	for _, outage := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var limit atomic.Pointer[ratelimit.Limit]
+			limit.Store(new(ratelimit.Limit))
+			s := newRemote(t)
+			l := slots(t, s, 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return *limit.Load(), nil }))
+			s.down.Store(outage)
+			held := hold(t, ratelimit.Must(fallback.New(l, fallback.FailOpen())))
+			s.down.Store(false)
+			unlimited := ratelimit.Unlimited()
+			limit.Store(&unlimited)
+			time.Sleep(time.Minute)
+			require.False(t, held.Lost())
+			held.Release()
+			synctest.Wait()
+		})
+	}
 }
 
 // Local slots are given back once, however often the store is tried.
@@ -1056,6 +1068,23 @@ func TestRefundLeavesTheSlot(t *testing.T) {
 		var none *inflight.Slot
 		require.ErrorIs(t, none.Refund(t.Context()), ratelimit.ErrInvalidOption)
 		require.ErrorIs(t, none.Settle(t.Context(), 0), ratelimit.ErrInvalidOption)
+	})
+}
+
+// In an outage too, where a local limiter of another form may have answered.
+func TestARefundIsToWhoeverHasAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		rate, _ := rates(s)
+		here, _ := rates(s.Store)
+		l := ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 2))), fallback.FailTo(here)))
+		s.down.Store(true)
+		held := hold(t, l)
+		require.Equal(t, 99, free(t, here))
+		require.NoError(t, held.Refund(t.Context()))
+		require.Equal(t, 100, free(t, here))
+		held.Release()
+		synctest.Wait()
 	})
 }
 
