@@ -304,15 +304,15 @@ func TestSlotsAsBytes(t *testing.T) {
 	for name, s := range map[string]slots{
 		"a number above the last": {last: 1, all: []slot{{2, 3}}},
 		"twice the same":          {last: 5, all: []slot{{2, 3}, {2, 3}}},
-		"an end beyond all time":  {last: 5, all: []slot{{2, farthest + 1}}},
-		"one before all time":     {last: 5, all: []slot{{2, -farthest - 1}}},
+		"an end beyond all time":  {last: 5, all: []slot{{2, 1<<60 + 1}}},
+		"one before all time":     {last: 5, all: []slot{{2, -1<<60 - 1}}},
 	} {
 		b, err := s.AppendBinary(nil)
 		require.NoError(t, err)
 		_, err = parse(b)
 		require.ErrorIs(t, err, store.ErrCorrupt, name)
 	}
-	for _, end := range []int64{farthest, -farthest} {
+	for _, end := range []int64{1 << 60, -1 << 60} {
 		b, err := (&slots{last: 2, all: []slot{{2, end}}}).AppendBinary(nil)
 		require.NoError(t, err)
 		_, err = parse(b)

@@ -178,6 +178,7 @@ func TestInMemoryASlotHasNoLife(t *testing.T) {
 		held := hold(t, l)
 		time.Sleep(365 * 24 * time.Hour)
 		require.Zero(t, free(t, l))
+		require.False(t, held.Lost())
 		held.Release()
 		require.Equal(t, 1, free(t, l), "at once")
 	})

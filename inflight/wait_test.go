@@ -2,6 +2,7 @@ package inflight_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -646,6 +647,28 @@ func TestAWaitIsForTheTurnToo(t *testing.T) {
 		b.Release()
 		c.Release()
 		synctest.Wait()
+	})
+}
+
+// 1,024 wait for slots of a key, unless they are told another number.
+func TestALineHasAnEndUnlessItIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t).Store, 1)
+		held := hold(t, l)
+		var full atomic.Int64
+		for range 1030 {
+			go func() {
+				slot, _, err := inflight.Wait(t.Context(), l, "key", 1)
+				if slot.Release(); errors.Is(err, inflight.ErrFull) {
+					full.Add(1)
+				}
+			}()
+		}
+		synctest.Wait()
+		require.EqualValues(t, 6, full.Load())
+		held.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
 	})
 }
 
