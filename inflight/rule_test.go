@@ -274,6 +274,21 @@ func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
 	}
 }
 
+// What stores may ask the rule. Its State is always that of a new key, since the slots are in a log.
+func TestTheRuleAnswersItsStores(t *testing.T) {
+	l := store.Limit{Rate: 3, Period: 1000}
+	for held, left := range []int64{3, 2, 1, 0, 0} {
+		require.Equal(t, left, rule.Available(l, rule.After(store.Reply{Y: 1}, int64(held)-1)))
+	}
+	require.Equal(t, store.State{Whole: 2}, rule.Refund(store.State{Whole: 2}, l, 1, store.Receipt{At: 1, N: 1}))
+	require.EqualValues(t, 2, rule.Used(store.State{Whole: 2}, 1, 0))
+	require.EqualValues(t, 7, rule.TTL(store.State{Period: 7}, l))
+	b, err := rule.NewLog(store.State{}).AppendBinary(nil)
+	require.NoError(t, err)
+	_, err = rule.ParseLog(b)
+	require.NoError(t, err)
+}
+
 // A store of bytes reads back what it has written, and refuses what nobody has.
 func TestSlotsAsBytes(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 32))
