@@ -2,9 +2,11 @@ package suite_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -54,6 +56,7 @@ type twinCall struct {
 	exists bool   // or it may: a log can have events left that do not count
 	value  string // not of a log
 	life   string
+	block  int // of a log that is looked into: the most entries of a block
 }
 
 // Random states at the edges of what they say, and a few calls on each: the script of a rule decides
@@ -441,18 +444,22 @@ func requireTwin(t *testing.T, client *redis.Client, script *redis.Script, calls
 	ctx := context.Background()
 	const key = "{script}twin"
 	replies, exist := make([]*redis.Cmd, len(calls)), make([]*redis.IntCmd, len(calls))
-	values, lives := make([]*redis.StringCmd, len(calls)), make([]*redis.StringCmd, len(calls))
+	values, lives, writes := make([]*redis.StringCmd, len(calls)), make([]*redis.StringCmd, len(calls)), make([]*redis.StringCmd, len(calls))
+	lists := make([]*redis.StringSliceCmd, len(calls))
 	_, _ = client.Pipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
 		for i, c := range calls {
 			if c.fresh {
-				p.Del(ctx, key, key+" ms")
+				p.Del(ctx, key, key+" ms", key+" writes")
 			}
 			if c.plant != "" {
 				p.Set(ctx, key, c.plant, 0)
 			}
 			p.Set(ctx, timeKey, c.now, 0)
 			replies[i] = p.EvalSha(ctx, script.Hash(), []string{key}, c.args...)
-			exist[i], values[i], lives[i] = p.Exists(ctx, key), p.Get(ctx, key), p.Get(ctx, key+" ms")
+			exist[i], values[i], lives[i], writes[i] = p.Exists(ctx, key), p.Get(ctx, key), p.Get(ctx, key+" ms"), p.Get(ctx, key+" writes")
+			if c.block > 0 {
+				lists[i] = p.LRange(ctx, key, 0, -1)
+			}
 		}
 		return nil
 	})
@@ -469,6 +476,88 @@ func requireTwin(t *testing.T, client *redis.Client, script *redis.Script, calls
 		require.True(t, exist[i].Val() == 1 || !c.exists, "call %d: %v", i, c.args)
 		require.Equal(t, c.value, values[i].Val(), "call %d: %v", i, c.args)
 		require.Equal(t, c.life, lives[i].Val(), "call %d: %v", i, c.args)
+		if c.block > 0 && i > 0 {
+			was, is := lists[i-1].Val(), lists[i].Val()
+			if slices.Equal(was, is) {
+				require.Equal(t, writes[i-1].Val(), writes[i].Val(), "call %d writes what is there: %v", i, c.args)
+			} else {
+				requireBlocks(t, c, was, is)
+			}
+		}
+	}
+}
+
+// logBlock is a block of a log on a server.
+type logBlock struct {
+	head  []float64
+	times []int64
+}
+
+// blocksOf are the blocks of a list, nil for those that are in the range of an earlier one, and the number
+// of the first.
+func blocksOf(t *testing.T, list []string) (blocks []*logBlock, first int) {
+	t.Helper()
+	for i, text := range list {
+		if text == "" {
+			blocks = append(blocks, nil)
+			continue
+		}
+		b, numbers := new(logBlock), 5
+		if i == len(list)-1 {
+			numbers = 9
+		}
+		for n := range numbers {
+			b.head = append(b.head, math.Float64frombits(binary.BigEndian.Uint64([]byte(text[8*n:]))))
+		}
+		for at := 8 * numbers; at < len(text); at += int(b.head[3]) {
+			b.times = append(b.times, int64(b.head[0])+int64(binary.BigEndian.Uint64([]byte("\x00\x00"+text[at:at+6]))))
+		}
+		blocks = append(blocks, b)
+	}
+	if len(list) > 0 {
+		first = int(blocks[len(list)-1].head[5])
+	}
+	return blocks, first
+}
+
+// requireBlocks checks what a call has made of the blocks of a log. Empty ones are joined, and the call has
+// forgotten the first one if nothing of it counts, with what is in its range.
+func requireBlocks(t *testing.T, c twinCall, was, is []string) {
+	t.Helper()
+	blocks, first := blocksOf(t, is)
+	spans := make(map[int]int) // of empty blocks, by their numbers
+	for i := 0; i < len(blocks); i++ {
+		b, n := blocks[i], first+i
+		if b == nil { // left of a range that was forgotten in part
+			require.Empty(t, spans, "%v", c.args)
+			continue
+		}
+		require.LessOrEqual(t, len(b.times), c.block, "%v", c.args)
+		require.IsNonDecreasing(t, append([]int64{math.MinInt64}, b.times...), "%v", c.args)
+		if i == len(blocks)-1 || len(b.times) > 0 {
+			require.NotEmpty(t, b.times, "%v", c.args)
+			spans[n] = 0
+			continue
+		}
+		spans[n] = 1
+		for i+1 < len(blocks) && blocks[i+1] == nil {
+			i, spans[n] = i+1, spans[n]+1
+		}
+		span := spans[n]
+		require.Zero(t, span&(span-1)+n%span, "%v: block %d is %d", c.args, n, span)
+		left, there := spans[n-span]
+		require.False(t, there && n%(2*span) > 0 && left == span, "%v: blocks %d and %d are not joined", c.args, n-span, n)
+	}
+
+	before, old := blocksOf(t, was)
+	if len(is) == 0 || first == old || len(was) == 0 || c.args[0] == "refund" {
+		require.True(t, len(is) == 0 || first == old || len(was) == 0, "%v", c.args)
+	} else if first > 1 { // it did not begin again
+		n := 1
+		for n < len(before)-1 && n < c.block && before[n] == nil {
+			n++
+		}
+		require.Equal(t, old+n, first, "%v", c.args)
 	}
 }
 
@@ -478,22 +567,30 @@ type logTwin struct {
 	rng     *rand.Rand
 	log     store.Log
 	limits  []store.Limit
+	block   int // the most entries of a block of the script, if not as many as of the type
 	now     int64
+	shift   int64 // the server's clock is so much later than the log's, which goes on where that goes back
+	period  int64 // of the last event
+	same    int   // how many of the last entries are of one instant
 	exists  bool
 	life    string
 	charges []store.Receipt
 }
 
 // Some hundred events are logged, many at one instant. Refunds empty blocks at both ends and in the
-// middle, and events leave: the script of the sliding log decides as its Go type does.
+// middle, and events leave: the script of the sliding log decides as its Go type does. With blocks of
+// four entries there are many to join and to forget.
 func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	p := new(prepared)
 	newLimiter(t, "sliding_log", p, ratelimit.PerHour(1))
-	whole := noted(p.rule.Script)
-	require.NoError(t, whole.Load(t.Context(), client).Err())
+	_, general, _ := strings.Cut(p.rule.Script, "\n-- Shared by all scripts")
+	whole, small := noted(p.rule.Script), noted("-- "+strings.Replace(general, "local BLOCK = 64", "local BLOCK = 4", 1))
+	for _, script := range []*redis.Script{whole, small} {
+		require.NoError(t, script.Load(t.Context(), client).Err())
+	}
 	for i, limits := range [][]store.Limit{
 		{{Rate: 5, Period: 1_234_567}},
 		{{Rate: 3, Period: 1000}},
@@ -501,20 +598,28 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 		{{Rate: 1500, Period: 10e6}},
 		{{Rate: 1500, Period: 10e6}, {Rate: 150, Period: 10e6}, {Rate: 2000, Period: 50e6}, {Rate: 400, Period: 3e6}},
 		{{Rate: math.MaxInt32, Period: 3650 * 24 * 3600e6}, {Rate: 100, Period: 1e12}},
+		{{Rate: 60, Period: 1e6}, {Rate: 40, Period: 2e6}},
+		{{Rate: 200, Period: 1e6}},
 	} {
-		for seed := range uint64(effort.Of(1, 4, 40)) {
-			w := &logTwin{rule: p.rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, now: 1_700_000_000_000_000 - int64(i)*700_000_000_000_000, log: p.rule.NewLog(store.State{})}
-			calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}}}
-			for i := range 16 {
-				kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
-				if limits[0].Rate == 1500 && i < 4 { // 24 blocks, then a hole of ten and many small ones; then the end goes
-					kind, n = []int{0, 5, 6, 3}[i], []int{1500, 900, 200, 400}[i]
+		for seed := range uint64(effort.Of(1, 2, 30)) {
+			for _, block := range []int{0, 4} {
+				w := &logTwin{rule: p.rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, block: block, now: 1_700_000_000_000_000 - int64(i)*400_000_000_000_000, log: p.rule.NewLog(store.State{})}
+				calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}, block: block}}
+				for i := range 16 {
+					kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
+					if limits[0].Rate == 1500 && i < 4 { // 24 blocks, then a hole of ten and many small ones; then the end goes
+						kind, n = []int{0, 5, 6, 3}[i], []int{1500, 900, 200, 400}[i]/max(1, 2*block)
+					}
+					for ; n > 0 && w.now < 6e15; n-- { // near the end of time
+						calls = append(calls, w.call(kind))
+					}
 				}
-				for ; n > 0 && w.now < 6e15; n-- { // near the end of time
-					calls = append(calls, w.call(kind))
+				script := whole
+				if block > 0 {
+					script = small
 				}
+				requireTwin(t, client, script, calls)
 			}
-			requireTwin(t, client, whole, calls)
 		}
 	}
 }
@@ -526,20 +631,30 @@ func (w *logTwin) call(kind int) twinCall {
 	if w.rng.IntN(4) == 0 {
 		l = w.limits[w.rng.IntN(len(w.limits))]
 	}
+	live := w.log.End() != math.MinInt64
 	switch few := min(l.Rate, 300); {
 	case l.Rate == 1500 && (kind == 0 || kind == 3 || kind == 5):
 		w.now += w.rng.Int64N(10_000)
 	case w.rng.IntN(200) == 0:
 		w.now += w.rng.Int64N(2 * l.Period)
+	case live && w.rng.IntN(200) == 0:
+		w.now = max(w.now, w.log.End()+w.shift-1+w.rng.Int64N(3))
 	case w.rng.IntN(3) > 0:
 		w.now += w.rng.Int64N(l.Period/few + 1)
+	}
+	if w.block > 0 && w.same == w.block { // of more at one instant, the script would give back fewer
+		w.now, w.same = max(w.now, w.newest())+1, 0
 	}
 	n := int64(1)
 	if w.rng.IntN(20) == 0 {
 		n += w.rng.Int64N(5)
 	}
-	callers, now := w.rng.IntN(4) > 0, w.now
-	if callers && w.log.End() > now && w.rng.IntN(10) == 0 { // late; without a log it matters what of one is left that does not count
+	callers := live && w.rng.IntN(4) > 0 // without a log it matters what of one is left that does not count
+	if !callers && w.rng.IntN(20) == 0 {
+		w.now -= w.rng.Int64N(l.Period)
+	}
+	now := w.now
+	if callers && w.log.End()+w.shift > now && w.rng.IntN(10) == 0 { // late
 		now -= w.rng.Int64N(l.Period)
 	}
 	op := "take"
@@ -555,7 +670,7 @@ func (w *logTwin) call(kind int) twinCall {
 	case x > 2 && kind > 1 && len(w.charges) > 0:
 		op = "refund"
 	}
-	c := twinCall{now: now}
+	c := twinCall{now: now, block: w.block}
 	if op == "refund" {
 		i := w.rng.IntN(len(w.charges))
 		switch kind {
@@ -580,7 +695,7 @@ func (w *logTwin) call(kind int) twinCall {
 		if c.args = callArgs(op, l, now, n); op == "charge" {
 			c.args = append(c.args, math.MaxInt32)
 		}
-		c.reply = w.take(op, l, now, n)
+		c.reply = w.take(op, l, now, n, callers)
 	}
 	if callers {
 		c.args = append(c.args, now)
@@ -589,28 +704,46 @@ func (w *logTwin) call(kind int) twinCall {
 	return c
 }
 
-func (w *logTwin) take(op string, l store.Limit, now, n int64) []any {
-	log := w.log
-	if log.End() <= now { // a late call finds it again, unless something is written
-		log = w.rule.NewLog(store.State{})
+// newest is the time of the last event, by the server's clock.
+func (w *logTwin) newest() int64 { return w.log.End() - w.period + w.shift }
+
+func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []any {
+	log, shift := w.log, w.shift
+	moved := !callers && log.End() != math.MinInt64 && w.newest() > now
+	if moved {
+		shift += now - w.newest()
 	}
-	r := log.Step(l, now, n)
+	if log.End() <= now-shift { // a late call finds it again, unless something is written
+		log, shift = w.rule.NewLog(store.State{}), 0
+	}
+	r := log.Step(l, now-shift, n)
 	if op == "upto" && !r.OK() && n > 1 {
 		n = max(1, w.rule.Available(l, r))
-		r = log.Step(l, now, n)
+		r = log.Step(l, now-shift, n)
 	}
-	if op != "peek" && (r.OK() || op == "charge") {
-		r.X = log.Add(l, now, n) - l.Period
-		w.log, w.exists, w.life = log, true, lifeOf(l.Period)
+	if r.OK() || n > l.Rate {
+		r.X += shift
+	}
+	switch {
+	case op == "peek":
+	case r.OK() || op == "charge":
+		r.X = log.Add(l, now-shift, n) - l.Period + shift
+		w.log, w.shift, w.period, w.exists, w.life = log, shift, l.Period, true, lifeOf(l.Period)
+		if w.same++; len(w.charges) > 0 && w.charges[len(w.charges)-1].At != r.X {
+			w.same = 1
+		}
 		w.charges = append(w.charges, store.NewReceipt(l, r.X, l.Period, n))
+	case moved:
+		w.shift, w.life = shift, lifeOf(w.period)
 	}
 	return twinReply(r)
 }
 
 func (w *logTwin) refund(l store.Limit, now int64, c store.Receipt) {
-	if w.log.End() <= now {
+	if w.log.End() <= now-w.shift {
 		return
 	}
-	w.log.Refund(l, now, c)
+	c.At -= w.shift
+	w.log.Refund(l, now-w.shift, c)
 	w.exists = w.log.End() != math.MinInt64
 }
