@@ -25,6 +25,7 @@ import (
 // twin is one key as the Go functions of a rule have it: what its script must do too, on a server.
 type twin struct {
 	rule    *store.Rule
+	number  int // of the rule, among several
 	rng     *rand.Rand
 	limits  []store.Limit
 	now     int64
@@ -83,7 +84,7 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 			for range effort.Of(8, 20, 100) {
 				var calls []twinCall
 				for range 60 {
-					calls = append(calls, w.plant())
+					calls = append(calls, w.plant(anyTime(w.rng)))
 					for range 7 {
 						calls = append(calls, w.call())
 					}
@@ -132,13 +133,19 @@ func (w *twin) anyLimit() store.Limit { return w.limits[w.rng.IntN(len(w.limits)
 // near is x, or one of the next numbers.
 func (w *twin) near(x int64) int64 { return x - 1 + w.rng.Int64N(3) }
 
-// plant puts in a state that a rule may have written.
-func (w *twin) plant() twinCall {
-	l := w.anyLimit()
-	w.now = 1_700_000_000_000_000 + w.rng.Int64N(1e15)
-	if w.rng.IntN(8) == 0 {
-		w.now -= 2_000_000_000_000_000 // before 1970
+// anyTime is one in 30 years, or before 1970.
+func anyTime(rng *rand.Rand) int64 {
+	now := 1_700_000_000_000_000 + rng.Int64N(1e15)
+	if rng.IntN(8) == 0 {
+		now -= 2_000_000_000_000_000
 	}
+	return now
+}
+
+// plant puts in a state that a rule may have written at now or a little earlier.
+func (w *twin) plant(now int64) twinCall {
+	l := w.anyLimit()
+	w.now = now
 	s := store.State{At: w.now, Period: l.Period}
 	w.most = false
 	if w.rng.IntN(4) == 0 {
@@ -384,21 +391,29 @@ func (w *twin) read(now int64, callers bool) (s store.State, at int64, moved boo
 }
 
 func (w *twin) take(op string, l store.Limit, now, n int64, callers bool) []any {
-	s, at, moved := w.read(now, callers)
-	next, r := w.rule.Step(s, l, at, n)
+	r, write := w.plan(l, now, n, callers)
 	if op == "upto" && !r.OK() && n > 1 {
 		n = max(1, w.rule.Available(l, r))
-		next, r = w.rule.Step(s, l, at, n)
+		r, write = w.plan(l, now, n, callers)
 	}
-	switch {
-	case op == "peek":
-	case r.OK():
-		w.write(l, next)
-		w.charged(l, next, n)
-	case moved:
-		w.write(w.limit, s)
+	if op != "peek" {
+		write()
 	}
 	return twinReply(r)
+}
+
+// plan decides on n events, and says what there is to write.
+func (w *twin) plan(l store.Limit, now, n int64, callers bool) (r store.Reply, write func()) {
+	s, at, moved := w.read(now, callers)
+	next, r := w.rule.Step(s, l, at, n)
+	return r, func() {
+		if r.OK() {
+			w.write(l, next)
+			w.charged(l, next, n)
+		} else if moved {
+			w.write(w.limit, s)
+		}
+	}
 }
 
 func (w *twin) overdraw(l store.Limit, now, n, most int64, callers bool) []any {
@@ -436,6 +451,119 @@ func twinReply(r store.Reply) []any {
 		ok = 1
 	}
 	return []any{ok, r.X, r.Y, r.Z}
+}
+
+// Several keys, each of any rule: all that are asked for events are charged as the Go functions do, or none.
+// Beside them are shadows (-n), looks (0) and gates (0.5). All may be in the plain case, unless the script is
+// also one of logs.
+func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	client := redistest.Start(t).Client(t)
+	var rules []*store.Rule
+	p := new(prepared)
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket", "sliding_log"} {
+		newLimiter(t, algorithm, p, ratelimit.PerHour(1))
+		rules = append(rules, p.rule)
+	}
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, rules := range [][]*store.Rule{rules[:4], rules} {
+		script := noted(rules[0].JointScript(rules))
+		require.NoError(t, script.Load(t.Context(), client).Err())
+		for range effort.Of(150, 300, 2000) {
+			now, mates := anyTime(rng), []*twin{}
+			for i := range 1 + rng.IntN(4) {
+				rule := rng.IntN(4)
+				w := &twin{rule: rules[rule], number: rule + 1, rng: rng, limits: twinLimits(rules[rule].Name)}
+				require.NoError(t, client.Set(t.Context(), fmt.Sprint("{script}", i), w.plant(now).plant, 0).Err())
+				require.NoError(t, client.Del(t.Context(), fmt.Sprint("{script}", i, " ms")).Err())
+				mates, now = append(mates, w), max(now, w.now)
+			}
+			for range 7 {
+				one := mates[rng.IntN(len(mates))]
+				one.now = now
+				now = min(now+one.pause(one.limit), 5e15)
+				requireTogether(t, client, script, mates, now)
+			}
+		}
+	}
+}
+
+// requireTogether makes one call on the keys of several twins.
+func requireTogether(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, now int64) {
+	t.Helper()
+	rng := mates[0].rng
+	op, callers, all, plain := []string{"take", "take", "take", "within", "peek"}[rng.IntN(5)], rng.IntN(2) == 0, true, rng.IntN(3) > 0
+	args, befores, keys, want := []any{op}, []any{}, []string{}, []any{}
+	var writes []func()
+	for i, w := range mates {
+		l := w.limit
+		if !plain && rng.IntN(4) == 0 {
+			l = w.anyLimit()
+		}
+		if _, at, _ := w.read(now, callers); l.Calendar() != nil && unheard(l, now, at) {
+			l = w.limits[0]
+		}
+		n := max(1, []int64{1, 1 + rng.Int64N(l.Rate), w.near(l.Rate - w.state.Whole), w.near(l.Burst - w.state.Whole)}[rng.IntN(4)])
+		what := any(n)
+		if !plain {
+			what = []any{n, n, n, -n, 0, 0.5}[rng.IntN(6)]
+		}
+		if what == any(0) || what == any(0.5) {
+			n = 1
+		}
+		args = append(args, append([]any{w.number}, append(callArgs(op, l, now, n)[1:4], what)...)...)
+		before := int64(0)
+		if op == "within" && rng.IntN(3) > 0 {
+			before = 1 + rng.Int64N(2*l.Period)
+		}
+		befores = append(befores, before)
+		r, write := w.plan(l.TurnBefore(before), now, n, callers)
+		want, keys = append(want, twinReply(r)...), append(keys, fmt.Sprint("{script}", i))
+		switch what {
+		case any(0):
+		case any(0.5):
+			all = all && r.OK()
+		default:
+			writes = append(writes, func() {
+				if all || !r.OK() {
+					write()
+				}
+			})
+			all = all && (r.OK() || what == any(-n))
+		}
+	}
+	if op == "within" {
+		args = append(args, befores...)
+	} else if op == "peek" {
+		writes = nil
+	}
+	if callers {
+		args = append(args, now)
+	}
+	for _, write := range writes {
+		write()
+	}
+	ctx := t.Context()
+	var reply *redis.Cmd
+	values := make([]*redis.SliceCmd, len(keys))
+	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.Set(ctx, timeKey, now, 0)
+		reply = p.EvalSha(ctx, script.Hash(), keys, args...)
+		for i, key := range keys {
+			values[i] = p.MGet(ctx, key, key+" ms")
+		}
+		return nil
+	})
+	require.NoError(t, err, "%v", args)
+	require.Equal(t, want, reply.Val(), "%v", args)
+	for i, w := range mates {
+		life := any(w.life)
+		if w.life == "" {
+			life = nil
+		}
+		require.Equal(t, []any{w.value(), life}, values[i].Val(), "key %d of %v", i, args)
+	}
 }
 
 // requireTwin makes the calls on a server, all in one trip.
