@@ -36,6 +36,8 @@ type twin struct {
 	charges []store.Receipt
 	debts   bool // charges past the burst, and refunds of them, at once
 	most    bool // the state holds nearly all that one can
+	callers bool // the clock of the next call
+	still   bool // calls are of one instant, and of one clock
 }
 
 // A window of a calendar may be so much longer than its period. The Part of a state that was counted in
@@ -71,16 +73,10 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 			continue
 		}
 		t.Run(algorithm, func(t *testing.T) {
-			p := new(prepared)
-			if algorithm == "ban" {
-				_, err := ratelimit.NewBan(inMemory(t, "fixed_window", ratelimit.PerHour(1)), p, ratelimit.Penalty{Denials: 1, Within: time.Second, For: time.Second})
-				require.NoError(t, err)
-			} else {
-				newLimiter(t, algorithm, p, ratelimit.PerHour(1))
-			}
-			whole := noted(p.rule.Script)
+			rule := ruleOf(t, algorithm)
+			whole := noted(rule.Script)
 			require.NoError(t, whole.Load(t.Context(), client).Err())
-			w := &twin{rule: p.rule, rng: rand.New(rand.NewPCG(5, 6)), limits: twinLimits(algorithm)}
+			w := &twin{rule: rule, rng: rand.New(rand.NewPCG(5, 6)), limits: twinLimits(algorithm)}
 			for range effort.Of(8, 20, 100) {
 				var calls []twinCall
 				for range 60 {
@@ -250,13 +246,16 @@ func (w *twin) call() twinCall {
 		l.Burst = max(1, min(w.near(level), math.MaxInt32))
 	}
 	most := w.most && w.rng.IntN(2) == 0
-	if !most {
+	if !most && !w.still {
 		w.now += w.pause(l)
 	}
 	w.now = min(w.now, 5e15) // what is owed for 100 years ends within time
 	room := max(1, l.Rate-w.state.Whole)
 	n := max(1, []int64{1, w.near(l.Burst), w.near(room), w.near(l.Burst - w.state.Whole), 1 + w.rng.Int64N(5), 1 + w.rng.Int64N(l.Rate)}[w.rng.IntN(6)])
-	callers := w.rng.IntN(2) == 0
+	if !w.still {
+		w.callers = w.rng.IntN(2) == 0
+	}
+	callers := w.callers
 	c := twinCall{now: w.now}
 	clock := w.now
 	if w.rng.IntN(4) == 0 {
@@ -453,6 +452,85 @@ func twinReply(r store.Reply) []any {
 	return []any{ok, r.X, r.Y, r.Z}
 }
 
+// A batch of any calls decides and writes as they do one after the other. Two keys of three are in the same
+// state, and are asked alike: these calls are one run.
+func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	client := redistest.Start(t).Client(t)
+	for _, algorithm := range append([]string{"ban"}, algorithms...) {
+		if algorithm == "sliding_log" {
+			continue
+		}
+		rule := ruleOf(t, algorithm)
+		script := noted(rule.BatchScript(rule))
+		require.NoError(t, script.Load(t.Context(), client).Err())
+		rng := rand.New(rand.NewPCG(9, 10))
+		for range effort.Of(50, 100, 1000) {
+			now, seed, mates := anyTime(rng), rng.Uint64(), []*twin{}
+			for i := range 3 {
+				w := &twin{rule: rule, rng: rand.New(rand.NewPCG(seed, uint64(i/2))), limits: twinLimits(algorithm), still: true}
+				require.NoError(t, client.Set(t.Context(), fmt.Sprint("{script}", i), w.plant(now).plant, 0).Err())
+				require.NoError(t, client.Del(t.Context(), fmt.Sprint("{script}", i, " ms")).Err())
+				mates, now = append(mates, w), max(now, w.now)
+			}
+			for range 4 {
+				wait := int64(0)
+				for _, w := range mates {
+					w.now = now
+					wait = w.pause(w.limit)
+				}
+				now = min(now+wait, 5e15)
+				requireBatch(t, client, script, mates, now, rng.IntN(2) == 0)
+			}
+		}
+	}
+}
+
+// requireBatch makes a few calls of the twins at once.
+func requireBatch(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, now int64, callers bool) {
+	t.Helper()
+	args, keys, want := []any{"batch", ""}, []string{}, []any{}
+	if callers {
+		args[1] = now
+	}
+	for range 1 + mates[2].rng.IntN(5) {
+		run := [][]int{{0, 1}, {2}}[mates[2].rng.IntN(2)]
+		var of []any
+		for _, i := range run {
+			w := mates[i]
+			w.now, w.callers = now, callers
+			c := w.call()
+			if of = c.args; callers {
+				of = of[:len(of)-1]
+			}
+			switch keys = append(keys, fmt.Sprint("{script}", i)); {
+			case c.fails:
+				want = append(want, "ratelimit: the clocks of server and caller differ by more than two windows", int64(0), int64(0), int64(0))
+			case c.reply == nil:
+				want = append(want, int64(0), int64(0), int64(0), int64(0))
+			default:
+				want = append(want, c.reply...)
+			}
+		}
+		args = append(append(args, len(run)), of...)
+	}
+	requireKeys(t, client, script, mates, now, keys, args, want)
+}
+
+// ruleOf is that of an algorithm, or of bans.
+func ruleOf(t *testing.T, algorithm string) *store.Rule {
+	t.Helper()
+	p := new(prepared)
+	if algorithm == "ban" {
+		_, err := ratelimit.NewBan(inMemory(t, "fixed_window", ratelimit.PerHour(1)), p, ratelimit.Penalty{Denials: 1, Within: time.Second, For: time.Second})
+		require.NoError(t, err)
+	} else {
+		newLimiter(t, algorithm, p, ratelimit.PerHour(1))
+	}
+	return p.rule
+}
+
 // Several keys, each of any rule: all that are asked for events are charged as the Go functions do, or none.
 // Beside them are shadows (-n), looks (0) and gates (0.5). All may be in the plain case, unless the script is
 // also one of logs.
@@ -461,10 +539,8 @@ func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	var rules []*store.Rule
-	p := new(prepared)
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket", "sliding_log"} {
-		newLimiter(t, algorithm, p, ratelimit.PerHour(1))
-		rules = append(rules, p.rule)
+		rules = append(rules, ruleOf(t, algorithm))
 	}
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, rules := range [][]*store.Rule{rules[:4], rules} {
@@ -544,13 +620,20 @@ func requireTogether(t *testing.T, client *redis.Client, script *redis.Script, m
 	for _, write := range writes {
 		write()
 	}
+	requireKeys(t, client, script, mates, now, keys, args, want)
+}
+
+// requireKeys makes a call on some keys of the twins, and wants these replies, and all keys as the twins have them.
+func requireKeys(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, now int64, keys []string, args, want []any) {
+	t.Helper()
 	ctx := t.Context()
 	var reply *redis.Cmd
-	values := make([]*redis.SliceCmd, len(keys))
+	values := make([]*redis.SliceCmd, len(mates))
 	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.Set(ctx, timeKey, now, 0)
 		reply = p.EvalSha(ctx, script.Hash(), keys, args...)
-		for i, key := range keys {
+		for i := range mates {
+			key := fmt.Sprint("{script}", i)
 			values[i] = p.MGet(ctx, key, key+" ms")
 		}
 		return nil
@@ -558,11 +641,14 @@ func requireTogether(t *testing.T, client *redis.Client, script *redis.Script, m
 	require.NoError(t, err, "%v", args)
 	require.Equal(t, want, reply.Val(), "%v", args)
 	for i, w := range mates {
-		life := any(w.life)
-		if w.life == "" {
-			life = nil
+		kept := values[i].Val()
+		if kept[0] == nil {
+			kept[0] = ""
 		}
-		require.Equal(t, []any{w.value(), life}, values[i].Val(), "key %d of %v", i, args)
+		if kept[1] == nil {
+			kept[1] = ""
+		}
+		require.Equal(t, []any{w.value(), w.life}, kept, "key %d of %v", i, args)
 	}
 }
 
@@ -712,10 +798,9 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
-	p := new(prepared)
-	newLimiter(t, "sliding_log", p, ratelimit.PerHour(1))
-	_, general, _ := strings.Cut(p.rule.Script, "\n-- Shared by all scripts")
-	whole, small := noted(p.rule.Script), noted("-- "+strings.Replace(general, "local BLOCK = 64", "local BLOCK = 4", 1))
+	rule := ruleOf(t, "sliding_log")
+	_, general, _ := strings.Cut(rule.Script, "\n-- Shared by all scripts")
+	whole, small := noted(rule.Script), noted("-- "+strings.Replace(general, "local BLOCK = 64", "local BLOCK = 4", 1))
 	for _, script := range []*redis.Script{whole, small} {
 		require.NoError(t, script.Load(t.Context(), client).Err())
 	}
@@ -731,7 +816,7 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	} {
 		for seed := range uint64(effort.Of(1, 2, 30)) {
 			for _, block := range []int{0, 4} {
-				w := &logTwin{rule: p.rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, block: block, now: 1_700_000_000_000_000 - int64(i)*400_000_000_000_000, log: p.rule.NewLog(store.State{})}
+				w := &logTwin{rule: rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, block: block, now: 1_700_000_000_000_000 - int64(i)*400_000_000_000_000, log: rule.NewLog(store.State{})}
 				calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}, block: block}}
 				for i := range 16 {
 					kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
