@@ -370,6 +370,10 @@ func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers fu
 				{-farthest, farthest, now + 0.5}, {0, 1 << 31}, {999, 3650*24*3600e6 + 1}, {-1, 1 << 32}, {-1, 1 << 49},
 			}
 			put := func(value string) error { return client.Set(t.Context(), key, value, 0).Err() }
+			if algorithm == "fixed_window" { // the end of a window of a calendar: not after its admission, and too late
+				const ended, longest = now/1e6 + 1<<41, 60 + 2*24*3600
+				wrong[4] = append(wrong[4], ended-1, ended, ended+longest+1)
+			}
 			if algorithm == "sliding_log" {
 				state, wrong = []float64{now, 0, 0, 6, 0, 1, 0, now - 6e7, 6e7}, [][]float64{
 					{-farthest, farthest, now + 0.5}, {-1, 1 << 48, 0.5}, {-1, 1 << 48, 0.5}, {5, 7, 0.5}, {-1, 1 << 48, 0.5},
@@ -594,6 +598,29 @@ func TestALogForgetsWhatDoesNotCount(t *testing.T) {
 	}
 }
 
+// Where a block is out of order, its times would tell a wait that is none, or longer than the period.
+func TestALogWhoseBlocksAreOutOfOrderIsCorrupt(t *testing.T) {
+	c, client := newClock(), redistest.Shared(t).Client(t)
+	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(4))
+	allowN(t, lim, 1)
+	key, now := onlyKey(t, client, ":2:sliding_log:*"), float64(c.Now().UnixMicro())
+	for _, wait := range []float64{0, 1, 60e6, 60e6 + 1} {
+		require.NoError(t, client.Del(t.Context(), key).Err())
+		for _, head := range [][]float64{
+			{now - 30, 0, 0, 6, 0}, {now - 20, 1, 0, 6, 0}, {now - 60e6 + wait, 2, 0, 6, 0}, {now, 3, 0, 6, 0, 1, 0, now - 60e6, 60e6},
+		} {
+			require.NoError(t, client.RPush(t.Context(), key, packed(head...)+"\x00\x00\x00\x00\x00\x00").Err())
+		}
+		r, err := lim.AllowN(t.Context(), "key", 3)
+		if wait < 1 || wait > 60e6 {
+			require.ErrorIs(t, err, store.ErrCorrupt)
+		} else {
+			require.NoError(t, err)
+			require.Equal(t, time.Duration(wait)*time.Microsecond, r.RetryAfter)
+		}
+	}
+}
+
 // An entry has six bytes of time.
 func TestALogKeepsEachByteOfATime(t *testing.T) {
 	const most = 10 * 365 * 24 * time.Hour
@@ -616,15 +643,22 @@ func TestALogKeepsEachByteOfATime(t *testing.T) {
 	}
 }
 
+// In one block, and in two: the last one has that of the charge of two, and 62 or 63 others.
 func TestARefundTakesAsManyEntriesOfALogAsABlockHas(t *testing.T) {
 	client := redistest.Mini(t).Client(t)
-	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(newClock().Now)), ratelimit.PerMinute(200))
-	charged := allowN(t, lim, 64)
-	require.Equal(t, 70, admitted(t, lim, 70))
-	require.NoError(t, lim.Refund(t.Context(), "key", charged, 64)) // the last 64 of that instant
-	peek, err := lim.Peek(t.Context(), "key")
-	require.NoError(t, err)
-	require.Equal(t, 200-70, peek.Remaining)
+	for _, after := range []int{62, 63, 70} {
+		lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(newClock().Now)), ratelimit.PerMinute(1000), ratelimit.WithName(fmt.Sprint(after)))
+		charged := allowN(t, lim, 100)
+		require.Equal(t, 70, admitted(t, lim, 70))
+		allowN(t, lim, 2)
+		require.Equal(t, after, admitted(t, lim, after))
+		require.NoError(t, lim.Refund(t.Context(), "key", charged, 100)) // the last 64 of that instant
+		gone := 64
+		if after < 64 {
+			gone++
+		}
+		require.Equal(t, 1000-100-70-2-after+gone, peek(t, lim, "key").Remaining)
+	}
 }
 
 // With a period of 2^26 µs, the bytes before the entries read as the time of an entry.
@@ -842,6 +876,17 @@ func TestARefundOfWhatIsNoLongerChargedWritesNothing(t *testing.T) {
 			require.Equal(t, before, changes(t, client), "%s, then %v", algorithm, l)
 		}
 	}
+
+	c, l := newClock(), ratelimit.PerMonth(10).From(28) // which ends with the next one, and began before it
+	lim := following(t, onRedis(t, client, redisstore.WithClock(c.Now)), &l)
+	set(c, instant(t, "2026-01-29 00:00"))
+	charged := allowN(t, lim, 5)
+	l = ratelimit.PerMonth(10).From(31)
+	set(c, instant(t, "2026-02-01 00:00"))
+	allowN(t, lim, 5)
+	before := changes(t, client)
+	require.NoError(t, lim.Refund(t.Context(), "key", charged, 5))
+	require.Equal(t, before, changes(t, client))
 }
 
 // changes is how many a server counts.
