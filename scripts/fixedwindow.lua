@@ -34,9 +34,7 @@ end
 
 local function step(s, l, now, n)
   local count, left, part, last = 0, 0, 0
-  if s.moved and s.part > 0 then -- so that it is sound at its new time
-    s.part = min(s.part, floor((now + s.period + DAYS) / 1000000) + 2 ^ 41)
-  end
+  s.part = min(s.part, floor((now + s.period + DAYS) / 1000000) + 2 ^ 41) -- where s has moved, it stays sound
   if type(l.period) == 'string' then -- it is read once
     calendar(l)
   end

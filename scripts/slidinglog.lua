@@ -459,7 +459,7 @@ elseif op == 'refund' then
         if b == log.last and not shrink(log, changed) then
           call('DEL', key)
           return
-        elseif b < log.last and block.len == 0 then
+        elseif block.len == 0 then
           b = merge(log, changed, b)
         end
       end
