@@ -609,9 +609,10 @@ func requireTogether(t *testing.T, client *redis.Client, script *redis.Script, m
 			all = all && (r.OK() || what == any(-n))
 		}
 	}
-	if op == "within" {
+	switch op {
+	case "within":
 		args = append(args, befores...)
-	} else if op == "peek" {
+	case "peek":
 		writes = nil
 	}
 	if callers {
