@@ -54,10 +54,7 @@ local function step(s, l, now, n)
     last = s.at < first and first or last -- what was counted before has ended
   end
   if s.whole > 0 then
-    last = last or windowend(s.at, l.period)
-    if part > 0 or s.period ~= l.period or s.part > 0 then -- it counts until its window ends in either
-      last = min(last, s.at + ttl(s))
-    end
+    last = min(last or windowend(s.at, l.period), s.at + ttl(s)) -- it counts until its window ends in either
     if now < last then
       count, left = s.whole, last - now
     end

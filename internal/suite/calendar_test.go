@@ -407,6 +407,15 @@ func TestACallerWhoseClockIsFarAhead(t *testing.T) {
 	c.Advance(-60 * 24 * time.Hour)
 	_, err := lim.Peek(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrStore)
+
+	require.NoError(t, lim.Reset(t.Context(), "key"))
+	l = ratelimit.PerDay(10) // which is no window of a calendar
+	c.Advance(65 * 24 * time.Hour)
+	allowN(t, lim, 4)
+	c.Advance(-5 * 24 * time.Hour)
+	l = l.In(time.UTC)
+	_, err = lim.Peek(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore)
 }
 
 func TestAtMostTwiceTheRateAcrossAnEdgeOfCalendars(t *testing.T) {

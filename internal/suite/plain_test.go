@@ -48,8 +48,8 @@ func waysOf(t *testing.T, algorithm string) ways {
 const timeKey = "{script}now"
 
 // noted is a script whose keys do not expire. It sets the key with " ms" behind to how long they would
-// live, counts the writes of a log in that with " writes" behind, and reads the server's time from timeKey.
-// So nothing depends on how fast it runs.
+// live. With " lives" behind it counts how often, and with " writes" what else is written of a log. It reads
+// the server's time from timeKey. So nothing depends on how fast it runs.
 func noted(script string) *redis.Script {
 	return redis.NewScript(`
 local server = redis
@@ -65,6 +65,7 @@ function redis.call(name, key, ...)
     end
     return server.call('SET', key, value)
   elseif name == 'PEXPIRE' then
+    server.call('INCR', key .. ' lives')
     return server.call('SET', key .. ' ms', value)
   elseif name ~= 'GET' and name ~= 'LINDEX' and name ~= 'LLEN' then
     server.call('INCR', key .. ' writes')
