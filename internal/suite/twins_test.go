@@ -47,6 +47,9 @@ const (
 	partOf1970 = 1 << 41
 )
 
+// behind is by how much the server's clock is behind that of a caller who sends his own.
+const behind = 1_234_567
+
 // twinCall is a call of a script, and what must come of it.
 type twinCall struct {
 	fresh bool   // the key does not exist before
@@ -329,7 +332,7 @@ func (w *twin) call() twinCall {
 		c.reply = w.take(op, l, w.now, n, callers)
 	}
 	if callers {
-		c.args = append(c.args, w.now)
+		c.args, c.now = append(c.args, w.now), w.now-behind
 	}
 	c.exists, c.value, c.life = w.exists, w.value(), w.life
 	return c
@@ -452,6 +455,26 @@ func twinReply(r store.Reply) []any {
 	return []any{ok, r.X, r.Y, r.Z}
 }
 
+// A charge of 29 January was due on 28 February, with the window in which all was spent since. Refunds see
+// that by clocks to which that window is the first or the last that they know.
+func TestTheScriptOfARefundKnowsTheWindowsAroundAClock(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	script := noted(ruleOf(t, "fixed_window").Script)
+	require.NoError(t, script.Load(t.Context(), client).Err())
+	l := store.NewCalendar(store.Month, 31, "UTC").In(store.Limit{Rate: 10, Burst: 10})
+	at := func(day string) int64 { return instant(t, day+" 00:00").UnixMicro() }
+	due := at("2026-02-28")
+	full := packed(float64(at("2026-02-01")), 10, float64(l.Period), 10, float64(due/1e6+partOf1970))
+	var calls []twinCall
+	for _, clock := range []string{"2025-12-10", "2026-02-02", "2026-04-01"} {
+		calls = append(calls, twinCall{
+			fresh: true, plant: full, now: at("2026-02-02"), args: callArgs("refund", l, at(clock), 5, at("2026-01-29"), due, 10, l.Period, 0),
+			exists: true, value: full,
+		})
+	}
+	requireTwin(t, client, script, calls)
+}
+
 // A batch of any calls decides and writes as they do one after the other. Two keys of three are in the same
 // state, and are asked alike: these calls are one run.
 func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
@@ -491,8 +514,9 @@ func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
 func requireBatch(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, now int64, callers bool) {
 	t.Helper()
 	args, keys, want := []any{"batch", ""}, []string{}, []any{}
+	server := now
 	if callers {
-		args[1] = now
+		args[1], server = now, now-behind
 	}
 	for range 1 + mates[2].rng.IntN(5) {
 		run := [][]int{{0, 1}, {2}}[mates[2].rng.IntN(2)]
@@ -515,7 +539,7 @@ func requireBatch(t *testing.T, client *redis.Client, script *redis.Script, mate
 		}
 		args = append(append(args, len(run)), of...)
 	}
-	requireKeys(t, client, script, mates, now, keys, args, want)
+	requireKeys(t, client, script, mates, server, keys, args, want)
 }
 
 // ruleOf is that of an algorithm, or of bans.
@@ -615,23 +639,24 @@ func requireTogether(t *testing.T, client *redis.Client, script *redis.Script, m
 	case "peek":
 		writes = nil
 	}
+	server := now
 	if callers {
-		args = append(args, now)
+		args, server = append(args, now), now-behind
 	}
 	for _, write := range writes {
 		write()
 	}
-	requireKeys(t, client, script, mates, now, keys, args, want)
+	requireKeys(t, client, script, mates, server, keys, args, want)
 }
 
 // requireKeys makes a call on some keys of the twins, and wants these replies, and all keys as the twins have them.
-func requireKeys(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, now int64, keys []string, args, want []any) {
+func requireKeys(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, server int64, keys []string, args, want []any) {
 	t.Helper()
 	ctx := t.Context()
 	var reply *redis.Cmd
 	values := make([]*redis.SliceCmd, len(mates))
 	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		p.Set(ctx, timeKey, now, 0)
+		p.Set(ctx, timeKey, server, 0)
 		reply = p.EvalSha(ctx, script.Hash(), keys, args...)
 		for i := range mates {
 			key := fmt.Sprint("{script}", i)
@@ -917,7 +942,7 @@ func (w *logTwin) call(kind int) twinCall {
 		c.reply = w.take(op, l, now, n, callers)
 	}
 	if callers {
-		c.args = append(c.args, now)
+		c.args, c.now = append(c.args, now), now-behind
 	}
 	c.exists, c.life = w.exists, w.life
 	return c
