@@ -519,6 +519,28 @@ func TestWhatALogHasCutStaysCut(t *testing.T) {
 	}
 }
 
+// Events that two admissions have cut are left in the last of three blocks, and those after them are given back.
+func TestALogOfWhichOnlyTheCutIsLeftIsNone(t *testing.T) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
+		l := ratelimit.PerMinute(100)
+		lim := newLimiter(t, "sliding_log", s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		require.Equal(t, 65, admitted(t, lim, 65)) // two blocks
+		allowN(t, lim, 2)                          // in another one
+		c.Advance(time.Microsecond)
+		first := allowN(t, lim, 2)
+		c.Advance(time.Minute - time.Microsecond)
+		second := allowN(t, lim, 1) // just after all but first
+		l = ratelimit.PerHour(100)
+		third := allowN(t, lim, 1)
+		require.NoError(t, lim.Refund(t.Context(), "key", first, 2))
+		require.NoError(t, lim.Refund(t.Context(), "key", second, 1))
+		require.NoError(t, lim.Refund(t.Context(), "key", third, 1))
+		require.Equal(t, 100, peek(t, lim, "key").Remaining)
+		require.Zero(t, peek(t, lim, "key").ResetAfter)
+	})
+}
+
 // After the server's clock has gone back, times are stored an hour late.
 func TestALogWhoseTimeHasMovedIsReadByAllAlike(t *testing.T) {
 	mini, l := redistest.Mini(t), ratelimit.PerMinute(60)
