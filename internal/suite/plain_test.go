@@ -367,6 +367,9 @@ func (k *twoKeys) logs(t *testing.T) {
 			take(rate, packed(now-100, 0, 0, 6, 0)+after(0, 64), packed(numbers...)+after(0, 2))
 		}
 	})
+	odd := packed(now-2, 66, 0, 6, 0, 1, 0, now-period, period) + after(0, 2)
+	require.True(t, take(first+1, packed(now-first, 1, 1, 6, 0, 1, 0, now-period, period)+after(0, first)), "odd counts")
+	require.True(t, take(67, packed(now-100, 1, 1, 6, 0)+after(0, 64), odd), "odd counts of the first block")
 	halves := func(numbers []float64, put func(head string) bool) { // they may cancel each other
 		for i := range numbers {
 			for j := range i {

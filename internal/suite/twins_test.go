@@ -547,6 +547,8 @@ func requireBatch(t *testing.T, client *redis.Client, script *redis.Script, mate
 		}
 		args = append(append(args, len(run)), of...)
 	}
+	given := append([]any{"peek"}, args[1:]...)
+	require.Empty(t, script.EvalSha(t.Context(), client, keys, given...).Val(), "a batch that was given up")
 	requireKeys(t, client, script, mates, server, keys, args, want)
 }
 
@@ -849,6 +851,7 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 		{{Rate: math.MaxInt32, Period: 3650 * 24 * 3600e6}, {Rate: 100, Period: 1e12}},
 		{{Rate: 60, Period: 1000}, {Rate: 40, Period: 2000}},
 		{{Rate: 400, Period: 4e6}},
+		{{Rate: 401, Period: 4e6}},
 	} {
 		for seed := range uint64(effort.Of(1, 2, 30)) {
 			for _, block := range []int{0, 4} {
@@ -856,8 +859,11 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 				calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}, block: block}}
 				for i := range 16 {
 					kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
-					if limits[0].Rate == 400 { // so many empty blocks in one that it leaves in parts
+					switch limits[0].Rate {
+					case 400: // so many empty blocks in one that it leaves in parts
 						kind, n = []int{0, 5, 0}[i%3], 120
+					case 401: // they are the last before the newest, and then the first
+						kind, n = []int{0, 7, 0, 2}[i%4], []int{100, 40, 100, 60}[i%4]
 					}
 					if limits[0].Rate == 1500 && i < 4 { // 24 blocks, then a hole of ten and many small ones; then the end goes
 						kind, n = []int{0, 5, 6, 3}[i], []int{1500, 900, 200, 400}[i]/max(1, 2*block)
@@ -877,15 +883,15 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 }
 
 // call is a call of a kind: one that fills the log, or that gives back what is old or new, or all of
-// a stretch, or any (6).
+// a stretch, or any (6), or all but the newest from there on (7).
 func (w *logTwin) call(kind int) twinCall {
 	l := w.limits[0]
 	if w.rng.IntN(4) == 0 {
 		l = w.limits[w.rng.IntN(len(w.limits))]
 	}
-	live := w.log.End() != math.MinInt64
+	live, planned := w.log.End() != math.MinInt64, l.Rate == 400 || l.Rate == 401
 	switch few := min(l.Rate, 300); {
-	case (l.Rate == 1500 || w.limits[0].Rate == 400) && (kind == 0 || kind == 3 || kind == 5):
+	case (l.Rate == 1500 || planned) && (kind == 0 || kind == 3 || kind == 5):
 		w.now += w.rng.Int64N(10_000)
 	case w.rng.IntN(200) == 0:
 		w.now += w.rng.Int64N(2 * l.Period)
@@ -901,8 +907,8 @@ func (w *logTwin) call(kind int) twinCall {
 	if w.rng.IntN(20) == 0 {
 		n += w.rng.Int64N(5)
 	}
-	callers := live && w.rng.IntN(4) > 0                            // without a log it matters what of one is left that does not count
-	if !callers && w.limits[0].Rate != 400 && w.rng.IntN(20) == 0 { // refunds of what was charged before find nothing then
+	callers := live && w.rng.IntN(4) > 0             // without a log it matters what of one is left that does not count
+	if !callers && !planned && w.rng.IntN(20) == 0 { // refunds of what was charged before find nothing then
 		w.now -= w.rng.Int64N(l.Period)
 	}
 	now := w.now
@@ -911,6 +917,8 @@ func (w *logTwin) call(kind int) twinCall {
 	}
 	op := "take"
 	switch x := w.rng.IntN(10); {
+	case kind == 7 && len(w.charges) > 1:
+		op = "refund"
 	case x == 0:
 		op, n = "peek", 1+w.rng.Int64N(l.Rate+1)
 	case x == 1:
@@ -927,16 +935,20 @@ func (w *logTwin) call(kind int) twinCall {
 		i := w.rng.IntN(len(w.charges))
 		switch kind {
 		case 2:
-			i = 0
+			for i = 0; i < len(w.charges)-1 && w.charges[i].At <= now-l.Period; {
+				i++
+			}
 		case 3:
 			i = len(w.charges) - 1
 		case 4:
 			i = min(i, len(w.charges)/3)
 		case 5: // one after the other
 			i = len(w.charges) / 4
+		case 7:
+			i = len(w.charges) - 2
 		}
 		r := w.charges[i]
-		if w.rng.IntN(4) == 0 {
+		if w.rng.IntN(4) == 0 && kind < 7 {
 			r.N = 1 + w.rng.Int64N(r.N+1)
 		} else {
 			w.charges = append(w.charges[:i], w.charges[i+1:]...)
