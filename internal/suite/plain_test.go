@@ -370,27 +370,27 @@ func (k *twoKeys) logs(t *testing.T) {
 	odd := packed(now-2, 66, 0, 6, 0, 1, 0, now-period, period) + after(0, 2)
 	require.True(t, take(first+1, packed(now-first, 1, 1, 6, 0, 1, 0, now-period, period)+after(0, first)), "odd counts")
 	require.True(t, take(67, packed(now-100, 1, 1, 6, 0)+after(0, 64), odd), "odd counts of the first block")
-	halves := func(numbers []float64, put func(head string) bool) { // they may cancel each other
+	halves := func(numbers []float64, put func(head, more string) bool) { // they may cancel each other
 		for i := range numbers {
+			one := withNumber(packed(numbers...), i, numbers[i]+0.5)
+			require.False(t, put(one, "\x00\x00\x00"), "%d and half an entry", i)
 			for j := range i {
-				if x := packed(numbers...); i != 3 && j != 3 { // which has no half
-					require.False(t, put(withNumber(withNumber(x, i, numbers[i]+0.5), j, numbers[j]+0.5)), "%d and %d", i, j)
-				}
+				require.False(t, put(withNumber(one, j, numbers[j]+0.5), ""), "%d and %d", i, j)
 			}
 		}
 	}
-	halves([]float64{now - first, 0, 0, 6, 0, 1, 0, now - period, period}, func(head string) bool { return take(first+1, head+after(0, first)) })
-	halves([]float64{now - 100, 0, 0, 6, 0}, func(head string) bool { return take(67, head+after(0, 64), last) })
+	halves([]float64{now - first, 0, 0, 6, 0, 1, 0, now - period, period}, func(head, more string) bool { return take(first+1, head+more+after(0, first)) })
+	halves([]float64{now - 100, 0, 0, 6, 0}, func(head, more string) bool { return take(64, head+more+after(0, 63), last) })
 	take(67, packed(now-100, 0, 0, 6, 0)+after(0, 64)+"x", last)
 	take(67, packed(now-200, 0, 0, 6, 0)+after(0, 64), packed(now-100, 64, 0, 6, 0)+after(0, 64), packed(now-2, 128, 0, 6, 0, 1, 0, now-period, period)+after(0, 2))
 	was := k.now
 	for _, at := range []int64{-farthest, 1 - farthest, farthest - 1, farthest, farthest + 1} { // where times end
 		for _, late := range []int64{0, 1, 2} {
 			k.now = at + late
-			base, cutoff := float64(at), max(float64(k.now)-period, 1-2*farthest)
+			base, next, cutoff := float64(at), float64(at+min(late, 1)), max(float64(k.now)-period, 1-2*farthest)
 			plain := take(2, packed(base, 0, 0, 6, 0, 1, 0, cutoff, period)+after(0, 1))
 			require.Equal(t, at > -farthest && at < farthest, plain)
-			take(3, packed(base, 0, 0, 6, 0)+after(0, 1), packed(base, 1, 0, 6, 0, 1, 0, cutoff, period)+after(0, 1))
+			take(3, packed(base, 0, 0, 6, 0)+after(0, 1), packed(next, 1, 0, 6, 0, 1, 0, cutoff, period)+after(0, 1))
 			take(2, packed(base-1, 0, 0, 6, 0, 1, 0, base, period)+after(late+1, 1))
 		}
 	}
