@@ -229,6 +229,14 @@ func TestCallsThatGoTogetherAreDecidedOneByOne(t *testing.T) {
 		proxy.Hold()
 		ctx, cancel := context.WithCancel(t.Context())
 		var callers sync.WaitGroup
+		callers.Go(func() {
+			_, err := s.Take(t.Context(), space, "alone", limit, 1)
+			require.NoError(t, err)
+		})
+		if contextTimeouts {
+			require.Eventually(t, func() bool { return s.Trips() == 1 }, 10*time.Second, 100*time.Microsecond)
+		}
+		time.Sleep(50 * time.Millisecond)
 		for i := range 200 {
 			callers.Go(func() {
 				switch i % 10 {
