@@ -1,8 +1,10 @@
 package httplimit_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
@@ -94,6 +96,44 @@ func ExampleWithSlots_waiting() {
 	time.AfterFunc(10*time.Millisecond, slots[0].Release)
 	show(limit(page), httptest.NewRequest(http.MethodGet, "/", nil)) // 10 ms later
 	// Output: 200
+}
+
+// estimate is the tokens that a prompt and its answer usually take. The handler reads the body again.
+func estimate(r *http.Request) int {
+	prompt, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20))
+	r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(prompt), r.Body))
+	return 500 + len(prompt)/4
+}
+
+// Requests a minute, tokens a minute, and requests at once: a request is charged an estimate of its
+// tokens, holds a slot, and settles what it has used.
+func ExampleDecision_Slot() {
+	store := ratelimit.Must(memstore.New()) // or a redisstore.Store, for several processes
+	requests := ratelimit.Must(ratelimit.NewTokenBucket(store, ratelimit.PerMinute(60), ratelimit.WithName("requests"), ratelimit.CountCalls()))
+	tokens := ratelimit.Must(ratelimit.NewTokenBucket(store, ratelimit.PerMinute(10_000), ratelimit.WithName("tokens")))
+	atOnce := ratelimit.Must(inflight.New(store, 8, time.Minute, ratelimit.WithName("at_once")))
+	model := ratelimit.Must(ratelimit.NewAll(requests, tokens, atOnce))
+
+	limit, err := httplimit.New(model, httplimit.WithCost(estimate), httplimit.WithContext())
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		used := 42 // of the model's answer
+		d, ok := httplimit.FromContext(r.Context())
+		if !ok {
+			return // not limited
+		}
+		if err := d.Slot().Settle(r.Context(), used); err != nil {
+			log.Print(err) // the estimate stays charged
+		}
+		left, _ := tokens.Peek(r.Context(), d.Key)
+		fmt.Println(left.Remaining)
+	}))
+	show(handler, httptest.NewRequest(http.MethodPost, "/", strings.NewReader("why?")))
+	// Output:
+	// 9958
+	// 200
 }
 
 // Each API key that has been issued has a limit of its own. The key itself is hashed before
