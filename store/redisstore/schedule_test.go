@@ -519,7 +519,7 @@ func TestWhichDialsMayHang(t *testing.T) {
 		vain int
 	}{
 		{errors.New("refused"), time.Second, false, 1}, {errors.New("refused"), time.Second, true, 2},
-		{context.DeadlineExceeded, time.Second, false, 2}, {context.DeadlineExceeded, leastDial, false, 1}, {context.DeadlineExceeded, leastDial + 1, false, 2},
+		{context.DeadlineExceeded, time.Second, false, 2}, {context.DeadlineExceeded, 4 * time.Millisecond, false, 1}, {context.DeadlineExceeded, leastDial, false, 1}, {context.DeadlineExceeded, leastDial + 1, false, 2},
 	} {
 		_, p := far(t)
 		now := time.Now()
