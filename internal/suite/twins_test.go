@@ -494,8 +494,7 @@ func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
 			now, seed, mates := anyTime(rng), rng.Uint64(), []*twin{}
 			for i := range 3 {
 				w := &twin{rule: rule, rng: rand.New(rand.NewPCG(seed, uint64(i/2))), limits: twinLimits(algorithm), still: true}
-				require.NoError(t, client.Set(t.Context(), fmt.Sprint("{script}", i), w.plant(now).plant, 0).Err())
-				require.NoError(t, client.Del(t.Context(), fmt.Sprint("{script}", i, " ms")).Err())
+				plantKey(t, client, mateKey(i), w, now)
 				mates, now = append(mates, w), max(now, w.now)
 			}
 			for range 4 {
@@ -509,6 +508,16 @@ func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
 			}
 		}
 	}
+}
+
+// mateKey is the key of the i-th of several twins.
+func mateKey(i int) string { return fmt.Sprint("{script}", i) }
+
+// plantKey puts a state of w into key, of now or a little earlier.
+func plantKey(t *testing.T, client *redis.Client, key string, w *twin, now int64) {
+	t.Helper()
+	require.NoError(t, client.Set(t.Context(), key, w.plant(now).plant, 0).Err())
+	require.NoError(t, client.Del(t.Context(), key+" ms").Err())
 }
 
 // foreignKey has a value that no script has written.
@@ -536,7 +545,7 @@ func requireBatch(t *testing.T, client *redis.Client, script *redis.Script, mate
 			if of = c.args; callers {
 				of = of[:len(of)-1]
 			}
-			switch keys = append(keys, fmt.Sprint("{script}", i)); {
+			switch keys = append(keys, mateKey(i)); {
 			case c.fails:
 				want = append(want, "ratelimit: the clocks of server and caller differ by more than two windows", int64(0), int64(0), int64(0))
 			case c.reply == nil:
@@ -585,8 +594,7 @@ func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
 			for i := range 1 + rng.IntN(4) {
 				rule := rng.IntN(4)
 				w := &twin{rule: rules[rule], number: rule + 1, rng: rng, limits: twinLimits(rules[rule].Name)}
-				require.NoError(t, client.Set(t.Context(), fmt.Sprint("{script}", i), w.plant(now).plant, 0).Err())
-				require.NoError(t, client.Del(t.Context(), fmt.Sprint("{script}", i, " ms")).Err())
+				plantKey(t, client, mateKey(i), w, now)
 				mates, now = append(mates, w), max(now, w.now)
 			}
 			for range 7 {
@@ -629,7 +637,7 @@ func requireTogether(t *testing.T, client *redis.Client, script *redis.Script, m
 		}
 		befores = append(befores, before)
 		r, write := w.plan(l.TurnBefore(before), now, n, callers)
-		want, keys = append(want, twinReply(r)...), append(keys, fmt.Sprint("{script}", i))
+		want, keys = append(want, twinReply(r)...), append(keys, mateKey(i))
 		switch what {
 		case any(0):
 		case any(0.5):
@@ -669,8 +677,7 @@ func requireKeys(t *testing.T, client *redis.Client, script *redis.Script, mates
 		p.Set(ctx, timeKey, server, 0)
 		reply = p.EvalSha(ctx, script.Hash(), keys, args...)
 		for i := range mates {
-			key := fmt.Sprint("{script}", i)
-			values[i] = p.MGet(ctx, key, key+" ms")
+			values[i] = p.MGet(ctx, mateKey(i), mateKey(i)+" ms")
 		}
 		return nil
 	})
@@ -678,11 +685,10 @@ func requireKeys(t *testing.T, client *redis.Client, script *redis.Script, mates
 	require.Equal(t, want, reply.Val(), "%v", args)
 	for i, w := range mates {
 		kept := values[i].Val()
-		if kept[0] == nil {
-			kept[0] = ""
-		}
-		if kept[1] == nil {
-			kept[1] = ""
+		for j := range kept {
+			if kept[j] == nil {
+				kept[j] = ""
+			}
 		}
 		require.Equal(t, []any{w.value(), w.life}, kept, "key %d of %v", i, args)
 	}

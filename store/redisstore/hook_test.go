@@ -88,11 +88,11 @@ func TestAPanicOfAHookIsThatOfTheCall(t *testing.T) {
 	for _, contextTimeouts := range []bool{false, true} {
 		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, ContextTimeoutEnabled: contextTimeouts})
 		defer ring.Close()
-		by := func() { panic("planted") }
-		ring.AddHook(&broken{by: func() { by() }})
+		hook := &broken{by: func() { panic("planted") }}
+		ring.AddHook(hook)
 		s := newStore(t, ring)
 		require.PanicsWithValue(t, "planted", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
-		if by = runtime.Goexit; !contextTimeouts { // or else it is the caller's own
+		if hook.by = runtime.Goexit; !contextTimeouts { // or else it is the caller's own
 			require.PanicsWithError(t, "redisstore: a hook has ended its goroutine", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
 		}
 	}
