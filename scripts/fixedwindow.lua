@@ -23,26 +23,28 @@ local function ttl(s)
   return windowend(s.at, s.period) - s.at
 end
 
--- calendar reads l.period of a calendar, which is a text.
+-- calendar returns the edges of the windows of l, if it has any. It reads l.period, which is a
+-- text then, once: l is of all calls of a run.
 local function calendar(l)
-  l.edges = {}
-  for number in string.gmatch(l.period, '%S+') do
-    l.edges[#l.edges + 1] = number * 1000000
+  if type(l.period) == 'string' then
+    l.edges = {}
+    for number in string.gmatch(l.period, '%S+') do
+      l.edges[#l.edges + 1] = number * 1000000
+    end
+    l.period = table.remove(l.edges, 1) / 1000000
   end
-  l.period = table.remove(l.edges, 1) / 1000000
+  return l.edges
 end
 
 local function step(s, l, now, n)
   local count, left, part, last = 0, 0, 0
   s.part = min(s.part, floor((now + s.period + DAYS) / 1000000) + 2 ^ 41) -- where s has moved, it stays sound
-  if type(l.period) == 'string' then -- it is read once
-    calendar(l)
-  end
-  if l.edges then
+  local edges = calendar(l)
+  if edges then
     local first
-    for i = 2, #l.edges do
-      if now >= l.edges[i - 1] and now < l.edges[i] then
-        first, last = l.edges[i - 1], l.edges[i]
+    for i = 2, #edges do
+      if now >= edges[i - 1] and now < edges[i] then
+        first, last = edges[i - 1], edges[i]
       end
     end
     if not last and s.at == now and not s.moved and s.part > 0 and s.period == l.period then
@@ -75,12 +77,10 @@ elseif op == 'refund' then
     if c.period ~= s.period or c.due ~= s.at + ttl(s) or s.part == 0 and c.at < c.due - s.period then -- a day of 25 hours
       return false
     end
-    if s.part > 0 and type(l.period) == 'string' then
-      calendar(l)
-      for i = 2, #l.edges do -- of another calendar, with the same end and an earlier start
-        if l.period == s.period and l.edges[i] == c.due and c.at < l.edges[i - 1] and l.edges[i - 1] <= s.at then
-          return false
-        end
+    local edges = s.part > 0 and calendar(l) or {}
+    for i = 2, #edges do -- of another calendar, with the same end and an earlier start
+      if l.period == s.period and edges[i] == c.due and c.at < edges[i - 1] and edges[i - 1] <= s.at then
+        return false
       end
     end
     s.whole = s.whole - min(c.n, s.whole)

@@ -129,7 +129,7 @@ func goDoes(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOPROXY=off", "RATELIMIT_LONG=")
+	cmd.Env = append(os.Environ(), "RATELIMIT_LONG=")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "go %s:\n%s", strings.Join(args, " "), out)
 	return string(out)

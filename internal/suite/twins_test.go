@@ -456,23 +456,28 @@ func twinReply(r store.Reply) []any {
 }
 
 // A charge of 29 January was due on 28 February, with the window in which all was spent since. Refunds see
-// that by clocks to which that window is the first or the last that they know.
+// that by clocks to which that window is the first or the last that they know, and in a batch each of them.
 func TestTheScriptOfARefundKnowsTheWindowsAroundAClock(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	script := noted(ruleOf(t, "fixed_window").Script)
+	rule := ruleOf(t, "fixed_window")
+	script, batch := noted(rule.Script), noted(rule.BatchScript(rule))
 	require.NoError(t, script.Load(t.Context(), client).Err())
+	require.NoError(t, batch.Load(t.Context(), client).Err())
 	l := store.NewCalendar(store.Month, 31, "UTC").In(store.Limit{Rate: 10, Burst: 10})
 	at := func(day string) int64 { return instant(t, day+" 00:00").UnixMicro() }
 	due := at("2026-02-28")
-	full := packed(float64(at("2026-02-01")), 10, float64(l.Period), 10, float64(due/1e6+partOf1970))
-	var calls []twinCall
-	for _, clock := range []string{"2025-12-10", "2026-02-02", "2026-04-01"} {
-		calls = append(calls, twinCall{
-			fresh: true, plant: full, now: at("2026-02-02"), args: callArgs("refund", l, at(clock), 5, at("2026-01-29"), due, 10, l.Period, 0),
-			exists: true, value: full,
-		})
+	w := &twin{exists: true, limit: l, state: store.State{At: at("2026-02-01"), Period: l.Period, Whole: 10, Part: due/1e6 + partOf1970}}
+	now, keys, mates := at("2026-02-02"), []string{}, []*twin{w, w, w}
+	for i := range mates {
+		keys = append(keys, mateKey(i))
+		require.NoError(t, client.Set(t.Context(), mateKey(i), w.value(), 0).Err())
 	}
-	requireTwin(t, client, script, calls)
+	for _, clock := range []string{"2025-12-10", "2026-02-02", "2026-04-01"} {
+		args := callArgs("refund", l, at(clock), 5, at("2026-01-29"), due, 10, l.Period, 0)
+		nothing := slices.Repeat([]any{int64(0)}, 4)
+		requireKeys(t, client, script, mates[:1], now, keys[:1], args, nothing)
+		requireKeys(t, client, batch, mates, now, keys, append([]any{"batch", "", len(mates)}, args...), slices.Repeat(nothing, len(mates)))
+	}
 }
 
 // A batch of any calls decides and writes as they do one after the other. Two keys of three are in the same
@@ -859,7 +864,7 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 		{{Rate: 400, Period: 4e6}},
 		{{Rate: 401, Period: 4e6}},
 	} {
-		for seed := range uint64(effort.Of(1, 2, 30)) {
+		for seed := range uint64(effort.Of(1, 2, 10)) {
 			for _, block := range []int{0, 4} {
 				w := &logTwin{rule: rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, block: block, now: 1_700_000_000_000_000 - int64(i)*400_000_000_000_000, log: rule.NewLog(store.State{})}
 				calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}, block: block}}
