@@ -834,7 +834,8 @@ type logTwin struct {
 	now     int64
 	shift   int64 // the server's clock is so much later than the log's, which goes on where that goes back
 	period  int64 // of the last event
-	same    int   // how many of the last entries are of one instant
+	last    int64 // when events were logged the last time, by the log's clock,
+	same    int   // and how many calls did so at that instant
 	exists  bool
 	life    string
 	charges []store.Receipt
@@ -911,19 +912,20 @@ func (w *logTwin) call(kind int) twinCall {
 	case w.rng.IntN(3) > 0:
 		w.now += w.rng.Int64N(l.Period/few + 1)
 	}
-	if w.block > 0 && w.same == w.block { // of more at one instant, the script would give back fewer
-		w.now, w.same = max(w.now, w.newest())+1, 0
+	full := live && w.block > 0 && w.same == w.block
+	if full { // of more at one instant, the script would give back fewer
+		w.now = max(w.now, w.newest()) + 1
 	}
 	n := int64(1)
 	if w.rng.IntN(20) == 0 {
 		n += w.rng.Int64N(5)
 	}
-	callers := live && w.rng.IntN(4) > 0             // without a log it matters what of one is left that does not count
-	if !callers && !planned && w.rng.IntN(20) == 0 { // refunds of what was charged before find nothing then
+	callers := live && w.rng.IntN(4) > 0                      // without a log it matters what of one is left that does not count
+	if !callers && !planned && !full && w.rng.IntN(20) == 0 { // refunds of what was charged before find nothing then
 		w.now -= w.rng.Int64N(l.Period)
 	}
 	now := w.now
-	if callers && w.log.End()+w.shift > now && w.rng.IntN(10) == 0 { // late
+	if callers && !full && w.log.End()+w.shift > now && w.rng.IntN(10) == 0 { // late
 		now -= w.rng.Int64N(l.Period)
 	}
 	op := "take"
@@ -1004,9 +1006,10 @@ func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []a
 	case r.OK() || op == "charge":
 		r.X = log.Add(l, now-shift, n) - l.Period + shift
 		w.log, w.shift, w.period, w.exists, w.life = log, shift, l.Period, true, lifeOf(l.Period)
-		if w.same++; len(w.charges) > 0 && w.charges[len(w.charges)-1].At != r.X {
-			w.same = 1
+		if r.X-shift != w.last {
+			w.last, w.same = r.X-shift, 0
 		}
+		w.same++
 		w.charges = append(w.charges, store.NewReceipt(l, r.X, l.Period, n))
 	case moved:
 		w.shift, w.life = shift, lifeOf(w.period)
