@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,7 +80,7 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 			rule := ruleOf(t, algorithm)
 			whole := noted(rule.Script)
 			require.NoError(t, whole.Load(t.Context(), client).Err())
-			w := &twin{rule: rule, rng: rand.New(rand.NewPCG(5, 6)), limits: twinLimits(algorithm)}
+			w := &twin{rule: rule, rng: anew(5, 6), limits: twinLimits(algorithm)}
 			for range effort.Of(8, 20, 100) {
 				var calls []twinCall
 				for range 60 {
@@ -92,6 +93,18 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// anew makes a random trace, another one for each RATELIMIT_SEED.
+func anew(seed, number uint64) *rand.Rand {
+	if text := os.Getenv("RATELIMIT_SEED"); text != "" {
+		night, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			panic(err)
+		}
+		seed += night << 8
+	}
+	return rand.New(rand.NewPCG(seed, number))
 }
 
 // twinLimits are what the limits of a trace are taken from.
@@ -494,7 +507,7 @@ func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
 		script := noted(rule.BatchScript(rule))
 		require.NoError(t, script.Load(t.Context(), client).Err())
 		require.NoError(t, client.Set(t.Context(), foreignKey, "none of ours", 0).Err())
-		rng := rand.New(rand.NewPCG(9, 10))
+		rng := anew(9, 10)
 		for range effort.Of(50, 100, 1000) {
 			now, seed, mates := anyTime(rng), rng.Uint64(), []*twin{}
 			for i := range 3 {
@@ -590,7 +603,7 @@ func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket", "sliding_log"} {
 		rules = append(rules, ruleOf(t, algorithm))
 	}
-	rng := rand.New(rand.NewPCG(7, 8))
+	rng := anew(7, 8)
 	for _, rules := range [][]*store.Rule{rules[:4], rules} {
 		script := noted(rules[0].JointScript(rules))
 		require.NoError(t, script.Load(t.Context(), client).Err())
@@ -867,7 +880,7 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	} {
 		for seed := range uint64(effort.Of(1, 2, 10)) {
 			for _, block := range []int{0, 4} {
-				w := &logTwin{rule: rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, block: block, now: 1_700_000_000_000_000 - int64(i)*400_000_000_000_000, log: rule.NewLog(store.State{})}
+				w := &logTwin{rule: rule, rng: anew(seed, uint64(i)), limits: limits, block: block, now: 1_700_000_000_000_000 - int64(i)*400_000_000_000_000, log: rule.NewLog(store.State{})}
 				calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}, block: block}}
 				for i := range 16 {
 					kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
