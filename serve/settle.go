@@ -38,6 +38,7 @@ type reservation struct {
 // charge is that of one descriptor.
 type charge struct {
 	of    uint32    // askOf of the descriptor, so that no other one is settled by mistake
+	where uint32    // countOf of the part, which other rules may count elsewhere
 	n     int       // events; 0 if nothing was charged
 	until time.Time // the end of the window that counts them, or when a bucket has drained
 }
@@ -65,6 +66,14 @@ func askOf(domain string, entries []*common.RateLimitDescriptor_Entry) uint32 {
 	return h.Sum32()
 }
 
+// countOf tells one place where events are counted from another: see [ratelimit.WithName].
+func countOf(p *part) uint32 {
+	l, h := p.limit, fnv.New32a()
+	l.Rate, l.Burst = 1, 0 // which change no place
+	_, _ = fmt.Fprint(h, p.algorithm(), l, " ", p.key)
+	return h.Sum32()
+}
+
 // reserved is the text of the reservation of a question that was asked at that time, by req. It is "" if
 // the store has charged nothing.
 func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
@@ -86,6 +95,7 @@ func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 		some = some || c.n > 0
 		b = binary.AppendVarint(binary.AppendVarint(b, int64(c.n)), c.until.UnixMilli())
 		b = binary.BigEndian.AppendUint32(b, askOf(req.GetDomain(), req.GetDescriptors()[i].GetEntries()))
+		b = binary.BigEndian.AppendUint32(b, countOf(p))
 	}
 	if !some {
 		return ""
@@ -111,10 +121,10 @@ func parseReservation(text string) (r reservation, err error) {
 	r.made = time.UnixMilli(next())
 	for err == nil && len(b) > 0 {
 		c := charge{n: int(min(max(next(), 0), maxHits)), until: time.UnixMilli(next())}
-		if len(b) < 4 {
+		if len(b) < 8 {
 			return r, invalid("reservation: want the text of a decision")
 		}
-		c.of, b = binary.BigEndian.Uint32(b), b[4:]
+		c.of, c.where, b = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), b[8:]
 		r.charges = append(r.charges, c)
 	}
 	if age := time.Since(r.made); err == nil && (age > settleWithin || age < -clocksDiffer) {
@@ -127,7 +137,7 @@ func parseReservation(text string) (r reservation, err error) {
 func (c charge) held(p *part, now time.Time) int {
 	left := c.until.Sub(now)
 	switch {
-	case left <= 0:
+	case left <= 0 || c.where != countOf(p):
 		return 0
 	case p.algorithm() != "token_bucket":
 		return c.n

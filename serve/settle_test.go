@@ -183,6 +183,30 @@ func TestSettleWithoutTheRule(t *testing.T) {
 	require.JSONEq(t, `{"given": [0], "charged": [0]}`, w.Body.String())
 }
 
+// A rule that counts in another place meanwhile has nothing to give back either: that would be what others were charged.
+func TestSettleAfterTheRuleCountsElsewhere(t *testing.T) {
+	t.Parallel()
+	for before, after := range map[string]string{
+		"rate_limit: {limit: 1000/m}":                            "rate_limit: {limit: 1000/h}",
+		"rate_limit: {limit: 1000/week}":                         "rate_limit: {limit: 1000/week from tuesday}",
+		"rate_limit: {limit: 1000/m, algorithm: sliding_window}": "rate_limit: {limit: 1000/m, algorithm: token_bucket}",
+		"rate_limit: {limit: 1000/m, algorithm: token_bucket}":   `value: "a*", share_threshold: true, rate_limit: {limit: 1000/m, algorithm: token_bucket}`,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			file := func(rule string) *serve.Rules { return rules(t, "domain: edge\ndescriptors: [{key: user, "+rule+"}]") }
+			s, err := serve.New(ratelimit.Must(memstore.New()), file(before))
+			require.NoError(t, err)
+			first, second := reserve(t, s, "user=a", "500"), reserve(t, s, "user=a", "100")
+			require.NoError(t, s.Update(file(after)))
+			require.NotEmpty(t, reserve(t, s, "user=a", "400"))
+			require.JSONEq(t, `{"given": [0], "charged": [0]}`, post(s, "/v1/settle", settleBody("user=a", "0", first)).Body.String(), after)
+			require.Equal(t, 600, left(t, s, "user=a"), after)
+			require.JSONEq(t, `{"given": [0], "charged": [50]}`, post(s, "/v1/settle", settleBody("user=a", "150", second)).Body.String(), after)
+			require.Equal(t, 550, left(t, s, "user=a"), "what a cost is beyond its estimate comes now: %s", after)
+		})
+	}
+}
+
 // Whatever a stranger sends as a reservation is refused, or read as one of his own.
 func TestReservationsOfStrangers(t *testing.T) {
 	t.Parallel()
