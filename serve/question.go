@@ -432,9 +432,9 @@ func (q *question) fail(res ratelimit.Result) error {
 // when the count begins anew.
 func (p *part) wait() time.Duration {
 	switch r := &p.result; {
-	case !r.Allowed && r.RetryAfter == ratelimit.Never:
+	case p.over && r.RetryAfter == ratelimit.Never:
 		return max(r.ResetAfter, p.limit.Period)
-	case !r.Allowed:
+	case p.over:
 		return r.RetryAfter
 	default:
 		return r.ResetAfter
