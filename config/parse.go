@@ -405,7 +405,7 @@ func (r *reader) limits() {
 // list reads limits that must all admit.
 func (r *reader) list(n *yaml.Node) {
 	most := maxLimits
-	if r.spec.slots > 0 {
+	if _, banned := r.fields["ban"]; banned || r.spec.slots > 0 { // which are one more
 		most--
 	}
 	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 || len(n.Content) > most {
