@@ -1318,6 +1318,19 @@ func TestAllowUpToOfAnAllFitsTheTightestThatDenies(t *testing.T) {
 	}
 }
 
+// The wait is that for one event, and not for all that were asked for, which may never come.
+func TestAllowUpToOfAnAllThatGrantsNothingIsDeniedAsAllowIs(t *testing.T) {
+	for _, asked := range []int{1, 2, 9} {
+		mem := memory(t, newClock())
+		a := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(3)), newLimiter(t, "sliding_log", mem, ratelimit.PerHour(5)))
+		require.True(t, allowN(t, a, 3).Allowed)
+		granted, r, err := ratelimit.AllowUpTo(t.Context(), a, "key", asked)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		require.Equal(t, allowN(t, a, 1).String(), r.String(), asked)
+	}
+}
+
 // Of two limits that deny for as long, the name and the numbers are of the same one.
 func TestADenialIsToldOfOneLimit(t *testing.T) {
 	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{Store: memory(t, newClock())}} {

@@ -209,7 +209,7 @@ const upToTries = 3
 
 // AllowUpTo admits as many of n events as there is room for. Its Result is that of
 // AllowN(granted), or of Allow if nothing is granted. A limiter without that method is asked by
-// AllowN, up to three times.
+// AllowN, up to three times, and by Peek where nothing is granted.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter
@@ -227,9 +227,16 @@ func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, 
 		if r.Allowed {
 			return n, r, nil
 		}
-		if n = min(n, r.room()); n == 0 {
-			break
+		if room := r.room(); room > 0 {
+			n = min(n, room)
+			continue
 		}
+		if n > 1 { // r may say Never, where one event only has to wait
+			if one, err := l.Peek(ctx, key); err == nil && !one.Allowed {
+				r = one
+			}
+		}
+		break
 	}
 	return 0, r, nil
 }
