@@ -50,6 +50,18 @@ func TestALimiterBansByTheText(t *testing.T) {
 	}
 }
 
+// Whoever takes what there is has done nothing wrong: see [ratelimit.Ban.AllowUpTo].
+func TestWhoIsGrantedAPartIsNotBanned(t *testing.T) {
+	l := limiter(t, build(t, memory(t), "limiters:\n  a:\n    algorithm: fixed_window\n    limit: 5/m\n    ban: {denials: 1/10m, for: 15m}\n"), "a")
+	for _, want := range []int{5, 0} {
+		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 7)
+		require.NoError(t, err)
+		require.Equal(t, want, granted)
+		require.Equal(t, ratelimit.SourceStore, r.Source())
+		require.Equal(t, want, r.Charged())
+	}
+}
+
 func TestBansThatCannotBe(t *testing.T) {
 	for block, want := range map[string]string{
 		"{for: 15m}":                                                `5:5: limiter "a": ban: want denials, such as 3/10m`,

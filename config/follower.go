@@ -34,6 +34,10 @@ func (f *follower) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 	return f.now(key).AllowN(ctx, key, n)
 }
 
+func (f *follower) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit.Result, error) {
+	return ratelimit.AllowUpTo(ctx, f.now(key), key, n)
+}
+
 func (f *follower) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	return ratelimit.AllowWithin(ctx, f.now(key), key, n, d)
 }

@@ -69,6 +69,12 @@ func (l *limits) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	return l.signed(l.Limiter.AllowN(ctx, key, n))
 }
 
+func (l *limits) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
+	granted, r, err = ratelimit.AllowUpTo(ctx, l.Limiter, key, n)
+	r, err = l.signed(r, err)
+	return granted, r, err
+}
+
 func (l *limits) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	return l.signed(ratelimit.AllowWithin(ctx, l.Limiter, key, n, d))
 }
