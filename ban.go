@@ -243,9 +243,12 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 	if err = d.settle(ctx); err != nil {
 		return false, err
 	}
-	if banned = !d.results[0].Allowed; banned {
+	if !d.entries[0].decided { // a Rate of 0 denies without the store, whether it can be asked for a ban or not
+		banned, _ = b.banned(ctx, key, res)
+	} else if banned = !d.results[0].Allowed; banned {
 		b.deny(&d.results[0], res)
-	} else {
+	}
+	if !banned {
 		d.behindGate(ctx, res)
 	}
 	return banned, nil

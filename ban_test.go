@@ -646,6 +646,30 @@ func TestABanAtStrangeTimes(t *testing.T) {
 	require.Equal(t, ratelimit.SourceStore, allow(t, b, "key").Source())
 }
 
+// What denies without asking the store, as a tier of nothing, counts too.
+func TestABanAroundARateOfZero(t *testing.T) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		none := newLimiter(t, "token_bucket", s, ratelimit.PerMinute(0))
+		for name, l := range map[string]ratelimit.Limiter{"one": none, "all": all(t, newLimiter(t, "sliding_log", s, ratelimit.PerMinute(9)), none)} {
+			b := newBan(t, l, s, quarter, ratelimit.WithName(name))
+			for range 2 {
+				r := allow(t, b, "key")
+				require.False(t, r.Allowed)
+				require.Equal(t, ratelimit.SourceZeroRate, r.Source(), name)
+				require.Equal(t, ratelimit.Never, r.RetryAfter)
+			}
+			for range 2 {
+				bannedFor(15*time.Minute)(t, allow(t, b, "key"))
+				bannedFor(15*time.Minute)(t, peek(t, b, "key"))
+			}
+			c.Advance(15 * time.Minute)
+			require.Equal(t, ratelimit.Never, allow(t, b, "key").RetryAfter)
+		}
+	})
+	gone := newBan(t, newLimiter(t, "token_bucket", banOutage{}, ratelimit.PerMinute(0)), banOutage{}, quarter)
+	require.Equal(t, ratelimit.Never, allow(t, gone, "key").RetryAfter, "an outage admits nobody")
+}
+
 // Who cannot ask whether a key is banned does not know that it is not: without package fallback
 // that is an error.
 func TestABanThatCannotBeAskedForAdmitsNobody(t *testing.T) {
