@@ -281,6 +281,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "local without instances", text: a + "    limit: 1/s\n    on_failure: local\n", err: `5:17: limiter "a": on_failure: local: want instances beside it`},
 		{name: "instances without local", text: a + "    limit: 1/s\n    instances: 4\n", err: `5:5: limiter "a": instances: want on_failure: local beside it`},
 		{name: "no instances", text: a + "    limit: 1/s\n    on_failure: local\n    instances: 0\n", err: `6:16: limiter "a": instances: "0": want a number from 1 to 2147483647`},
+		{name: "a number that YAML 1.1 reads as eight", text: "limiters:\n  a:\n    in_flight: 010\n", err: `3:16: limiter "a": in_flight: "010": want a number from 1 to 2147483647`},
 		{name: "half an instance", text: a + "    limit: 1/s\n    on_failure: local\n    instances: 0.5\n", err: `6:16: limiter "a": instances: "0.5": want a number from 1 to 2147483647`},
 		{
 			name: "a share with too long a period", text: a + "    limit: 1/3650d\n    on_failure: local\n    instances: 2\n", is: ratelimit.ErrInvalidLimit,

@@ -601,7 +601,7 @@ func (r *reader) instances(n *yaml.Node, good bool) {
 // number reads a number of a field, 0 if there is none.
 func (r *reader) number(n *yaml.Node, field string) int {
 	count, err := strconv.ParseInt(n.Value, 10, 32)
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || count < 1 {
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || count < 1 || strconv.FormatInt(count, 10) != n.Value { // 010 is 8 for other readers
 		r.fail(n, "%s%s: %s: want a number from 1 to %d", r.what, field, describe(n), maxCount)
 		return 0
 	}
