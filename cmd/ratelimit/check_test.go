@@ -104,6 +104,20 @@ func TestALimitNeverDeniesIfAnotherOneHasDeniedBefore(t *testing.T) {
 	}
 }
 
+func TestABanIsExplainedInTheUnitsOfItsTime(t *testing.T) {
+	for limit, want := range map[string]string{
+		"5/m":       "after 3 denials in 1m a key is banned for 15m\n",
+		"unlimited": "its ban never begins: nothing is denied\n",
+	} {
+		for _, denials := range []string{"3/m", "3 / minute", "3/60s"} {
+			text := "limiters:\n  a: {algorithm: fixed_window, limit: " + limit + ", ban: {denials: " + denials + ", for: 15m}}\n"
+			require.Contains(t, command(t, strings.NewReader(text), "check", "-explain", "-").stdout, "\n  "+want)
+		}
+	}
+	text := "limiters:\n  a: {algorithm: fixed_window, limit: unlimited, tiers: {free: 0/m}, ban: {denials: 3/m, for: 15m}}\n"
+	require.Contains(t, command(t, strings.NewReader(text), "check", "-explain", "-").stdout, "a key is banned for 15m\n")
+}
+
 func TestCheckReadsStandardInput(t *testing.T) {
 	got := command(t, strings.NewReader(`{"limiters": {"api": {"algorithm": "sliding_window", "limit": "1/m"}}}`), "check", "-")
 	require.Equal(t, result{0, "-: limiters api\n", ""}, got)

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -66,6 +65,12 @@ func (l *fileLimiter) limits() ([]ratelimit.Limit, error) {
 	return all, nil
 }
 
+// deniesNothing is whether neither the limits nor a tier deny anything.
+func (l *fileLimiter) deniesNothing() bool {
+	denies := func(text string) bool { return text != "" && text != ratelimit.Unlimited().String() }
+	return !denies(l.Limit) && !slices.ContainsFunc(l.Limits, denies) && !slices.ContainsFunc(slices.Collect(maps.Values(l.Tiers)), denies)
+}
+
 // explain says what the limiters of a good text do.
 func explain(w io.Writer, text []byte) error {
 	limiters, err := readLimiters(text)
@@ -110,9 +115,16 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 		parts++
 		fmt.Fprintf(w, "  never more than %d at once; the slot of a process that has died is free after %s\n", l.InFlight, cmp.Or(l.Life, "1m"))
 	}
-	if l.Ban.Denials != "" {
-		denials, within, _ := strings.Cut(l.Ban.Denials, "/")
-		fmt.Fprintf(w, "  after %s denials in %s a key is banned for %s", denials, within, l.Ban.For)
+	switch {
+	case l.Ban.Denials == "":
+	case l.deniesNothing():
+		fmt.Fprintln(w, "  its ban never begins: nothing is denied")
+	default:
+		denials, err := ratelimit.ParseLimit(l.Ban.Denials)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "  after %d denials in %s a key is banned for %s", denials.Rate, periodText(denials.Period), l.Ban.For)
 		if l.Ban.Most != "" {
 			fmt.Fprintf(w, ", each further time for twice as long, up to %s", l.Ban.Most)
 		}

@@ -48,6 +48,8 @@ func (f *form) flags(flags *flag.FlagSet) {
 // prepare checks the flags.
 func (f *form) prepare() error {
 	switch {
+	case f.line != "" && f.format != "combined":
+		return errors.New("-format goes not with -line, which says the form of the lines")
 	case f.line != "":
 		return f.prepareLine()
 	case f.format == "combined":
