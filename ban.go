@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/queue"
@@ -71,7 +72,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	b := &Ban{limiter: l, parts: parts, penalty: p, opts: opts}
+	b := &Ban{limiter: l, parts: parts, penalty: p, opts: slices.Clone(opts)}
 	b.all, _ = l.(*All)
 	if err := b.denials.make(b, s, p, opts); err != nil {
 		return nil, err

@@ -468,6 +468,24 @@ func TestALocalLimiterBansTheKeysOfTheBan(t *testing.T) {
 	})
 }
 
+// The slice of options is the caller's, who may use it again.
+func TestALocalLimiterBansByTheOptionsThatTheBanWasMadeWith(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		by := func(length int) ratelimit.Option {
+			return ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[:length], nil })
+		}
+		opts := []ratelimit.Option{by(4)}
+		b := newBan(t, newLimiter(t, "token_bucket", banOutage{}, ratelimit.PerMinute(1)), banOutage{}, quarter, opts...)
+		opts[0] = by(6)
+		safe := failover(t, b, fallback.FailLocal(1))
+		for _, key := range []string{"net1-a", "net1-b", "net1-c"} {
+			require.True(t, allow(t, safe, key).Allowed)
+			require.False(t, allow(t, safe, key).Allowed)
+		}
+		require.Equal(t, ratelimit.SourceBan, allow(t, safe, "net1-d").Source())
+	})
+}
+
 type banDecisions struct{ decisions, denials atomic.Int64 }
 
 func (c *banDecisions) Decided(_ context.Context, _ string, _ int, r ratelimit.Result, err error, _ time.Duration) {
