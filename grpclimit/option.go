@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -281,7 +282,7 @@ func WithSlots(opts ...inflight.Option) Option {
 			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
 		}
 		var err error
-		c.hold = opts
+		c.hold = slices.Clone(opts)
 		c.waits, err = inflight.Check(opts...)
 		return err
 	})

@@ -212,6 +212,21 @@ func TestClientsHoldSlots(t *testing.T) {
 	requireHeld(t, atOnce, 0)
 }
 
+// The slice of options is the caller's, who may use it again.
+func TestTheOptionsOfSlotsStayAsTheyWereGiven(t *testing.T) {
+	both, _, _ := slots(t, 1)
+	told := make(chan string, 1)
+	tells := func(whom string) inflight.Option {
+		return inflight.OnEnd(func(inflight.Ending) { told <- whom })
+	}
+	opts := []inflight.Option{tells("first")}
+	svc := &service{unary: func(context.Context) error { return nil }}
+	client := dial(t, listen(t, svc, unaryServer(t, both, global, grpclimit.WithSlots(opts...))))
+	opts[0] = tells("second")
+	require.Equal(t, codes.OK, call(t, client).code())
+	require.Equal(t, "first", <-told)
+}
+
 func TestOptionsOfSlotsNeedSlots(t *testing.T) {
 	both, _, _ := slots(t, 1)
 	for _, opt := range []grpclimit.ServerOption{

@@ -678,6 +678,20 @@ func TestOptionsOfSlotsNeedSlots(t *testing.T) {
 	}
 }
 
+// The slice of options is the caller's, who may use it again.
+func TestTheOptionsOfSlotsStayAsTheyWereGiven(t *testing.T) {
+	var told []string
+	tells := func(whom string) inflight.Option {
+		return inflight.OnEnd(func(inflight.Ending) { told = append(told, whom) })
+	}
+	opts := []inflight.Option{tells("first")}
+	with := httplimit.WithSlots(opts...)
+	h := httplimit.Middleware(slots(t, living(t), 1), global, with)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	opts[0] = tells("second")
+	h.ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1"))
+	require.Equal(t, []string{"first"}, told)
+}
+
 // A client's request holds a slot until its answer has been read or closed, or there is none.
 func TestAClientHoldsASlotUntilTheAnswerIsRead(t *testing.T) {
 	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -304,7 +305,7 @@ func WithSlots(opts ...inflight.Option) Option {
 			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
 		}
 		var err error
-		c.hold = opts
+		c.hold = slices.Clone(opts)
 		c.waits, err = inflight.Check(opts...)
 		return err
 	})
