@@ -29,6 +29,21 @@ func TestChargeSaysWhatPeekSays(t *testing.T) {
 	})
 }
 
+// A debt that is given back is no room for others. It may be of the same µs as a lease, as in one script
+// of Redis.
+func TestADebtOfTheTimeOfALeaseDoesNotGoIntoIt(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		d := newLease(t, newLimiter(t, algorithm, memory(t, stopped), ratelimit.PerSecond(100)), life)
+		defer closeLease(t, d)
+		require.True(t, allow(t, d).Allowed)
+		require.True(t, allowN(t, d, remaining(t, d)).Allowed)
+		debt, err := d.Charge(t.Context(), "key", 3)
+		require.NoError(t, err)
+		require.NoError(t, d.Refund(t.Context(), "key", debt, 3))
+		require.False(t, allow(t, d).Allowed)
+	})
+}
+
 // A failed refund of one lease leaves no other one charged.
 func TestAnAllowUpToGivesBackWhatItCan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -146,6 +146,9 @@ func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	d.stats.asked.Add(1)
 	ls := newLimits(ns.Rule, l, d.terms.life)
 	r, err := d.Store.Overdraw(ctx, ns, key, ls.by, n, most)
+	if err == nil {
+		d.noteDebt(ns, key, r.X)
+	}
 	if err != nil || ls.by == ls.own || r.Plain() {
 		return r, err
 	}
@@ -155,6 +158,16 @@ func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	r.Outcome = store.Admitted
 	says := r.Report(ns.Rule, ls.by, n, n)
 	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: says.Reset}, nil
+}
+
+// noteDebt notes that key was overdrawn at that time.
+func (d *Store) noteDebt(ns *store.Namespace, key string, at int64) {
+	s, id := d.shardOf(ns, key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.keys[id]; e != nil {
+		e.debtAt = at
+	}
 }
 
 // Refund gives back to the lease, if it has not ended, and else to the store. An event that was
@@ -174,13 +187,13 @@ func (d *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 }
 
 // returned gives events back to their lease, and returns how many. It is 0 if that has ended, or
-// waits while another is spent.
+// waits while another is spent. It is 0 too if they may be a debt of the same time: that is no room.
 func (d *Store) returned(ns *store.Namespace, key string, c store.Receipt) int64 {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.keys[id]
-	if e == nil || e.grant == nil || e.grant.at != c.At || e.grant.at+e.grant.reset != c.Due || d.now() >= e.until {
+	if e == nil || e.grant == nil || e.grant.at != c.At || e.grant.at+e.grant.reset != c.Due || c.At == e.debtAt || d.now() >= e.until {
 		return 0
 	}
 	n := min(int(c.N), e.most-e.left)
