@@ -111,6 +111,9 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 			ch.slot.Release()
 		}
 	}()
+	if ch.slot != nil { // also if nobody receives the end; the Context of a stream would end gRPC's retries
+		opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { ch.slot.Release() }))
+	}
 	stream, err := streamer(ctx, desc, cc, fullMethod, opts...)
 	if ch.Key == "" {
 		return stream, err
@@ -120,9 +123,7 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 		c.heed(ch.Key, err)
 		return nil, err
 	}
-	if opened = true; ch.slot != nil {
-		context.AfterFunc(stream.Context(), ch.slot.Release) // if nobody receives its end
-	}
+	opened = true
 	if c.cooldowns == nil && c.refund == nil && ch.slot == nil {
 		return stream, nil
 	}

@@ -295,3 +295,38 @@ func TestALimiterThatChangesWhileASlotIsTaken(t *testing.T) {
 		}
 	}
 }
+
+// A stream that a server has not begun is sent again where the service's configuration says so.
+func TestAStreamWithASlotIsSentAgainByItsRetryPolicy(t *testing.T) {
+	_, atOnce, _ := slots(t, 1)
+	svc := &service{}
+	svc.duplex = func(grpc.BidiStreamingServer[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse]) error {
+		if svc.calls.Load() == 1 {
+			return status.Error(codes.Unavailable, "not yet")
+		}
+		return nil
+	}
+	stream, err := grpclimit.StreamClientInterceptor(atOnce)
+	require.NoError(t, err)
+	client := dial(t, listen(t, svc), grpc.WithStreamInterceptor(stream), grpc.WithDefaultServiceConfig(`{"methodConfig": [{"name": [{}],
+		"retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
+		"retryableStatusCodes": ["UNAVAILABLE"]}}]}`))
+	s, err := client.FullDuplexCall(t.Context())
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.ErrorIs(t, err, errEOF)
+	require.EqualValues(t, 2, svc.calls.Load())
+	requireHeld(t, atOnce, 0)
+}
+
+func TestAStreamWhoseConnectionIsClosedGivesBackItsSlot(t *testing.T) {
+	_, atOnce, _ := slots(t, 1)
+	stream, err := grpclimit.StreamClientInterceptor(atOnce)
+	require.NoError(t, err)
+	conn := dialConn(t, listen(t, &service{}), grpc.WithStreamInterceptor(stream))
+	_, err = pb.NewTestServiceClient(conn).FullDuplexCall(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, held(t, atOnce))
+	require.NoError(t, conn.Close()) // and nobody receives its end
+	requireHeld(t, atOnce, 0)
+}
