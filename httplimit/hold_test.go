@@ -778,3 +778,42 @@ func TestARetryTakesASlotOfItsOwn(t *testing.T) {
 	_, err = httplimit.NewTransport(nil, window(t, living(t), ratelimit.PerDay(1)), httplimit.WithSlots(inflight.Longest(time.Second)))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
+
+// A proxy passes on that a client has sent all, and the backend answers then.
+func TestAConnectionThatAServerHasSwitchedCanBeClosedForWriting(t *testing.T) {
+	l := slots(t, living(t), 1)
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		c, buffer, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		all, _ := io.ReadAll(buffer)
+		c.Write(all)
+	}))
+	defer backend.Close()
+	transport, err := httplimit.NewTransport(nil, l, global)
+	require.NoError(t, err)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, backend.URL, nil)
+	require.NoError(t, err)
+	r.Header.Set("Connection", "Upgrade")
+	r.Header.Set("Upgrade", "x")
+	res, err := transport.RoundTrip(r)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusSwitchingProtocols, res.StatusCode)
+	body, ok := res.Body.(interface {
+		io.ReadWriter
+		CloseWrite() error
+	})
+	require.True(t, ok)
+	_, err = io.WriteString(body, "hello")
+	require.NoError(t, err)
+	require.NoError(t, body.CloseWrite())
+	requireHeld(t, l, 1)
+	all, err := io.ReadAll(body)
+	require.NoError(t, err)
+	require.Equal(t, "hello", string(all))
+	requireHeld(t, l, 0)
+}

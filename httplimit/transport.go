@@ -166,12 +166,23 @@ func (t *Transport) send(r *http.Request, slot *inflight.Slot) (res *http.Respon
 	body := &heldBody{res.Body, slot}
 	res.Body = body
 	if w, ok := body.ReadCloser.(io.Writer); ok { // of 101, Switching Protocols
-		res.Body = &struct {
-			*heldBody
-			io.Writer
-		}{body, w}
+		res.Body = &switchedBody{body, w}
 	}
 	return res, nil
+}
+
+// switchedBody is a connection that speaks another protocol now.
+type switchedBody struct {
+	*heldBody
+	io.Writer
+}
+
+// CloseWrite is the connection's own: what a proxy looks for.
+func (b *switchedBody) CloseWrite() error {
+	if half, ok := b.Writer.(halfCloser); ok {
+		return half.CloseWrite()
+	}
+	return http.ErrNotSupported
 }
 
 // heldBody is that of an answer whose request holds a slot.
