@@ -55,21 +55,17 @@ func (f *fields) begin() int {
 	return f.list[f.n-1].end
 }
 
-// end ends the value of the field name. A field without a value is left out.
-func (f *fields) end(name string) {
-	if len(f.text) > f.begin() {
-		f.list[f.n] = field{name: name, end: len(f.text)}
-		f.n++
-	}
-}
+// end ends the value of the field name. A field without a value is removed: what another middleware has
+// said in it is of another limit.
+func (f *fields) end(name string) { f.add(name, "") }
 
-// add adds the field name with a value that is known and not empty.
+// add adds the field name with a value that is known, or "" if that is in the text.
 func (f *fields) add(name, value string) {
 	f.list[f.n] = field{name, value, len(f.text)}
 	f.n++
 }
 
-// set puts all into h. They replace fields of the same names.
+// set puts all into h, in place of fields of the same names.
 func (f *fields) set(h http.Header, from *supply) {
 	if f.n == 0 {
 		return
@@ -82,6 +78,10 @@ func (f *fields) set(h http.Header, from *supply) {
 			values[i] = text[start:field.end]
 		}
 		start = field.end
+		if values[i] == "" {
+			delete(h, field.name)
+			continue
+		}
 		h[field.name] = values[i : i+1 : i+1] // full, so that appending to it copies it
 	}
 }

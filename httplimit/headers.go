@@ -139,8 +139,9 @@ func (f *fields) legacy(r *ratelimit.Result, t time.Duration, timed bool) {
 		if at.Nanosecond() > 0 {
 			second++
 		}
-		f.number(xReset, second)
+		f.integer(second)
 	}
+	f.end(xReset)
 }
 
 func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
@@ -215,15 +216,15 @@ func (f *fields) draft6(r *ratelimit.Result, t time.Duration, timed bool) {
 	f.end(remainingField)
 	if timed {
 		f.repeated(&f.wait, report.Seconds(t))
-		f.end(resetField)
 	}
+	f.end(resetField)
 }
 
 // refusal adds the fields of a refusal.
 func (f *fields) refusal(r *ratelimit.Result) {
 	if d, ok := report.Until(r); ok {
 		f.repeated(&f.wait, report.Seconds(d))
-		f.end(retryAfter)
 	}
+	f.end(retryAfter)
 	f.add(cacheControl, "no-store")
 }

@@ -182,3 +182,50 @@ func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 		}
 	}
 }
+
+// Of two middlewares around each other no field of the outer one is among those of the inner one.
+func TestTheFieldsOfTheInnerMiddlewareAreNotMixedWithTheOuterOnes(t *testing.T) {
+	for name, inner := range map[string]ratelimit.Limiter{
+		"slots":              slots(t, living(t), 1),
+		"without a policy":   silent{window(t, memory(t), ratelimit.PerHour(2))},
+		"nothing ever comes": window(t, memory(t), ratelimit.PerHour(0)),
+	} {
+		for _, styles := range []httplimit.ServerOption{
+			httplimit.WithHeaders(httplimit.Legacy, httplimit.Draft10), httplimit.WithHeaders(httplimit.Draft6, httplimit.Draft7),
+		} {
+			synctest.Test(t, func(t *testing.T) { // for the time of X-RateLimit-Reset
+				within := httplimit.Middleware(inner, styles)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+				headers := func(h http.Handler) http.Header {
+					require.NoError(t, inner.Reset(t.Context(), "192.0.2.1"))
+					w := httptest.NewRecorder()
+					h.ServeHTTP(w, get(alice))
+					return w.Header()
+				}
+				around := httplimit.Middleware(window(t, memory(t), ratelimit.PerMinute(1)), styles, httplimit.WithDeniedHandler(
+					func(w http.ResponseWriter, r *http.Request, next http.Handler, d httplimit.Decision) {
+						next.ServeHTTP(w, r)
+					}))(within)
+				alone := headers(within)
+				require.Equal(t, alone, headers(around), name)
+				if name == "nothing ever comes" { // after a denial that the outer one has let through
+					require.Equal(t, alone, headers(around), name)
+				}
+			})
+		}
+	}
+}
+
+// What a later Result does not say is not left from the earlier one.
+func TestAFieldThatALaterResultHasNotIsRemoved(t *testing.T) {
+	h := make(http.Header)
+	for _, styles := range [][]httplimit.HeaderStyle{nil, {httplimit.Draft6, httplimit.Draft7}} {
+		httplimit.SetHeaders(h, httplimit.Decision{Result: ratelimit.Result{Limit: 2, RetryAfter: time.Minute, ResetAfter: time.Hour}}, styles...)
+		require.Equal(t, "60", h.Get("Retry-After"))
+		never := httplimit.Decision{Result: ratelimit.Result{Limit: 2, RetryAfter: ratelimit.Never, ResetAfter: time.Hour}}
+		httplimit.SetHeaders(h, never, styles...)
+		anew := make(http.Header)
+		httplimit.SetHeaders(anew, never, styles...)
+		require.Equal(t, anew, h)
+		clear(h)
+	}
+}
