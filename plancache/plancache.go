@@ -171,8 +171,8 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (answer V, err error) {
 		return answer, err
 	}
 	var late <-chan time.Time
-	if time.Now().Before(q.until) {
-		timer := time.NewTimer(time.Until(q.began.Add(patience)))
+	if at := q.began.Add(patience); at.Before(q.until) && time.Now().Before(q.until) {
+		timer := time.NewTimer(time.Until(at))
 		defer timer.Stop()
 		late = timer.C
 	}

@@ -391,3 +391,21 @@ func TestALimiterGoesOnWhileTheDatabaseOfPlansIsDown(t *testing.T) {
 		require.Equal(t, errDown, err)
 	})
 }
+
+// An answer is never older than the ttl and WithStale together, however short that is.
+func TestAnAnswerIsNotServedBeyondAShortStaleTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &database{answer: "gold"}
+		c := cache(t, d, time.Second, plancache.WithStale(20*time.Millisecond))
+		answer, err := c.Get(t.Context(), "ann")
+		require.NoError(t, err)
+		require.Equal(t, "gold", answer)
+		d.mu.Lock()
+		d.answer, d.takes = "free", 100*time.Millisecond
+		d.mu.Unlock()
+		time.Sleep(time.Second + 10*time.Millisecond)
+		answer, err = c.Get(t.Context(), "ann")
+		require.NoError(t, err)
+		require.Equal(t, "free", answer)
+	})
+}
