@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -275,7 +276,7 @@ func (c *Cache[V]) entryOf(key string) *entry[V] {
 		c.old, c.young = c.young, map[string]*entry[V]{}
 	}
 	delete(c.old, key)
-	c.young[key] = e
+	c.young[strings.Clone(key)] = e // which may be a part of a long text
 	return e
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -408,4 +409,23 @@ func TestAnAnswerIsNotServedBeyondAShortStaleTime(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "free", answer)
 	})
+}
+
+// A key that was cut from a long text, such as the line of a request, does not keep that.
+func TestAKeyKeepsNothingButItself(t *testing.T) {
+	c := cache(t, &database{}, time.Hour)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for i := range 64 {
+		text := fmt.Sprintf("%08d", i) + strings.Repeat(" ", 1<<20)
+		_, err := c.Get(t.Context(), text[:8])
+		require.NoError(t, err)
+	}
+	require.Less(t, heap(), before+16<<20)
+	require.Equal(t, 64, c.Stats().Keys)
 }
