@@ -40,17 +40,24 @@ func TestARequestAsksALimitFunctionOnce(t *testing.T) {
 		"in an outage": local(window(t, down{}, ratelimit.PerMinute(9), limits)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			refunds := httplimit.WithRefund(func(int) bool { return false })
-			h := httplimit.Middleware(l, refunds, httplimit.WithContext())(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-				if r.Header.Get("Back") != "" {
-					d, _ := httplimit.FromContext(r.Context())
+			handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch d, ok := httplimit.FromContext(r.Context()); {
+				case r.Header.Get("Back") == "":
+				case ok:
 					require.NoError(t, d.Refund(r.Context()))
+				default:
+					w.WriteHeader(http.StatusInternalServerError)
 				}
-			}))
-			for i, want := range []int{200, 200, 429} { // the first gives back, and the third is denied
-				r := httptest.NewRequest(http.MethodGet, "/", nil)
-				if i == 0 {
+			})
+			refunds := httplimit.WithRefund(httplimit.Failed)
+			byHandler, byStatus := httplimit.Middleware(l, refunds, httplimit.WithContext())(handler), httplimit.Middleware(l, refunds)(handler)
+			for i, want := range []int{200, 500, 200, 429} { // the first two give back, and the last is denied
+				r, h := httptest.NewRequest(http.MethodGet, "/", nil), byHandler
+				if i < 2 {
 					r.Header.Set("Back", "yes")
+				}
+				if i == 1 {
+					h = byStatus
 				}
 				w := httptest.NewRecorder()
 				calls = 0

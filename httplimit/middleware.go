@@ -264,7 +264,7 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 		h.decided(ctx, w, r, t, Decision{Result: d.Result, Policies: d.Policies, Key: key, bucket: d.Bucket, slotRetry: h.slotRetry})
 		return
 	}
-	h.pass(w, r, key, &d.Result, t, nil)
+	h.pass(ctx, w, r, key, &d.Result, t, nil)
 }
 
 // refuse writes the problem of d.
@@ -303,14 +303,14 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 		r = r.WithContext(inside)
 	}
 	if d.Result.Allowed {
-		h.pass(w, r, d.Key, &d.Result, t, c)
+		h.pass(ctx, w, r, d.Key, &d.Result, t, c)
 		return
 	}
 	h.denied(w, r, h.next, d)
 }
 
 // pass calls the protected handler. c is the charge that its context knows, if any.
-func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t taken, c *charge) {
+func (h *handler) pass(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t taken, c *charge) {
 	if h.refund == nil {
 		h.next.ServeHTTP(w, r)
 		return
@@ -318,7 +318,7 @@ func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, res *
 	if c == nil {
 		c = &charge{taken: t}
 	}
-	h.refunding(w, r, h.next, key, res, c)
+	h.refunding(ctx, w, r, h.next, key, res, c)
 }
 
 // misconfigured answers where there is no middleware because of err.

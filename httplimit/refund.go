@@ -54,7 +54,7 @@ const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it
 	"let a framework write through it, or call Decision.Refund"
 
 // refunding lets next answer, and refunds the charge if its status says so.
-func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
+func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
 	status, returned, body := 0, false, watchBody(r)
 	defer func() { // also when next panics, which goes on
 		switch {
@@ -71,7 +71,7 @@ func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http
 		}
 		if m.refund(status) {
 			// An error leaves the charge: the answer has been written.
-			_ = c.refund(m.context(r), key, res)
+			_ = c.refund(ctx, key, res)
 		}
 	}()
 	next.ServeHTTP(watched(w, &status), r)
