@@ -89,10 +89,8 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
 	}
 	code := codes.Internal // of an invoker that panics
-	defer func() {
-		c.refundBy(ctx, ch, code)
-		ch.slot.Release()
-	}()
+	defer ch.slot.Release()
+	defer func() { c.refundBy(ctx, ch, code) }()
 	err = invoker(ctx, fullMethod, req, reply, cc, opts...)
 	code = codeOf(err)
 	c.heed(ch.Key, err, said...)
@@ -107,8 +105,8 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	code, opened := codes.Internal, false // of a streamer that panics
 	defer func() {
 		if !opened {
+			defer ch.slot.Release()
 			c.refundBy(ctx, ch, code)
-			ch.slot.Release()
 		}
 	}()
 	if ch.slot != nil { // also if nobody receives the end; the Context of a stream would end gRPC's retries
@@ -277,6 +275,6 @@ func (s *clientStream) end(err error) {
 		header, _ := s.Header() // there since the stream has ended
 		s.client.heed(s.charge.Key, err, header, s.Trailer())
 	}
+	defer s.charge.slot.Release()
 	s.client.refundBy(s.Context(), s.charge, code)
-	s.charge.slot.Release()
 }

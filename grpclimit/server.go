@@ -135,12 +135,12 @@ func (s server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServe
 // run calls the handler, and gives back what it was charged if it ends so.
 func (s server) run(ctx context.Context, ch charge, handler func(context.Context) error) error {
 	code := codes.Internal // of a handler that panics
+	defer ch.slot.Release()
 	defer func() {
 		if code != codes.OK && ctx.Err() != nil {
 			code = codes.Canceled
 		}
 		s.refundBy(ctx, ch, code)
-		ch.slot.Release()
 	}()
 	inner := ctx
 	if s.cancelLost && ch.slot != nil {

@@ -330,3 +330,31 @@ func TestAStreamWhoseConnectionIsClosedGivesBackItsSlot(t *testing.T) {
 	require.NoError(t, conn.Close()) // and nobody receives its end
 	requireHeld(t, atOnce, 0)
 }
+
+// Whatever panics at the end of a call, its slot is given back.
+func TestAPanicOfTheRefundFunctionLeavesNoSlotTaken(t *testing.T) {
+	_, atOnce, _ := slots(t, 1)
+	panics := grpclimit.WithRefund(func(codes.Code) bool { panic("boom") })
+	server, err := grpclimit.UnaryServerInterceptor(atOnce, global, panics)
+	require.NoError(t, err)
+	client, err := grpclimit.UnaryClientInterceptor(atOnce, panics)
+	require.NoError(t, err)
+	streams, err := grpclimit.StreamClientInterceptor(atOnce, panics)
+	require.NoError(t, err)
+	for name, call := range map[string]func(){
+		"server": func() {
+			_, _ = server(t.Context(), nil, &grpc.UnaryServerInfo{}, func(context.Context, any) (any, error) { return nil, nil })
+		},
+		"client": func() {
+			_ = client(t.Context(), unaryCall, nil, nil, nil, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil })
+		},
+		"stream": func() {
+			_, _ = streams(t.Context(), &grpc.StreamDesc{}, nil, duplexCall, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+				return nil, errTrouble
+			})
+		},
+	} {
+		require.PanicsWithValue(t, "boom", call, name)
+		require.Zero(t, held(t, atOnce), name)
+	}
+}
