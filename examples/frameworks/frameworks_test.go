@@ -168,3 +168,6 @@ type hijackable struct {
 }
 
 func (h hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) { return h.by.Hijack() }
+
+// Unwrap is for an http.ResponseController, such as one that sets deadlines.
+func (h hijackable) Unwrap() http.ResponseWriter { return h.ResponseWriter }

@@ -173,3 +173,38 @@ func TestAConnectionThatIsTakenOverHoldsItsSlot(t *testing.T) {
 		}
 	})
 }
+
+// What an http.ResponseController can do without the middleware, it can do behind it, with slots or without.
+func TestDeadlinesCanBeSetBehindTheMiddleware(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	atOnce := ratelimit.Must(inflight.New(mem, 1, time.Minute))
+	for what, limit := range map[string]func(http.Handler) http.Handler{
+		"slots": httplimit.Middleware(atOnce), "a rate": httplimit.Middleware(perDay(9)),
+		"refunds": httplimit.Middleware(perDay(9), httplimit.WithRefund(httplimit.Failed)),
+	} {
+		gin.SetMode(gin.ReleaseMode)
+		g := gin.New()
+		g.Use(limited(limit))
+		deadline := func(w http.ResponseWriter) {
+			if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute)); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			w.WriteHeader(http.StatusNoContent)
+		}
+		g.GET("/", func(c *gin.Context) { deadline(c.Writer) })
+		e := echo.New()
+		e.Use(echo.WrapMiddleware(limit), writeErrors)
+		e.GET("/", func(c echo.Context) error {
+			deadline(c.Response())
+			return nil
+		})
+		for name, h := range map[string]http.Handler{"gin": g, "echo": e} {
+			server := httptest.NewServer(h)
+			if code, err := get(server.URL); code != http.StatusNoContent || err != nil {
+				t.Errorf("%s, %s: %d, %v", name, what, code, err)
+			}
+			server.Close()
+		}
+	}
+}
