@@ -35,7 +35,7 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 		}
 	}()
 	if h.cancelLost {
-		work, cancel := context.WithCancelCause(r.Context())
+		work, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		of := t.slot.Context()
 		defer context.AfterFunc(of, func() { cancel(context.Cause(of)) })()

@@ -27,6 +27,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -608,13 +609,17 @@ func TestClientsThatHangUpLeaveNothing(t *testing.T) {
 
 // Who has lost a slot is told, and goes on unless an option says otherwise.
 func TestALostSlotIsTold(t *testing.T) {
-	for _, cancels := range []bool{false, true} {
+	for i := range 4 {
+		cancels, inContext := i%2 == 1, i > 1
 		synctest.Test(t, func(t *testing.T) {
 			l := slots(t, elsewhere(t), 1)
 			var told []inflight.Reason
 			opts := []httplimit.ServerOption{global, httplimit.WithSlots(inflight.OnEnd(func(e inflight.Ending) { told = append(told, e.Reason) }))}
 			if cancels {
 				opts = append(opts, httplimit.WithCancelLost())
+			}
+			if inContext {
+				opts = append(opts, httplimit.WithContext())
 			}
 			type mine struct{}
 			r := get("192.0.2.1:1")
@@ -632,10 +637,45 @@ func TestALostSlotIsTold(t *testing.T) {
 					require.NoError(t, r.Context().Err())
 				}
 				require.Equal(t, "mine", r.Context().Value(mine{}))
+				_, found := httplimit.FromContext(r.Context())
+				require.Equal(t, inContext, found)
 				other.Release()
 			})).ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), mine{}, "mine")))
 			synctest.Wait()
 			require.Equal(t, []inflight.Reason{inflight.Lost, inflight.Released}, told)
+		})
+	}
+}
+
+// What fails since its slot is lost fails by the server's fault, and not because a client has gone.
+func TestARequestThatEndsWithItsSlotIsGivenBack(t *testing.T) {
+	lost, refund := httplimit.WithCancelLost(), httplimit.WithRefund(httplimit.Failed)
+	for name, wrap := range map[string]func(h http.Handler, l, rate ratelimit.Limiter) http.Handler{
+		"in one": func(h http.Handler, l, rate ratelimit.Limiter) http.Handler {
+			return httplimit.Middleware(ratelimittest.All(t, l, rate), global, refund, lost)(h)
+		},
+		"with its decision": func(h http.Handler, l, rate ratelimit.Limiter) http.Handler {
+			return httplimit.Middleware(ratelimittest.All(t, l, rate), global, refund, lost, httplimit.WithContext())(h)
+		},
+		"of another middleware": func(h http.Handler, l, rate ratelimit.Limiter) http.Handler {
+			return httplimit.Middleware(l, global, lost)(httplimit.Middleware(rate, global, refund)(h))
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := elsewhere(t)
+			l, rate := slots(t, s, 1), window(t, s, ratelimit.PerDay(9), ratelimit.WithName("rate"))
+			h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				require.NoError(t, l.Reset(r.Context(), "global"))
+				time.Sleep(time.Microsecond)
+				other, _, err := inflight.Hold(r.Context(), l, "global", 1)
+				require.NoError(t, err)
+				<-r.Context().Done()
+				other.Release()
+				http.Error(w, r.Context().Err().Error(), http.StatusInternalServerError)
+			})
+			wrap(h, l, rate).ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1"))
+			require.Zero(t, spent(t, rate, "global"), name)
+			synctest.Wait()
 		})
 	}
 }

@@ -298,6 +298,9 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 	var c *charge
 	if h.inContext {
 		inside := &decisionContext{Context: ctx, decision: d, charge: charge{taken: t}}
+		if t.slot != nil && h.cancelLost { // of a context within ctx, which ends with the slot
+			inside.Context = r.Context()
+		}
 		c = &inside.charge
 		inside.decision.charge = c
 		r = r.WithContext(inside)

@@ -66,7 +66,7 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 		case status == 0:
 			status = http.StatusInternalServerError
 		}
-		if !Successful(status) && (errors.Is(r.Context().Err(), context.Canceled) || body.broken.Load()) {
+		if !Successful(status) && (hungUp(r.Context()) || body.broken.Load()) {
 			status = clientClosedRequest
 		}
 		if m.refund(status) {
@@ -76,6 +76,11 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 	}()
 	next.ServeHTTP(watched(w, &status), r)
 	returned = true
+}
+
+// hungUp reports whether ctx has ended with the client, and not with a slot ([WithCancelLost]).
+func hungUp(ctx context.Context) bool {
+	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), inflight.ErrLost)
 }
 
 // body is that of a request. It knows whether reading it has failed, which only the client can
