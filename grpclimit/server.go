@@ -137,7 +137,7 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 	code := codes.Internal // of a handler that panics
 	defer ch.slot.Release()
 	defer func() {
-		if code != codes.OK && ctx.Err() != nil {
+		if code != codes.OK && ctx.Err() != nil && !errors.Is(context.Cause(ctx), inflight.ErrLost) { // of an outer interceptor
 			code = codes.Canceled
 		}
 		s.refundBy(ctx, ch, code)

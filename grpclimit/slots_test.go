@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -357,4 +358,36 @@ func TestAPanicOfTheRefundFunctionLeavesNoSlotTaken(t *testing.T) {
 		require.PanicsWithValue(t, "boom", call, name)
 		require.Zero(t, held(t, atOnce), name)
 	}
+}
+
+// A call whose context ends with the slot of another interceptor fails by the server's fault, and not by its client.
+func TestACallThatEndsWithASlotIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		elsewhere := struct{ store.Store }{mem} // not known to be of this process, so that slots can be lost
+		atOnce, err := inflight.New(elsewhere, 1, time.Minute)
+		require.NoError(t, err)
+		rate := bucketOn(t, elsewhere, ratelimit.PerDay(1000))
+		outer, err := grpclimit.UnaryServerInterceptor(atOnce, global, grpclimit.WithCancelLost())
+		require.NoError(t, err)
+		inner, err := grpclimit.UnaryServerInterceptor(rate, global, grpclimit.WithRefund(grpclimit.Failed))
+		require.NoError(t, err)
+		_, err = outer(t.Context(), nil, &grpc.UnaryServerInfo{}, func(ctx context.Context, req any) (any, error) {
+			return inner(ctx, req, &grpc.UnaryServerInfo{}, func(ctx context.Context, _ any) (any, error) {
+				require.NoError(t, atOnce.Reset(ctx, "global"))
+				time.Sleep(time.Microsecond)
+				other, _, err := inflight.Hold(ctx, atOnce, "global", 1)
+				require.NoError(t, err)
+				<-ctx.Done()
+				other.Release()
+				return nil, errTrouble
+			})
+		})
+		require.ErrorIs(t, err, errTrouble)
+		r, err := rate.Peek(t.Context(), "global")
+		require.NoError(t, err)
+		require.Equal(t, r.Limit, r.Remaining)
+		synctest.Wait()
+	})
 }
