@@ -55,8 +55,10 @@ const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it
 
 // refunding lets next answer, and refunds the charge if its status says so.
 func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
-	status, returned, body := 0, false, watchBody(r)
+	status, returned := 0, false
+	inner, body := watchBody(r)
 	defer func() { // also when next panics, which goes on
+		r.Form, r.PostForm, r.MultipartForm, r.Pattern = inner.Form, inner.PostForm, inner.MultipartForm, inner.Pattern
 		switch {
 		case status == 0 && returned: // 200, or a status that a framework has written past w
 			if r.Context().Err() == nil { // else nobody needs an answer
@@ -74,7 +76,7 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 			_ = c.refund(ctx, key, res)
 		}
 	}()
-	next.ServeHTTP(watched(w, &status), r)
+	next.ServeHTTP(watched(w, &status), inner)
 	returned = true
 }
 
@@ -90,13 +92,15 @@ type body struct {
 	closed, broken atomic.Bool // a proxy's transport may still read it when the handler returns
 }
 
-// watchBody replaces the body of r, if there is one.
-func watchBody(r *http.Request) *body {
+// watchBody returns r with another body, if it has one. That is a copy: by its own Body the server tells whether
+// to wait for what nobody has read, and whether what comes next is another request.
+func watchBody(r *http.Request) (*http.Request, *body) {
 	b := &body{ReadCloser: r.Body}
 	if r.Body != nil && r.Body != http.NoBody { // which a proxy looks for
+		r = r.WithContext(r.Context())
 		r.Body = b
 	}
-	return b
+	return r, b
 }
 
 func (b *body) Read(p []byte) (int, error) {

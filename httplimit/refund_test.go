@@ -504,3 +504,54 @@ func TestWithoutRefundsTheWriterIsTheServersOwn(t *testing.T) {
 	httplimit.Middleware(window(t, memory(t), ratelimit.PerHour(1)))(
 		http.HandlerFunc(func(seen http.ResponseWriter, _ *http.Request) { require.Same(t, w, seen) })).ServeHTTP(w, get(alice))
 }
+
+// The server looks at the type of its own Body: whether it is to wait for a body that nobody reads, and whether
+// what comes next is another request.
+func TestABodyThatIsNotReadIsNeitherWaitedForNorARequest(t *testing.T) {
+	var calls atomic.Int64
+	h := httplimit.Middleware(window(t, memory(t), ratelimit.PerDay(9)), httplimit.WithRefund(httplimit.Failed))(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			calls.Add(1)
+			if r.URL.Path == "/close" { // as a proxy does whose backend is down
+				r.Body.Close()
+			}
+			w.WriteHeader(http.StatusBadGateway)
+		}))
+	server := httptest.NewServer(h)
+	defer server.Close()
+	size := 1 << 20
+	for name, request := range map[string]string{
+		"expects":   fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", size),
+		"is closed": fmt.Sprintf("POST /close HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size) + strings.Repeat("GET / HTTP/1.1\r\nHost: x\r\n\r\n", size/27),
+	} {
+		t.Run(name, func(t *testing.T) {
+			calls.Store(0)
+			c, err := net.Dial("tcp", server.Listener.Addr().String())
+			require.NoError(t, err)
+			defer c.Close()
+			require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+			go func() { _, _ = io.WriteString(c, request) }()
+			res, err := http.ReadResponse(bufio.NewReader(c), nil)
+			require.NoError(t, err)
+			require.Equal(t, http.StatusBadGateway, res.StatusCode)
+			require.True(t, res.Close, "the connection is not used again")
+			_, _ = io.Copy(io.Discard, c)
+			require.EqualValues(t, 1, calls.Load())
+		})
+	}
+}
+
+// What a handler finds out of a request, the server and what is around the middleware know too.
+func TestWhatAHandlerAddsToARequestIsKnownAroundTheMiddleware(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /users/{id}", func(w http.ResponseWriter, r *http.Request) {
+		require.NoError(t, r.ParseMultipartForm(1))
+		w.WriteHeader(http.StatusNoContent)
+	})
+	h := httplimit.Middleware(window(t, memory(t), ratelimit.PerDay(9)), httplimit.WithRefund(httplimit.Failed))(mux)
+	r := httptest.NewRequest(http.MethodPost, "/users/7", strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nb\r\n--x--\r\n"))
+	r.Header.Set("Content-Type", "multipart/form-data; boundary=x")
+	h.ServeHTTP(httptest.NewRecorder(), r)
+	require.Equal(t, "POST /users/{id}", r.Pattern)
+	require.NotNil(t, r.MultipartForm, "whose files the server removes")
+}
