@@ -39,7 +39,9 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 		defer cancel(nil)
 		of := t.slot.Context()
 		defer context.AfterFunc(of, func() { cancel(context.Cause(of)) })()
-		r = r.WithContext(work)
+		inner := r.WithContext(work)
+		defer learn(r, inner)
+		r = inner
 	}
 	h.answer(ctx, w, r, key, t, d)
 }

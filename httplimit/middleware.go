@@ -303,7 +303,9 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 		}
 		c = &inside.charge
 		inside.decision.charge = c
-		r = r.WithContext(inside)
+		inner := r.WithContext(inside)
+		defer learn(r, inner)
+		r = inner
 	}
 	if d.Result.Allowed {
 		h.pass(ctx, w, r, d.Key, &d.Result, t, c)

@@ -57,8 +57,8 @@ const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it
 func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
 	status, returned := 0, false
 	inner, body := watchBody(r)
+	defer learn(r, inner)
 	defer func() { // also when next panics, which goes on
-		r.Form, r.PostForm, r.MultipartForm, r.Pattern = inner.Form, inner.PostForm, inner.MultipartForm, inner.Pattern
 		switch {
 		case status == 0 && returned: // 200, or a status that a framework has written past w
 			if r.Context().Err() == nil { // else nobody needs an answer
@@ -78,6 +78,11 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 	}()
 	next.ServeHTTP(watched(w, &status), inner)
 	returned = true
+}
+
+// learn puts into r what was found out in inner, a copy of it. The server removes the files of a form that it knows.
+func learn(r, inner *http.Request) {
+	r.Form, r.PostForm, r.MultipartForm, r.Pattern = inner.Form, inner.PostForm, inner.MultipartForm, inner.Pattern
 }
 
 // hungUp reports whether ctx has ended with the client, and not with a slot ([WithCancelLost]).

@@ -548,10 +548,15 @@ func TestWhatAHandlerAddsToARequestIsKnownAroundTheMiddleware(t *testing.T) {
 		require.NoError(t, r.ParseMultipartForm(1))
 		w.WriteHeader(http.StatusNoContent)
 	})
-	h := httplimit.Middleware(window(t, memory(t), ratelimit.PerDay(9)), httplimit.WithRefund(httplimit.Failed))(mux)
-	r := httptest.NewRequest(http.MethodPost, "/users/7", strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nb\r\n--x--\r\n"))
-	r.Header.Set("Content-Type", "multipart/form-data; boundary=x")
-	h.ServeHTTP(httptest.NewRecorder(), r)
-	require.Equal(t, "POST /users/{id}", r.Pattern)
-	require.NotNil(t, r.MultipartForm, "whose files the server removes")
+	for _, opts := range [][]httplimit.ServerOption{
+		nil, {httplimit.WithRefund(httplimit.Failed)}, {httplimit.WithContext()}, {httplimit.WithCancelLost()},
+		{httplimit.WithRefund(httplimit.Failed), httplimit.WithContext(), httplimit.WithCancelLost()},
+	} {
+		h := httplimit.Middleware(slots(t, living(t), 1), opts...)(mux)
+		r := httptest.NewRequest(http.MethodPost, "/users/7", strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nb\r\n--x--\r\n"))
+		r.Header.Set("Content-Type", "multipart/form-data; boundary=x")
+		h.ServeHTTP(httptest.NewRecorder(), r)
+		require.Equal(t, "POST /users/{id}", r.Pattern)
+		require.NotNil(t, r.MultipartForm, "whose files the server removes")
+	}
 }
