@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // What a Charge leaves is what a look sees, also where the store is asked under a stricter limit.
@@ -33,11 +34,15 @@ func TestChargeSaysWhatPeekSays(t *testing.T) {
 // of Redis.
 func TestADebtOfTheTimeOfALeaseDoesNotGoIntoIt(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
-		d := newLease(t, newLimiter(t, algorithm, memory(t, stopped), ratelimit.PerSecond(100)), life)
+		now := time.Unix(1_800_000_000, 0)
+		d := newLease(t, newLimiter(t, algorithm, memory(t, memstore.WithClock(func() time.Time { return now })), ratelimit.PerSecond(100)), life)
 		defer closeLease(t, d)
 		require.True(t, allow(t, d).Allowed)
 		require.True(t, allowN(t, d, remaining(t, d)).Allowed)
 		debt, err := d.Charge(t.Context(), "key", 3)
+		require.NoError(t, err)
+		now = now.Add(time.Microsecond)
+		_, err = d.Charge(t.Context(), "key", 1)
 		require.NoError(t, err)
 		require.NoError(t, d.Refund(t.Context(), "key", debt, 3))
 		require.False(t, allow(t, d).Allowed)

@@ -120,7 +120,7 @@ type entry struct {
 	last      *remembered // what the store has said of one event that it did not charge; nil if it has not
 	used      time.Duration
 	remaining int   // what the store had left when it was last heard
-	debtAt    int64 // when the last Overdraw was, Unix µs
+	debtAt    int64 // when an Overdraw was that the lease may be taken for, Unix µs
 
 	fetching bool      // a call of the store is under way that gives a lease, or waits for a worker:
 	ahead    *fetch    // that one; nil if it has begun

@@ -160,12 +160,12 @@ func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: says.Reset}, nil
 }
 
-// noteDebt notes that key was overdrawn at that time.
+// noteDebt notes that key was overdrawn at that time, or keeps that it was at the time of its lease.
 func (d *Store) noteDebt(ns *store.Namespace, key string, at int64) {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.keys[id]; e != nil {
+	if e := s.keys[id]; e != nil && (e.grant == nil || e.grant.at != e.debtAt) {
 		e.debtAt = at
 	}
 }
