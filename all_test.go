@@ -1328,7 +1328,25 @@ func TestAllowUpToOfAnAllThatGrantsNothingIsDeniedAsAllowIs(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, granted)
 		require.Equal(t, allowN(t, a, 1).String(), r.String(), asked)
+
+		gone := &unseen{Limiter: a}
+		granted, r, err = ratelimit.AllowUpTo(t.Context(), gone, "key", asked)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		require.Equal(t, allowN(t, a, asked).String(), r.String(), asked)
+		require.Equal(t, min(asked-1, 1), gone.looks, asked)
 	}
+}
+
+// unseen is a limiter at which nobody can look.
+type unseen struct {
+	ratelimit.Limiter
+	looks int
+}
+
+func (u *unseen) Peek(context.Context, string) (ratelimit.Result, error) {
+	u.looks++
+	return ratelimit.Result{}, ratelimit.ErrStore
 }
 
 // Of two limits that deny for as long, the name and the numbers are of the same one.

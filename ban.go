@@ -244,15 +244,12 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 	if err = d.settle(ctx); err != nil {
 		return false, err
 	}
-	if !d.entries[0].decided { // a Rate of 0 denies without the store, whether it can be asked for a ban or not
-		banned, _ = b.banned(ctx, key, res)
-	} else if banned = !d.results[0].Allowed; banned {
+	if d.entries[0].decided && !d.results[0].Allowed {
 		b.deny(&d.results[0], res)
+		return true, nil
 	}
-	if !banned {
-		d.behindGate(ctx, res)
-	}
-	return banned, nil
+	d.behindGate(ctx, res) // a Rate of 0 denies before the ban is asked: what counts its denials knows a ban
+	return false, nil
 }
 
 // banned reports whether key is banned, with the Result of that.

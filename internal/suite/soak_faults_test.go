@@ -140,7 +140,12 @@ func (s *soak) addSentinel(t *testing.T) {
 	watch := redis.NewSentinelClient(&redis.Options{Addr: group.Sentinels[0].Addr()})
 	t.Cleanup(func() { _ = watch.Close() })
 	s.addFaults(p, true, map[string]func(ctx context.Context){
-		"told to fail over":        func(ctx context.Context) { watch.Failover(ctx, redistest.MasterName) },
+		"told to fail over": func(ctx context.Context) { // which a busy machine does late
+			before, until := p.servers(ctx), time.Now().Add(10*time.Second)
+			for watch.Failover(ctx, redistest.MasterName); slices.Equal(before, p.servers(ctx)) && time.Now().Before(until); {
+				rest(ctx, 50*time.Millisecond)
+			}
+		},
 		"the master stops for 4 s": nodes.freezeMaster,
 	})
 }
@@ -199,7 +204,9 @@ func (s *soak) breakServers(t *testing.T, ctx context.Context, pause time.Durati
 			f.at.mark(true, f.lossy)
 			f.do(ctx)
 			took := f.at.untilItDecides(t)
-			if f.lossy { // until what was held before has ended
+			var masters []*redis.Client
+			for f.lossy && !slices.Equal(masters, f.at.servers(ctx)) { // until what was held before the last change has ended
+				masters = f.at.servers(ctx)
 				rest(ctx, 2*soakLife)
 			}
 			s.forgetLost(f)
@@ -341,12 +348,17 @@ func (s *soak) report(t *testing.T) {
 				t.Logf("%s: %s: %d", sub.name, what, n)
 			}
 		}
+		for _, at := range sub.overAt[:min(3, len(sub.overAt))] {
+			t.Logf("%s: over at %s", sub.name, at.Format(time.TimeOnly))
+		}
 		require.Positive(t, sub.told["admitted"], sub.name)
 		require.Positive(t, sub.told["denied"], sub.name)
 	}
 	for _, what := range slices.Sorted(maps.Keys(sum)) {
 		t.Logf("%d limiters, %s: %d", len(s.subjects), what, sum[what])
-		require.False(t, what == "over" || strings.Contains(what, "unexpected"), what)
+		if what == "over" || strings.Contains(what, "unexpected") {
+			t.Error(what)
+		}
 	}
 	for _, p := range s.places {
 		t.Logf("%s: at most %v without a decision in calm", p.name, p.silent.Round(time.Millisecond))

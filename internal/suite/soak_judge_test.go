@@ -144,6 +144,7 @@ func (sub *subject) saw(key string, t *turn) {
 		sub.told["over, while writes were lost"]++
 	default:
 		sub.told["over"]++
+		sub.overAt = append(sub.overAt, time.Now())
 	}
 }
 

@@ -109,6 +109,7 @@ type subject struct {
 	mu     sync.Mutex // protects what follows
 	judges map[string]judge
 	told   map[string]int // outcomes by name
+	overAt []time.Time    // when there was one too many
 }
 
 const (
