@@ -146,11 +146,12 @@ func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	d.stats.asked.Add(1)
 	ls := newLimits(ns.Rule, l, d.terms.life)
 	r, err := d.Store.Overdraw(ctx, ns, key, ls.by, n, most)
-	if err == nil {
-		d.noteDebt(ns, key, r.X)
-	}
-	if err != nil || ls.by == ls.own || r.Plain() {
+	if err != nil {
 		return r, err
+	}
+	d.noteDebt(ns, key, r.X)
+	if ls.by == ls.own || r.Plain() {
+		return r, nil
 	}
 	if spent := ns.Rule.Spent; spent != nil && n > most-spent(r) { // a debt without end: r says what was charged
 		return r, nil
