@@ -20,8 +20,8 @@ const traceLen = 60
 // horizon is the end of time for traces, Unix µs: the end of 2199.
 var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// lastDebt is the last instant of a Charge or a Refund in traces, Unix µs. What is charged may take
-// 100 years to drain, and Lua counts to 2^53 µs, which is in 2255.
+// lastDebt is the last instant of a Charge in traces, Unix µs. A debt may take 100 years
+// to drain, and Lua counts to 2^53 µs, which is in 2255.
 var lastDebt = time.Date(2155, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
 // firstBack is the earliest instant to which the clock is set back, Unix µs, and lastBack the last of
@@ -411,10 +411,13 @@ func (g *generator) next(p *player) op {
 		o.kind = "Reset"
 	case x < 15:
 		o.kind = "Peek"
-	case x < 33 && len(p.ids) > 0 && o.at < lastDebt:
+	case x < 33 && len(p.ids) > 0:
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
 		o.n = number(g.part(p.charges[o.of].n))
+		if p.charges[o.of].due > 1<<53 { // see lastDebt
+			o.kind = "Peek"
+		}
 	case x < 43 && o.at < lastDebt:
 		o.kind = "Charge"
 		if o.n = number(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state holds
