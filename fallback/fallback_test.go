@@ -1430,7 +1430,7 @@ func TestAnOutageLeavesNoGoroutine(t *testing.T) {
 }
 
 // A server that is up for 200 ms and away for 200 ms, again and again, and 4
-// instances under load for 20 s:
+// instances under load for 20 s, whose calls wait for 100 ms:
 //
 //	RATELIMIT_LONG=1 go test -run TestAFlappingRedis -v .
 func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
@@ -1462,7 +1462,7 @@ func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
 	var bySource [5]atomic.Int64
 	began := time.Now()
 	for range instances {
-		s, err := redisstore.New(server.Client(t))
+		s, err := redisstore.New(server.Client(t), redisstore.WithTimeout(100*time.Millisecond))
 		require.NoError(t, err)
 		lim := failover(t, newLimiter(t, "token_bucket", s, limit),
 			fallback.FailTo(inMemory(t, "token_bucket", share)), fallback.WithBreaker(2, 20*time.Millisecond))

@@ -160,17 +160,21 @@ type node struct {
 
 func newNodes(t *testing.T, servers []*redistest.Server) (all nodes) {
 	for _, server := range servers {
-		all = append(all, node{server, server.Client(t)})
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+		t.Cleanup(func() { _ = client.Close() })
+		all = append(all, node{server, client})
 	}
 	return all
 }
 
-// with returns the nodes that have a role just now.
+// with returns the nodes that have a role just now, and answer soon.
 func (all nodes) with(ctx context.Context, role string) (found nodes) {
 	for _, n := range all {
-		if n.client.InfoMap(ctx, "replication").Item("Replication", "role") == role {
+		soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		if n.client.InfoMap(soon, "replication").Item("Replication", "role") == role {
 			found = append(found, n)
 		}
+		cancel()
 	}
 	return found
 }
@@ -204,12 +208,7 @@ func (s *soak) breakServers(t *testing.T, ctx context.Context, pause time.Durati
 			f.at.mark(true, f.lossy)
 			f.do(ctx)
 			took := f.at.untilItDecides(t)
-			var masters []*redis.Client
-			for f.lossy && !slices.Equal(masters, f.at.servers(ctx)) { // until what was held before the last change has ended
-				masters = f.at.servers(ctx)
-				rest(ctx, 2*soakLife)
-			}
-			s.forgetLost(f)
+			s.forgetLost(ctx, f)
 			f.times, f.worst = f.times+1, max(f.worst, took)
 			if rest(ctx, time.Until(next)); ctx.Err() != nil {
 				return
@@ -218,9 +217,65 @@ func (s *soak) breakServers(t *testing.T, ctx context.Context, pause time.Durati
 	}
 }
 
-// forgetLost ends a fault. Judges forget what writes may have been lost of.
-func (s *soak) forgetLost(f *fault) {
+const watchPause = 100 * time.Millisecond
+
+// watchMasters notes when masters change, or are more or fewer than at first, until ctx ends. A busy
+// machine can look like one that is down, so that they change without a fault.
+func (s *soak) watchMasters(ctx context.Context) {
+	last := map[*place][]*redis.Client{}
+	for ; ctx.Err() == nil; rest(ctx, watchPause) {
+		for _, p := range s.places {
+			if p.client == nil {
+				continue
+			}
+			masters := p.servers(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if last[p] == nil {
+				last[p], p.masters = masters, len(masters)
+			}
+			if !slices.Equal(masters, last[p]) || len(masters) != p.masters {
+				p.unrest()
+			}
+			last[p] = masters
+		}
+	}
+}
+
+// unrest notes that masters may have changed.
+func (p *place) unrest() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changed = time.Now()
+	if !p.lossy {
+		p.unasked = append(p.unasked, p.changed)
+	}
+}
+
+// settled is whether masters have not changed for so long that what was held before has ended.
+func (p *place) settled() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Since(p.changed) > 2*soakLife
+}
+
+// changedUnasked is whether masters changed around at, without a fault, so that writes of the
+// events that a judge has in mind may be lost.
+func (p *place) changedUnasked(at time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.unasked, func(u time.Time) bool {
+		return u.Before(at.Add(time.Second)) && u.After(at.Add(-soakKeep-time.Second))
+	})
+}
+
+// forgetLost ends a fault. Judges forget what writes may have been lost of, once masters stay.
+func (s *soak) forgetLost(ctx context.Context, f *fault) {
 	if f.lossy {
+		for f.at.unrest(); ctx.Err() == nil && !f.at.settled(); {
+			rest(ctx, watchPause)
+		}
 		for _, sub := range s.subjects {
 			if sub.at == f.at {
 				sub.restart()
@@ -341,15 +396,22 @@ func slope(samples []sample, y func(sample) float64) (perSecond, standardError f
 func (s *soak) report(t *testing.T) {
 	sum := map[string]int{}
 	for _, sub := range s.subjects {
+		for _, at := range sub.overAt {
+			what := "over"
+			if sub.at.changedUnasked(at) {
+				what = "over, while masters changed unasked"
+			}
+			sub.told[what]++
+			if sub.told[what] <= 3 {
+				t.Logf("%s: %s: at %s", sub.name, what, at.Format(time.TimeOnly))
+			}
+		}
 		for _, what := range slices.Sorted(maps.Keys(sub.told)) {
 			n := sub.told[what]
 			sum[what] += n
 			if what == "over" || strings.Contains(what, "unexpected") || strings.Contains(what, "in calm") {
 				t.Logf("%s: %s: %d", sub.name, what, n)
 			}
-		}
-		for _, at := range sub.overAt[:min(3, len(sub.overAt))] {
-			t.Logf("%s: over at %s", sub.name, at.Format(time.TimeOnly))
 		}
 		require.Positive(t, sub.told["admitted"], sub.name)
 		require.Positive(t, sub.told["denied"], sub.name)
@@ -362,6 +424,9 @@ func (s *soak) report(t *testing.T) {
 	}
 	for _, p := range s.places {
 		t.Logf("%s: at most %v without a decision in calm", p.name, p.silent.Round(time.Millisecond))
+		if len(p.unasked) > 0 {
+			t.Logf("%s: masters changed unasked for %v or more, first at %s", p.name, time.Duration(len(p.unasked))*watchPause, p.unasked[0].Format(time.TimeOnly))
+		}
 	}
 	for _, f := range s.faults {
 		t.Logf("| %s | %d | %v |", f.name, f.times, f.worst.Round(time.Millisecond))

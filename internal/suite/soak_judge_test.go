@@ -40,7 +40,7 @@ func judgeOf(algorithm string, rate int) func() judge {
 		}
 	}
 	return func() judge { // what a full bucket has, and what flows meanwhile
-		return &spanJudge{keep: 5 * soakPeriod, most: func(d time.Duration) int { return rate + int(d*time.Duration(rate)/soakPeriod) }}
+		return &spanJudge{keep: soakKeep, most: func(d time.Duration) int { return rate + int(d*time.Duration(rate)/soakPeriod) }}
 	}
 }
 
@@ -143,7 +143,6 @@ func (sub *subject) saw(key string, t *turn) {
 	case sub.at.isLossy():
 		sub.told["over, while writes were lost"]++
 	default:
-		sub.told["over"]++
 		sub.overAt = append(sub.overAt, time.Now())
 	}
 }

@@ -66,6 +66,7 @@ func (s *soak) run(t *testing.T, long, pause time.Duration) {
 		}
 	}
 	running.Go(func() { s.reload(t, ctx) })
+	running.Go(func() { s.watchMasters(ctx) })
 	running.Go(func() { s.measure(t, ctx, long/120) })
 	s.breakServers(t, ctx, pause)
 	running.Wait()
@@ -92,6 +93,9 @@ type place struct {
 	probe   ratelimit.Limiter
 
 	mu      sync.Mutex    // protects what follows
+	masters int           // how many there are at first
+	changed time.Time     // when they changed last
+	unasked []time.Time   // when they were not as before, without a fault
 	lossy   bool          // writes may be lost just now
 	calm    time.Time     // when the last fault was over, and all had come back
 	decided time.Time     // when the last call had its decision
@@ -117,6 +121,7 @@ const (
 	soakSlots  = 2
 	soakLife   = 2 * time.Second
 	soakPeriod = time.Second
+	soakKeep   = 5 * soakPeriod // for which a judge has events in mind, at most
 )
 
 func newSoak(t *testing.T, whole bool) *soak {
