@@ -70,7 +70,7 @@ type Limiter struct {
 	halfOpen atomic.Bool      // whether the breaker is
 	failing  atomic.Bool      // whether the last call of the store has failed
 	mark     *ratelimit.Mark  // on its answers
-	banned   *ratelimit.Mark  // on those of a local Ban
+	plain    *ratelimit.Mark  // on those of the local limiter whose source stays
 	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
 	owed     debts
 
@@ -117,7 +117,7 @@ func FailOpen() Answer { return Answer{source: ratelimit.SourceFailOpen} }
 func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 
 // FailTo lets l decide, a limiter of this process alone, such as one in memory. Its Results
-// have [ratelimit.SourceLocal], or [ratelimit.SourceBan] if l bans the key. Most callers want
+// have [ratelimit.SourceLocal], or what l says of a ban and of [ratelimit.Unlimited]. Most callers want
 // [FailLocal], which makes that limiter.
 //
 // Bound: l's own for each instance that cannot reach the store, on top of what the store admits
@@ -218,7 +218,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	f.frees = p.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(l)
 	f.asks = f.frees || f.local != nil && !see.ByKey(l)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
-	f.banned = ratelimit.NewMark(f, ratelimit.SourceStore, new(answered))
+	f.plain = ratelimit.NewMark(f, ratelimit.SourceStore, new(answered))
 	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
 	f.owed.seeds = keyhash.New()
 	f.breaker = f.newBreaker()
@@ -491,8 +491,8 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	if q.method != peek && r.Allowed {
 		f.owed.add(q.key, charge{q.n, 1}, f.now(), r.ResetAfter)
 	}
-	if r.Source() == ratelimit.SourceBan {
-		return r.WithMark(f.banned), nil
+	if s := r.Source(); s == ratelimit.SourceBan || s == ratelimit.SourceUnlimited {
+		return r.WithMark(f.plain), nil
 	}
 	return r.WithMark(f.mark), nil
 }

@@ -300,6 +300,33 @@ func TestWhoIsUnlimitedIsNotRefused(t *testing.T) {
 	}
 }
 
+// So it is with a local limiter: what no limit counts has no numbers, and is not owed.
+func TestWhoIsUnlimitedIsNotCountedLocally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := onSwitch(t)
+		limit := ratelimit.PerDay(6)
+		limits := func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }
+		plan := newLimiter(t, "fixed_window", s, limit, ratelimit.WithLimitFunc(limits))
+		for name, l := range map[string]ratelimit.Limiter{
+			"one": plan, "several": all(t, plan, newLimiter(t, "token_bucket", s, ratelimit.Unlimited())),
+		} {
+			s.down, limit = true, ratelimit.PerDay(6)
+			lim := failover(t, l, fallback.FailLocal(2), fallback.WithBreaker(1, time.Minute))
+			require.Equal(t, ratelimit.SourceLocal, allow(t, lim, name).Source())
+			limit = ratelimit.Unlimited()
+			for _, r := range []ratelimit.Result{peek(t, lim, name), allow(t, lim, name)} {
+				require.True(t, r.Allowed)
+				require.Equal(t, ratelimit.SourceUnlimited, r.Source(), name)
+				require.False(t, r.Counted(), name)
+			}
+			require.NoError(t, lim.Refund(t.Context(), name, allow(t, lim, name), 1))
+			s.down, limit = false, ratelimit.PerDay(6)
+			time.Sleep(time.Minute)
+			require.Equal(t, 5, peek(t, lim, name).Remaining, "%s: the one that was counted", name)
+		}
+	})
+}
+
 // A ban by the local limiter is one: it has no numbers of a limit.
 func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
 	s := onSwitch(t)

@@ -138,6 +138,31 @@ func ExampleCombined() {
 	// List ResourceExhausted
 }
 
+// Each client has one List an hour, and two of each other method.
+func Example_methods() {
+	ofMethod := func(ctx context.Context, _ string) (ratelimit.Limit, error) {
+		if method, _ := grpc.Method(ctx); method == healthpb.Health_List_FullMethodName {
+			return ratelimit.PerHour(1), nil
+		}
+		return ratelimit.PerHour(2), nil
+	}
+	mem := ratelimit.Must(memstore.New())
+	limiter := ratelimit.Must(ratelimit.NewSlidingLog(mem, ratelimit.PerHour(2), ratelimit.WithName("method"), ratelimit.WithLimitFunc(ofMethod)))
+	limit := ratelimit.Must(grpclimit.UnaryServerInterceptor(limiter, grpclimit.WithKey(grpclimit.Combined(grpclimit.PeerIP(), grpclimit.Route()))))
+	client, closeAll := loopback([]grpc.ServerOption{grpc.ChainUnaryInterceptor(limit)})
+	defer closeAll()
+
+	for range 3 {
+		_, list := client.List(context.Background(), &healthpb.HealthListRequest{})
+		_, check := client.Check(context.Background(), &healthpb.HealthCheckRequest{})
+		fmt.Println(status.Code(list), status.Code(check))
+	}
+	// Output:
+	// OK OK
+	// ResourceExhausted OK
+	// ResourceExhausted ResourceExhausted
+}
+
 // Calls that do not decode, and unknown methods, reach no interceptor. A tap counts them: here a
 // server hears five calls an hour of each address, whatever they are. It holds up its connection
 // while it decides, so its limiter is in memory. Interceptors go on counting what they see.

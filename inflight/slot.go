@@ -125,7 +125,8 @@ func OnEnd(f func(Ending)) Option {
 //
 // It never waits, unless it is told [WaitUpTo].
 //
-// The Slot is nil if the Result is a denial or there is an error. Its methods do nothing then.
+// The Slot is nil if the Result is a denial or there is an error. Then its Settle and Refund are an
+// [ratelimit.ErrInvalidOption], and its other methods do nothing.
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
@@ -545,7 +546,7 @@ func (s *Slot) Refund(ctx context.Context) error {
 // settle returns the events that were not settled, and settles them.
 func (s *Slot) settle() (h *held, events int, err error) {
 	if s == nil {
-		return nil, 0, fmt.Errorf("%w: a Slot is made by Hold", ratelimit.ErrInvalidOption)
+		return nil, 0, fmt.Errorf("%w: the Slot is nil: the limiter has none, or has denied it", ratelimit.ErrInvalidOption)
 	}
 	h = s.held
 	h.mu.Lock()

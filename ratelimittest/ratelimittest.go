@@ -7,6 +7,17 @@
 //	limiter, err := ratelimit.NewTokenBucket(clock.Memory(t), ratelimit.PerMinute(5))
 //	...
 //	clock.Advance(time.Minute)
+//
+// A [Clock] moves what a store counts, and nothing else: [ratelimit.Wait] and package throttle sleep in real
+// time, and X-RateLimit-Reset is a time of the machine's clock.
+//
+// In a bubble of testing/synctest all of that goes by the bubble's time, without a Clock. Make the
+// store in the bubble, one for each: time never goes back for a key, so one that was counted outside
+// is not admitted again in the bubble, which begins in the year 2000. A server of Redis has its own
+// time, so it is memory there.
+//
+// A connection without an address, such as a bufconn or a Unix socket, has no PeerIP: the request or
+// call is refused as one of an unknown client. Let the test give another key, such as Global.
 package ratelimittest
 
 import (
