@@ -25,7 +25,7 @@
 // the answer is a limiter around a limiter. Keep this order:
 //
 //	shadow  accesslist  throttle.Waiter  fallback  Ban  All  observe.Around   limiters around a limiter
-//	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket              the decision, with Options
+//	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket  inflight    the decision, with Options
 //	lease  coalesce  regions  denycache                                       stores before a store
 //	memstore  redisstore  yours                                               stores
 //
