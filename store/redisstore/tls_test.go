@@ -135,6 +135,7 @@ func TestAServerThatIsNotTrustedIsUnavailable(t *testing.T) {
 	t.Parallel()
 	options := redistest.StartTLS(t).TLSOptions()
 	options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12} // the system's roots
+	options.DialerRetries = 1
 	client := redis.NewClient(options)
 	defer client.Close()
 	_, err := newStore(t, client, redisstore.WithTimeout(2*time.Second)).Take(t.Context(), space, "k", limit, 1)
