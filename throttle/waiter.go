@@ -144,7 +144,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 		me.N = 1
 	}
 	err := me.Wait(ctx)
-	r, d, n := a.result, me.Answer, me.N
+	r, d, events := a.result, me.Answer, me.N
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)
 	switch {
@@ -152,21 +152,22 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 		r.Delay = 0
 		return r, nil
 	case errors.Is(err, queue.ErrFull) && !d.Asked:
-		return w.look(ctx, key, n)
+		return w.look(ctx, key, events)
 	case errors.Is(err, queue.ErrFull): // it denies what could sleep, too
-		return w.denial(r, n, 0), nil
+		return w.denial(r, n, d.Remaining >= events, 0), nil
 	case !errors.Is(err, queue.ErrTooLate) && !errors.Is(err, queue.ErrNever):
 		return ratelimit.Result{}, err
 	case !d.Asked:
 		return w.behind(d, patience), nil
 	}
+	room := d.Remaining >= events // only the turn is too far away
 	if !r.Allowed {
 		r.RetryAfter = d.RetryAfter
-		if r.RetryAfter != ratelimit.Never && r.Remaining >= n { // there is room: only the turn is too far away
+		if r.RetryAfter != ratelimit.Never && room {
 			r.RetryAfter = wholeMicros(r.RetryAfter - patience)
 		}
 	}
-	return w.denial(r, n, patience), nil
+	return w.denial(r, n, room, patience), nil
 }
 
 // look says how long the wait would be behind others, without a place. It must not ask for the
@@ -176,7 +177,7 @@ func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result,
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	denial := w.denial(r, 1, 0)
+	denial := w.denial(r, 1, r.Remaining > 0, 0)
 	denial.Allowed, denial.Delay = false, 0
 	if n > denial.Limit && denial.Limit > 0 {
 		denial.RetryAfter = ratelimit.Never
@@ -216,9 +217,9 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// denial returns r on n events as refused, to a caller that could have slept for early.
-// What l has admitted has been given back already.
-func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimit.Result {
+// denial returns r on n events as refused, to a caller that could have slept for early. With room
+// for them it is only too late. What l has admitted has been given back already.
+func (w *Waiter) denial(r ratelimit.Result, n int, room bool, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter
 		if w.leaky(&r) { // the events before are gone when its turn comes
@@ -229,7 +230,7 @@ func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimi
 		r.Allowed, r.Remaining, r.RetryAfter, r.ResetAfter, r.Delay = false, 0, retry, reset, 0
 		return r
 	}
-	if r.Remaining >= n { // there is room, but too late
+	if room {
 		r.Remaining = 0
 	}
 	r.RetryAfter = max(r.RetryAfter, leastRetryAfter)
@@ -290,9 +291,9 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	switch {
 	case r.Allowed && due <= 0:
 	case due > patience:
-		r = w.denial(r, 1, patience)
+		r = w.denial(r, 1, r.Remaining > 0, patience)
 	case w.places.Full():
-		r = w.denial(r, 1, 0)
+		r = w.denial(r, 1, r.Remaining > 0, 0)
 	default:
 		r.Allowed, r.RetryAfter, r.Delay = true, 0, due
 	}

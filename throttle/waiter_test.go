@@ -821,6 +821,47 @@ func TestATurnWhosePlaceHasGoneMeanwhileIsNoChargeAnyMore(t *testing.T) {
 	})
 }
 
+// tokensBesideRequests is an All of calls and their tokens.
+func tokensBesideRequests(t *testing.T, algorithm string, tokens ratelimit.Limit) (all, of ratelimit.Limiter) {
+	t.Helper()
+	of = inMemory(t, algorithm, tokens)
+	return ratelimittest.All(t, inMemory(t, "token_bucket", ratelimit.PerMinute(100), ratelimit.CountCalls()), of), of
+}
+
+func TestADenialOfACallForManySaysWhatItsEventsWaitFor(t *testing.T) {
+	for _, algorithm := range []string{"token_bucket", "fixed_window", "sliding_window", "sliding_log"} {
+		synctest.Test(t, func(t *testing.T) {
+			all, tokens := tokensBesideRequests(t, algorithm, ratelimit.PerMinute(60))
+			spend(t, tokens, 55)
+			want, err := all.AllowN(t.Context(), "key", 10)
+			require.NoError(t, err)
+			r, err := waiter(t, all, time.Second).AllowN(t.Context(), "key", 10)
+			require.NoError(t, err)
+			require.Equal(t, want.RetryAfter, r.RetryAfter, algorithm)
+			require.Equal(t, 5, r.Remaining, algorithm)
+		})
+	}
+}
+
+func TestADenialOfACallForManyWithoutAPlaceHasChargedNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, tokens := tokensBesideRequests(t, "token_bucket", ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 60})
+		w := waiter(t, all, time.Minute, throttle.WithMaxWaiting(1))
+		_, err := ratelimit.Charge(t.Context(), tokens, "sleeps", 10_000)
+		require.NoError(t, err)
+		go func() { _, _ = w.AllowN(t.Context(), "sleeps", 10) }()
+		synctest.Wait()
+		spend(t, tokens, 60)
+		r, err := w.AllowN(t.Context(), "key", 5) // whose turn comes so soon that it is admitted before
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Equal(t, 5*time.Millisecond, r.RetryAfter)
+		require.Zero(t, r.Charged())
+		require.Zero(t, r.Parts()[1].Charged())
+		time.Sleep(time.Minute)
+	})
+}
+
 func TestAllowUpToNeverSleeps(t *testing.T) {
 	onEachAlgorithm(t, ratelimit.PerHour(5), func(t *testing.T, lim ratelimit.Limiter) {
 		began := time.Now()
