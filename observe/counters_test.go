@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 // inMemory is a limiter on a memory of its own.
@@ -324,6 +325,12 @@ func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
 	_, err = observed(t, safe, c).Allow(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, []observe.DeniedBy{{Name: "login", Calls: 1}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
+
+	waiter, err := throttle.NewWaiter(safe, time.Second)
+	require.NoError(t, err)
+	c = observe.NewCounters("waits")
+	observed(t, waiter, c)
+	require.Equal(t, []observe.DeniedBy{{Name: "login"}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
 
 	c = observe.NewCounters("one")
 	observed(t, login, c)

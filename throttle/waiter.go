@@ -55,7 +55,7 @@ type Waiter struct {
 	places  queue.Places
 }
 
-type sleeps = see.Sleeps // see package see
+type sleeps = see.Sleeps[ratelimit.Limiter] // see package see
 
 const (
 	defaultMaxWaiting = 1024
@@ -90,7 +90,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	if see.Held(l) {
 		return nil, see.ErrHeld
 	}
-	w := &Waiter{limiter: l, max: min(max, queue.Forever)}
+	w := &Waiter{sleeps: see.SleepsUntil(l), limiter: l, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting
 	w.own, w.fixed = w.queues(), see.Fixed(l)
 	for _, opt := range opts {

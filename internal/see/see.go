@@ -24,10 +24,17 @@ type Answers struct{}
 
 func (Answers) answers() {}
 
-// Sleeps is embedded in a limiter that sleeps. Inside others it would hold what they hold.
-type Sleeps struct{ Answers }
+// Sleeps is embedded in a limiter that sleeps until another one admits. Inside others it would hold what
+// they hold. It has no Unwrap: only Names looks behind it.
+type Sleeps[L any] struct {
+	Answers
+	until L
+}
 
-func (Sleeps) sleeps() {}
+// SleepsUntil returns the Sleeps of a limiter that sleeps until l admits.
+func SleepsUntil[L any](l L) Sleeps[L] { return Sleeps[L]{until: l} }
+
+func (s Sleeps[L]) sleeps() L { return s.until }
 
 // Transparent is embedded in a limiter that only looks on: its local limiter is that of the one
 // inside.
@@ -110,7 +117,7 @@ func Timeout(s store.Store) time.Duration {
 func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers() }](l) }
 
 // Sleeping returns what embeds Sleeps.
-func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() }](l) }
+func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() L }](l) }
 
 // Deferred is embedded in a limiter that stands for the one Inside, and of whose slots each is given back
 // by a defer. So none can be forgotten, and nothing need look for one that is. Spent has slots that were
@@ -396,8 +403,12 @@ func Names[L any](l L) []string {
 	if k := Of(l); k != nil && k.Algorithm != "" {
 		return []string{k.Name}
 	}
+	inside := Inside(l)
+	if s, ok := any(l).(interface{ sleeps() L }); ok {
+		inside = []L{s.sleeps()}
+	}
 	var names []string
-	for _, inner := range Inside(l) {
+	for _, inner := range inside {
 		names = append(names, Names(inner)...)
 	}
 	return names
