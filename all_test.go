@@ -1274,6 +1274,27 @@ func TestLimitersOfOthersGetBackWhatTheyHaveCharged(t *testing.T) {
 	require.Equal(t, 5, l.left)
 }
 
+// panicking is a limiter with a user's function that panics.
+type panicking struct{ ratelimit.Limiter }
+
+func (panicking) AllowN(context.Context, string, int) (ratelimit.Result, error) { panic("broken") }
+
+// A slot in memory would be lost for ever: net/http goes on after a panic.
+func TestWhatALaterLimitPanicsOverIsGivenBack(t *testing.T) {
+	near := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+	last := panicking{ratelimittest.Static(ratelimit.Result{}, nil)}
+	for _, ask := range []func(){
+		func() { _, _ = all(t, near, last).AllowN(t.Context(), "key", 2) },
+		func() { _, _ = newBan(t, all(t, near, last), newMemory(t), quarter).AllowN(t.Context(), "key", 2) },
+		func() {
+			_, _ = ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: near, Key: "key", N: 2}, ratelimit.Ask{Limiter: last, Key: "key", N: 1})
+		},
+	} {
+		require.PanicsWithValue(t, "broken", ask)
+		require.Equal(t, 5, peek(t, near, "key").Remaining)
+	}
+}
+
 // failsTogether is a store that does not decide on several keys, but leaves replies.
 type failsTogether struct{ store.Store }
 

@@ -158,9 +158,16 @@ func (d *decision) run(ctx context.Context, res *Result) error {
 	return err
 }
 
-// settle decides, and gives back what a denial or an error leaves charged.
+// settle decides, and gives back what a denial, an error or a panic leaves charged.
 func (d *decision) settle(ctx context.Context) error {
+	returned := false
+	defer func() {
+		if !returned { // of a user's function, in a limiter that is none of the five
+			d.giveBack(context.WithoutCancel(ctx))
+		}
+	}()
 	err := d.decide(ctx)
+	returned = true
 	if err != nil || d.denied {
 		d.giveBack(context.WithoutCancel(ctx))
 	}
