@@ -24,7 +24,7 @@
 // What belongs to a limit is an [Option]. What spares calls to the store is a store. What changes
 // the answer is a limiter around a limiter. Keep this order:
 //
-//	shadow  accesslist  throttle.Waiter  fallback  Ban  All  observe.Around   limiters around a limiter
+//	accesslist  throttle.Waiter  shadow  fallback  Ban  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket  inflight    the decision, with Options
 //	lease  coalesce  regions  denycache                                       stores before a store
 //	memstore  redisstore  yours                                               stores
