@@ -43,7 +43,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		w.N = 1
 	}
 	err := w.Wait(ctx)
-	r, most := a.result, w.Answer.Limit
+	r, most, asked := a.result, w.Answer.Limit, w.Answer.Asked
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)
 	switch {
@@ -52,6 +52,9 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	case errors.Is(err, queue.ErrTooLate):
 		return Result{}, ErrWouldExceedDeadline
 	case errors.Is(err, queue.ErrNever):
+		if asked { // of several limits the Answer's may be another one than that which denies
+			most = r.denier().Limit
+		}
 		return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, n, most)
 	default:
 		return Result{}, err

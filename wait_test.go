@@ -108,6 +108,16 @@ func TestWaitReturnsErrNeverForWhatNoWaitingAdmits(t *testing.T) {
 	}
 }
 
+func TestErrNeverNamesTheLimitThatNeverAdmits(t *testing.T) {
+	requests := inMemory(t, "token_bucket", ratelimit.PerMinute(100), ratelimit.CountCalls())
+	perSecond, perHour := inMemory(t, "token_bucket", ratelimit.PerSecond(10)), inMemory(t, "token_bucket", ratelimit.PerHour(1000))
+	allowN(t, perHour, 995)
+	for _, l := range []ratelimit.Limiter{perSecond, all(t, perSecond, perHour), all(t, requests, perSecond)} {
+		_, err := ratelimit.Wait(t.Context(), l, "key", 50)
+		require.EqualError(t, err, ratelimit.ErrNever.Error()+": 50 events with a limit of 10")
+	}
+}
+
 func TestACancelledWaitKeepsNoPermit(t *testing.T) {
 	for _, algorithm := range algorithms {
 		inBubble(t, algorithm, ratelimit.Limit{Rate: 2, Period: time.Hour}, func(t *testing.T, lim ratelimit.Limiter) {
