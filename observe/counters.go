@@ -209,7 +209,8 @@ type Decisions struct {
 	// Events are what the calls asked for, none for n below 1. Of an admission that charged
 	// fewer they are those: of [ratelimit.AllowUpTo] what it granted, and of
 	// [ratelimit.CountCalls] one. What that denies counts as asked; [ratelimit.WithObserver]
-	// counts each call as one event.
+	// counts each call as one event. A limiter of another package does not say what it charged
+	// ([ratelimit.Result.Charged]), and counts as asked.
 	Events int64 `json:"events"`
 }
 

@@ -20,8 +20,9 @@ const defaultExactKeys = 10_000
 //
 // The log is a [ratelimit.SlidingLog] in memory, of the events that the limiter has admitted
 // through this process. So use it where this process alone decides on a key, or as a trial.
-// It is for limiters of one limit for all keys. Decisions that no limit has made are left out:
-// those of lists and of Unlimited, and those while a store fails.
+// It is for limiters of one limit for all keys; give one with [ratelimit.CountCalls] to
+// [ratelimit.WithObserver], which tells of one event a call. Decisions that no limit has made are
+// left out: those of lists and of Unlimited, and those while a store fails.
 //
 // Decisions on one key at the same instant may reach the log in another order. What is charged
 // after the fact ([ratelimit.Charge]) counts as an admission. No observer is told of refunds: what is
