@@ -77,7 +77,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	if err := b.denials.make(b, s, p, opts); err != nil {
 		return nil, err
 	}
-	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kind: queue.Joint(queuesOf(l).Kind, queue.Plain), Local: b.local})
+	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kind: queue.Joint(queuesOf(l).Kind, queue.Plain), Local: b.local})
 	return b, nil
 }
 

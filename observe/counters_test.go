@@ -332,7 +332,21 @@ func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
 	observed(t, waiter, c)
 	require.Equal(t, []observe.DeniedBy{{Name: "login"}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
 
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	ban, err := ratelimit.NewBan(login, mem, ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour})
+	require.NoError(t, err)
+	beside, err := ratelimit.NewAll(address, ban)
+	require.NoError(t, err)
+	c = observe.NewCounters("bans")
+	limiter = observed(t, beside, c)
+	require.Equal(t, []observe.DeniedBy{{Name: "ban"}, {Name: "login"}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
+	_, err = limiter.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, observe.DeniedBy{Name: "ban", Calls: 1}, c.Snapshot().DeniedBy[0])
+
 	c = observe.NewCounters("one")
+	observed(t, ban, c)
 	observed(t, login, c)
 	require.Empty(t, c.Snapshot().DeniedBy, "one limit is not named")
 }

@@ -141,7 +141,7 @@ func Deferring[L any](l L) (inside L, spent *sync.Pool) {
 // methods. L is ratelimit.Limiter.
 type Known[L any] struct {
 	Algorithm   string     // by its name; "" of several limits
-	Name        string     // of its policy
+	Name        string     // of its policy, or of a ban
 	Held        bool       // whether it counts slots that are held: see store.Rule
 	Calls       bool       // whether it counts calls, not their events
 	ByEvents    func() L   // makes the same limit, if it does, which counts the events that it is asked for
@@ -398,18 +398,23 @@ func Local[L any](l L, s store.Store, instances int) (local L, err error) {
 	return k.Local(s, instances)
 }
 
-// Names returns the names of the limits in l, as far as they are known.
-func Names[L any](l L) []string {
-	if k := Of(l); k != nil && k.Algorithm != "" {
-		return []string{k.Name}
+// Names returns the names of the limits in l, as far as they are known, and of bans beside others: of all
+// that can deny.
+func Names[L any](l L) []string { return names(nil, l, false) }
+
+func names[L any](dst []string, l L, beside bool) []string {
+	if k := Of(l); k != nil && (k.Algorithm != "" || beside && k.Name != "") {
+		dst = append(dst, k.Name)
+		if k.Algorithm != "" {
+			return dst
+		}
 	}
 	inside := Inside(l)
 	if s, ok := any(l).(interface{ sleeps() L }); ok {
 		inside = []L{s.sleeps()}
 	}
-	var names []string
 	for _, inner := range inside {
-		names = append(names, Names(inner)...)
+		dst = names(dst, inner, beside || len(inside) > 1)
 	}
-	return names
+	return dst
 }
