@@ -491,10 +491,15 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	if q.method != peek && r.Allowed {
 		f.owed.add(q.key, charge{q.n, 1}, f.now(), r.ResetAfter)
 	}
-	if s := r.Source(); s == ratelimit.SourceBan || s == ratelimit.SourceUnlimited {
-		return r.WithMark(f.plain), nil
+	return f.says(r), nil
+}
+
+// says is local as the answer of the local limiter, which keeps what that says of a ban and of Unlimited.
+func (f *Limiter) says(local ratelimit.Result) ratelimit.Result {
+	if s := local.Source(); s == ratelimit.SourceBan || s == ratelimit.SourceUnlimited {
+		return local.WithMark(f.plain)
 	}
-	return r.WithMark(f.mark), nil
+	return local.WithMark(f.mark)
 }
 
 // mirrored is the note on admissions of the store that the local limiter was also charged
@@ -712,7 +717,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 		return ratelimit.Result{}, err
 	}
 	f.owed.add(key, charge{n, 0}, f.now(), r.ResetAfter)
-	return r.WithMark(f.mark), nil
+	return f.says(r), nil
 }
 
 // Refund gives back n of the events that charged admitted, to the limiter that admitted

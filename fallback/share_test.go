@@ -314,7 +314,9 @@ func TestWhoIsUnlimitedIsNotCountedLocally(t *testing.T) {
 			lim := failover(t, l, fallback.FailLocal(2), fallback.WithBreaker(1, time.Minute))
 			require.Equal(t, ratelimit.SourceLocal, allow(t, lim, name).Source())
 			limit = ratelimit.Unlimited()
-			for _, r := range []ratelimit.Result{peek(t, lim, name), allow(t, lim, name)} {
+			charged, err := lim.Charge(t.Context(), name, 3)
+			require.NoError(t, err)
+			for _, r := range []ratelimit.Result{peek(t, lim, name), allow(t, lim, name), charged} {
 				require.True(t, r.Allowed)
 				require.Equal(t, ratelimit.SourceUnlimited, r.Source(), name)
 				require.False(t, r.Counted(), name)
