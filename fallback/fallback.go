@@ -485,7 +485,7 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	if r, err = q.ask(ctx, f.local); err != nil {
 		return ratelimit.Result{}, err
 	}
-	if r.RetryAfter == ratelimit.Never && r.Limit > 0 { // too large for a share
+	if r.RetryAfter == ratelimit.Never && r.Limit > 0 && r.Source() != ratelimit.SourceZeroRate { // too large for a share
 		r.RetryAfter = f.retryAfter()
 	}
 	if q.method != peek && r.Allowed {

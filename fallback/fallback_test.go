@@ -502,6 +502,20 @@ func TestARateOf0IsStillNeverInAnOutage(t *testing.T) {
 	require.Equal(t, ratelimit.Never, allowN(t, lim, 1).RetryAfter)
 }
 
+func TestAPeekInAnOutageSaysNeverOfARateOf0BesideALimitThatIsUsedUp(t *testing.T) {
+	limit := ratelimit.PerDay(5)
+	limits := func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }
+	s := onSwitch(t)
+	s.down = true
+	l := all(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(1)),
+		newLimiter(t, "token_bucket", s, limit, ratelimit.WithLimitFunc(limits)))
+	lim := failover(t, l, fallback.FailLocal(1), fallback.WithBreaker(1, time.Hour))
+	require.True(t, allowN(t, lim, 1).Allowed)
+	limit = ratelimit.PerDay(0)
+	require.Equal(t, ratelimit.Never, allowN(t, lim, 1).RetryAfter)
+	require.Equal(t, ratelimit.Never, peek(t, lim, "key").RetryAfter)
+}
+
 func TestErrorsOfTheLocalLimiterAreErrors(t *testing.T) {
 	inner, local := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(8))}, &faulty{}
 	local.down.Store(true)
