@@ -58,8 +58,9 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
-	asks     bool // whether one decision may ask a limit function more than once
-	frees    bool // whether keys may be Unlimited, which is admitted while the breaker is open
+	counts   ratelimit.Limiter // local without its bans, which say nothing of what a key has spent
+	asks     bool              // whether one decision may ask a limit function more than once
+	frees    bool              // whether keys may be Unlimited, which is admitted while the breaker is open
 	failures uint32
 	pause    time.Duration // from opening to the probe
 
@@ -214,6 +215,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	if f.local, err = p.limiter(l); err != nil {
 		return nil, err
 	}
+	f.counts = withoutBans(f.local)
 	_, bans := see.First[*ratelimit.Ban](l) // which are asked of the store also for who is Unlimited
 	f.frees = p.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(l)
 	f.asks = f.frees || f.local != nil && !see.ByKey(l)
@@ -244,6 +246,28 @@ func (p Answer) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		return nil, err
 	}
 	return see.Local(l, mem, p.shares)
+}
+
+// withoutBans is l without the bans that it has, as far as can be seen.
+func withoutBans(l ratelimit.Limiter) ratelimit.Limiter {
+	if _, bans := see.First[*ratelimit.Ban](l); !bans {
+		return l
+	}
+	inside := slices.Clone(see.Inside(l))
+	for i := range inside {
+		inside[i] = withoutBans(inside[i])
+	}
+	_, ban := l.(*ratelimit.Ban)
+	_, several := l.(*ratelimit.All)
+	switch {
+	case len(inside) == 1 && (ban || see.LookingOn(l)):
+		return inside[0]
+	case several:
+		if a, err := ratelimit.NewAll(inside...); err == nil {
+			return a
+		}
+	}
+	return l
 }
 
 // Owes reports whether the local limiter has admitted events of key that the store is yet
@@ -555,11 +579,11 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	defer func() { f.owed.paid(key, paid) }()
 
 	due := owed
-	if p, err := f.local.Peek(ctx, key); err == nil {
+	if p, err := f.counts.Peek(ctx, key); err == nil {
 		if uncounted(p) || p.Limit == 0 { // by the current limit, which may change
 			return nil
 		}
-		due = due.still(held(f.local, p))
+		due = due.still(held(f.counts, p))
 	}
 	granted, err := f.pay(ctx, key, due)
 	if err != nil {

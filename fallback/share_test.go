@@ -347,6 +347,31 @@ func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
 	require.Equal(t, ratelimit.SourceBan, peek(t, lim, "key").Source())
 }
 
+// What a key has spent before its local ban is owed during the ban, too.
+func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
+	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
+	for name, around := range map[string]func(ban ratelimit.Limiter, s store.Store) ratelimit.Limiter{
+		"a ban": func(ban ratelimit.Limiter, _ store.Store) ratelimit.Limiter { return ban },
+		"an All around it": func(ban ratelimit.Limiter, s store.Store) ratelimit.Limiter {
+			return all(t, newLimiter(t, "fixed_window", s, ratelimit.PerSecond(9)), ban)
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := onSwitch(t)
+			s.down = true
+			ban, err := ratelimit.NewBan(newLimiter(t, "token_bucket", s, ratelimit.PerDay(5)), s, penalty)
+			require.NoError(t, err)
+			lim := failover(t, around(ban, s), fallback.FailLocal(1))
+			require.Equal(t, 5, admitted(t, lim, 7))
+			require.Equal(t, ratelimit.SourceBan, peek(t, lim, "key").Source())
+			s.down = false
+			time.Sleep(time.Second)
+			require.Zero(t, admitted(t, lim, 1), name)
+			require.False(t, lim.Owes("key"))
+		})
+	}
+}
+
 // switched is a store that can be down.
 type switched struct {
 	store.Store
