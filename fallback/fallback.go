@@ -365,7 +365,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	case err != nil:
 		return ratelimit.Result{}, err
 	case q.method != peek:
-		return f.mirror(ctx, q.key, q.n, r), nil
+		return f.mirror(ctx, q.key, q.n, r, ratelimit.AllowUpTo), nil
 	}
 	return r, nil
 }
@@ -534,19 +534,42 @@ type mirrored struct {
 	short int // events that local was not charged with
 }
 
+// upTo charges a limiter with as many of n events as it has room for.
+type upTo func(ctx context.Context, l ratelimit.Limiter, key string, n int) (granted int, r ratelimit.Result, err error)
+
 // mirror charges n events, which the store has decided on as r, to the local limiter too,
 // as far as it has room. Errors are ignored: the local limiter would only start cold.
-func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Result) ratelimit.Result {
+func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Result, charge upTo) ratelimit.Result {
 	if f.local == nil || !r.Allowed || uncounted(r) {
 		return r
 	}
-	granted, local, err := ratelimit.AllowUpTo(lasting(ctx), f.local, key, n)
+	granted, local, err := charge(lasting(ctx), f.local, key, n)
 	if err != nil || granted == 0 {
 		return r
 	}
 	m := &mirrored{local: local, short: n - granted}
 	m.mark = *ratelimit.NewMark(f, ratelimit.SourceStore, m)
 	return r.WithMark(&m.mark)
+}
+
+// chargeUpTo is upTo by a Charge, of no call and no slot: it is for a call that has been charged with these. Others
+// that do so at the same time see the same room.
+func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key string, n int) (int, ratelimit.Result, error) {
+	p, err := f.counts.Peek(ctx, key)
+	if err != nil {
+		return 0, p, err
+	}
+	limits := see.LimitsOf(f.counts)
+	for i, part := range each(p) {
+		if limit := limits.Of(i); part.Counted() && !limit.Calls && !limit.Held {
+			n = min(n, part.Remaining)
+		}
+	}
+	if n == 0 {
+		return 0, p, nil
+	}
+	r, err := ratelimit.Charge(ctx, l, key, n)
+	return n, r, err
 }
 
 // uncounted reports whether no limit counts r, so that it pays no debt.
@@ -731,9 +754,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	})
 	switch {
 	case err == nil:
-		r = f.mirror(ctx, key, n, r)
-		_ = f.Refund(see.Only(lasting(ctx), see.Mirrored), key, r, n) // whose slot is the call's that is charged for
-		return r, nil
+		return f.mirror(ctx, key, n, r, f.chargeUpTo), nil
 	case !errors.Is(err, ratelimit.ErrStore) || f.local == nil:
 		return r, err
 	}

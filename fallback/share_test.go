@@ -372,6 +372,26 @@ func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
 	}
 }
 
+// A Charge is of a call that is charged already. So it is none to a local limiter that counts calls.
+func TestAChargeIsNoCallOfTheLocalLimiter(t *testing.T) {
+	s := onSwitch(t)
+	l := all(t, newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.CountCalls()),
+		newLimiter(t, "fixed_window", s, ratelimit.PerDay(1000), ratelimit.WithName("tokens")))
+	lim := failover(t, l, fallback.FailLocal(1), fallback.WithBreaker(1, time.Hour))
+	for range 3 {
+		reserved, _, err := ratelimit.Reserve(t.Context(), lim, "key", 10)
+		require.NoError(t, err)
+		r, err := reserved.Settle(t.Context(), 30)
+		require.NoError(t, err)
+		require.NoError(t, lim.Refund(t.Context(), "key", r, 5))
+	}
+	s.down = true
+	allow(t, lim, "another")
+	r := peek(t, lim, "key")
+	require.Equal(t, ratelimit.SourceLocal, r.Source())
+	require.Equal(t, []int{7, 925}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining})
+}
+
 // switched is a store that can be down.
 type switched struct {
 	store.Store
