@@ -512,7 +512,7 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	if r.RetryAfter == ratelimit.Never && r.Limit > 0 && r.Source() != ratelimit.SourceZeroRate { // too large for a share
 		r.RetryAfter = f.retryAfter()
 	}
-	if q.method != peek && r.Allowed {
+	if q.method != peek && r.Allowed && !uncounted(r) {
 		f.owed.add(q.key, charge{q.n, 1}, f.now(), r.ResetAfter)
 	}
 	return f.says(r), nil
@@ -761,7 +761,9 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if r, err = ratelimit.Charge(ctx, f.local, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	f.owed.add(key, charge{n, 0}, f.now(), r.ResetAfter)
+	if !uncounted(r) {
+		f.owed.add(key, charge{n, 0}, f.now(), r.ResetAfter)
+	}
 	return f.says(r), nil
 }
 
@@ -824,7 +826,7 @@ func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimi
 	if err := f.local.Refund(ctx, key, charged, n); err != nil {
 		return err
 	}
-	if see.PartOf(ctx) == see.Slots { // what they were charged with is still owed
+	if see.PartOf(ctx) == see.Slots || uncounted(charged) { // what they were charged with is still owed, and what nobody counts never was
 		return nil
 	}
 	if c := charged.Charged(); c > 0 { // 0 if the local limiter does not say

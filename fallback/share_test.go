@@ -329,6 +329,34 @@ func TestWhoIsUnlimitedIsNotCountedLocally(t *testing.T) {
 	})
 }
 
+// Nor is it owed, and its Refund forgives nothing of what others owe.
+func TestARefundOfWhoWasUnlimitedForgivesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := onSwitch(t)
+		limit := ratelimit.PerDay(10)
+		limits := func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }
+		plan := newLimiter(t, "fixed_window", s, limit, ratelimit.WithLimitFunc(limits))
+		lim := failover(t, plan, fallback.FailLocal(1), fallback.WithBreaker(1, time.Minute))
+		require.Equal(t, ratelimit.SourceStore, allowN(t, lim, 2).Source())
+		s.down = true
+		require.Equal(t, ratelimit.SourceLocal, allowN(t, lim, 1).Source())
+		limit = ratelimit.Unlimited()
+		free := allowN(t, lim, 3)
+		_, err := lim.Charge(t.Context(), "key", 3)
+		require.NoError(t, err)
+		s.down, limit = false, ratelimit.PerDay(10)
+		time.Sleep(time.Minute)
+		require.Equal(t, 7, peek(t, lim, "key").Remaining)
+		s.down = true
+		allow(t, lim, "another") // the breaker opens
+		require.Equal(t, ratelimit.SourceLocal, allowN(t, lim, 2).Source())
+		require.NoError(t, lim.Refund(t.Context(), "key", free, 3))
+		s.down = false
+		time.Sleep(time.Minute)
+		require.Equal(t, 5, peek(t, lim, "key").Remaining)
+	})
+}
+
 // A ban by the local limiter is one: it has no numbers of a limit.
 func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
 	s := onSwitch(t)
