@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -715,4 +716,13 @@ func TestABanAsksAndGivesBackAsItsLimiterDoes(t *testing.T) {
 	b = newBan(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)), mem, quarter)
 	allowN(t, b, 4)
 	require.True(t, peek(t, b, "key").Allowed, "one event has room")
+}
+
+func TestABanBesideALimitIsAmongWhatCanDeny(t *testing.T) {
+	mem := memory(t, newClock())
+	limit := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName("limit"))
+	ban := newBan(t, limit, mem, quarter, ratelimit.WithPolicyName("door"))
+	other := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName("other"))
+	require.Equal(t, []string{"door", "limit", "other"}, see.Names[ratelimit.Limiter](all(t, ban, other)))
+	require.Equal(t, []string{"limit"}, see.Names[ratelimit.Limiter](ban), "alone it is not named")
 }
