@@ -22,8 +22,7 @@ import (
 // What is let through is not counted ([ratelimit.Result.Counted]): Allowed is true, all other
 // fields are 0, and the policies are unlimited. So clients see nothing of a limit that is not
 // enforced. The decision or its error is in the [Report] alone. Invalid input is an error all
-// the same, and so is the end of ctx. A throttle.Waiter goes around it: inside it would sleep, on all
-// keys. An accesslist inside would be tried out as well.
+// the same, and so is the end of ctx. A throttle.Waiter inside would sleep on all keys: put it around.
 //
 // Bound: on keys that are enforced, what the limiter admits. There is none on the others.
 //
