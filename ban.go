@@ -333,7 +333,7 @@ var ban = lua.Rule(store.Rule{
 		return v
 	},
 	After: afterY,
-}, lua.Of("ban", "state"))
+}, "", lua.Of("ban", "state"))
 
 const mostDenials = 1<<16 - 1
 

@@ -50,7 +50,7 @@ var fixedWindow = lua.Rule(store.Rule{
 	Report:    fixedWindowReport,
 	After:     afterY,
 	Spent:     spentY,
-}, lua.Plain("fixedwindow_plain")+lua.Of("fixedwindow", "state"))
+}, lua.Plain("fixedwindow_plain"), lua.Of("fixedwindow", "state"))
 
 // fixedWindowStep replies now, the count, and for how long it counts. The count may
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so

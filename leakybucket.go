@@ -54,7 +54,7 @@ var leakyBucket = lua.Rule(store.Rule{
 	After:     afterY,
 	Spent:     spentY,
 	LastOnly:  true,
-}, lua.Plain("bucket_plain")+lua.Of("bucket", "leakybucket", "state"))
+}, lua.Plain("bucket_plain"), lua.Of("bucket", "leakybucket", "state"))
 
 // leakyBucketStep replies now and the queue.
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

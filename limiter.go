@@ -138,7 +138,7 @@ type Custom struct{ limiter }
 
 // NewCustom returns a limiter by rule, which [NewRule] has made.
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
-	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == "" {
+	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == nil {
 		return nil, fmt.Errorf("%w: a rule is made by NewRule, of a store.Rule with a Name and a Step", ErrInvalidOption)
 	}
 	for i := range kinds {
@@ -196,10 +196,10 @@ var scripts embed.FS
 
 var lua = script.Files{FS: scripts}
 
-// NewRule returns rule with its scripts for Redis, made of its transition in Lua: plan, commit,
-// available and refund, as in scripts/slidinglog.lua.
+// NewRule returns rule with its Lua for Redis: plan, commit, available and refund, as in
+// scripts/slidinglog.lua.
 func NewRule(rule store.Rule, text string) *store.Rule {
-	rule = lua.Rule(rule, lua.Around("\n"+text))
+	rule = lua.Rule(rule, "", "\n"+text)
 	return &rule
 }
 

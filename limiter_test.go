@@ -1159,7 +1159,7 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 
 	for name, change := range map[string]func(r *store.Rule){
 		"no name": func(r *store.Rule) { r.Name = "" }, "one of the five": func(r *store.Rule) { r.Name = "sliding_log" },
-		"no step": func(r *store.Rule) { r.Step = nil }, "no script": func(r *store.Rule) { r.Script = "" },
+		"no step": func(r *store.Rule) { r.Step = nil }, "no script": func(r *store.Rule) { r.Script = nil },
 	} {
 		wrong := *rule
 		change(&wrong)

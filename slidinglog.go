@@ -49,7 +49,7 @@ var slidingLog = lua.Rule(store.Rule{
 	ParseLog:  eventlog.Parse,
 	Report:    slidingLogReport,
 	After:     afterY,
-}, lua.Text("slidinglog_plain")+lua.Of("slidinglog"))
+}, lua.Text("slidinglog_plain"), lua.Of("slidinglog"))
 
 // slidingLogStep replies now, the events of the last Period, and ResetAfter. Of a denial
 // it replies RetryAfter in place of now. A log replies the same.

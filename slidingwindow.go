@@ -56,7 +56,7 @@ var slidingWindow = lua.Rule(store.Rule{
 	Report:    slidingWindowReport,
 	After:     afterZ,
 	Spent:     spentZ,
-}, lua.Plain("slidingwindow_plain")+lua.Of("slidingwindow", "state"))
+}, lua.Plain("slidingwindow_plain"), lua.Of("slidingwindow", "state"))
 
 // slidingWindowStep replies now and the counts of the previous and the current
 // window. Where these were counted in another Period, it replies instead now (of

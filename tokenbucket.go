@@ -53,7 +53,7 @@ var tokenBucket = lua.Rule(store.Rule{
 	Report:    tokenBucketReport,
 	After:     afterY,
 	Spent:     spentY,
-}, lua.Plain("bucket_plain")+lua.Of("bucket", "tokenbucket", "state"))
+}, lua.Plain("bucket_plain"), lua.Of("bucket", "tokenbucket", "state"))
 
 // tokenBucketStep replies now and the tokens missing.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

@@ -1,5 +1,5 @@
 -- In flight. Twin of rule.go.
--- KEYS, ARGV: see driver.lua. limit.before of within is the number of a slot to be renewed.
+-- KEYS, ARGV: see groups.lua. limit.before of within is the number of a slot to be renewed.
 -- Reply: x the number of the slot, or RetryAfter of a denial; y the slots that are held;
 -- z ResetAfter.
 --

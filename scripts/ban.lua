@@ -1,6 +1,6 @@
 
 -- Ban. Twin of ban.go.
--- KEYS, ARGV: see driver.lua. Of limit: rate, how many denials begin a ban; period, the
+-- KEYS, ARGV: see groups.lua. Of limit: rate, how many denials begin a ban; period, the
 -- longest ban; burst, the first one in s; before, within how many µs the denials must
 -- come, and 1. A look may have no before.
 -- State: at, the time of the last denial that counted; whole, 65536 times the bans that

@@ -1,4 +1,4 @@
--- Token bucket and leaky bucket, the plain case: see plain.lua.
+-- Token bucket and leaky bucket, the plain case: see plain_state.lua.
 local product = (now - at) * rate
 plain = product < 2 ^ 52 and whole + (part > 0 and 1 or 0) <= burst
 if plain then

@@ -7,9 +7,9 @@
 -- and durations µs, rates and bursts at most 2^31-1.
 
 -- A script begins anew with each call, and each function that it meets takes 0.1 µs to
--- make. So a function that only one operation needs is made only for that operation.
+-- make. So a function that only one operation needs is made only for that operation: op is
+-- take, within (a take whose turn must come in time), upto, charge or refund.
 
-local op = ARGV[1] -- see driver.lua
 local call = redis.call
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local format = string.format -- with '%.0f' for all numbers: tostring keeps 14 digits

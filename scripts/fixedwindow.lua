@@ -1,6 +1,6 @@
 
 -- Fixed window. Twin of fixedwindow.go.
--- KEYS, ARGV: see driver.lua. State: at, the time of the last admission; whole, the
+-- KEYS, ARGV: see groups.lua. State: at, the time of the last admission; whole, the
 -- count of its window; part, the end of that window in Unix seconds + 2^41, if it is of a
 -- calendar, or else 0.
 -- Reply: x now, y the count, z how long it counts, in µs. The count may be above the

@@ -1,4 +1,4 @@
--- Fixed window, the plain case: see plain.lua.
+-- Fixed window, the plain case: see plain_state.lua.
 local left = period - now % period
 plain = part == 0
 y, z = 0, 0

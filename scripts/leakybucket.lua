@@ -1,6 +1,6 @@
 
 -- Leaky bucket. Twin of leakybucket.go.
--- KEYS, ARGV: see driver.lua. State: see bucket.lua; the level is the queue.
+-- KEYS, ARGV: see groups.lua. State: see bucket.lua; the level is the queue.
 -- Reply: x now, y whole events in the queue, z the part of one, in 1/period.
 
 local function step(s, l, now, n)

@@ -1,11 +1,21 @@
--- What a value says in the plain case: see plain.lua. A key that does not exist is new.
-local plain, at, whole, part = true, now, 0, 0
+-- The plain case of an algorithm whose state is five numbers: see plain.lua. A key that does
+-- not exist is new. The lines of the algorithm stand in place of the word OWN. They turn whole
+-- and part into those of the state in which n events are charged at now. They set ok, y, z and
+-- ttl as the functions of state.lua do, or plain to false.
+local value, at, whole, part, ttl = try('GET', key), now, 0, 0
 if value then
   plain = #value == 40
   if plain then
     local r, p
-    at, r, p, whole, part = struct.unpack('>ddddd', value)
+    at, r, p, whole, part = unpack('>ddddd', value)
     plain = r == rate and p == period and at <= now and at > -231 * 365 * 24 * 3600 * 1000000
       and whole >= 0 and whole < 2 ^ 32 and part >= 0 and part < 2 ^ 49 and at % 1 + whole % 1 + part % 1 == 0
+  end
+end
+if plain then
+  OWN
+  x = now
+  if plain and ok then
+    text, life = pack('>ddddd', now, rate, period, whole, part), format('%.0f', ceil(ttl / 1000))
   end
 end

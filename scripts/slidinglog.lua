@@ -1,6 +1,6 @@
 
 -- Sliding log. Twin of slidinglog.go.
--- KEYS, ARGV: see driver.lua.
+-- KEYS, ARGV: see groups.lua.
 -- Reply: x now, or RetryAfter of a denial; y the events in the last period; z ResetAfter.
 --
 -- The value is a list of blocks, oldest first. A block is a head of five numbers, base,

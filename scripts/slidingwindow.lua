@@ -1,6 +1,6 @@
 
 -- Sliding window counter. Twin of slidingwindow.go.
--- KEYS, ARGV: see driver.lua. State: at, the time of the last admission; whole, the
+-- KEYS, ARGV: see groups.lua. State: at, the time of the last admission; whole, the
 -- count of its window; part, the count of the window before.
 -- Reply: x now, y the count of the previous window, z of the current one. If these were
 -- counted in another period: x now, or RetryAfter of a denial; y -1 - ResetAfter; z the count.

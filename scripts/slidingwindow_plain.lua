@@ -1,4 +1,4 @@
--- Sliding window counter, the plain case: see plain.lua.
+-- Sliding window counter, the plain case: see plain_state.lua.
 local left = period - now % period
 local start, prev, cur = now + left - period, 0, 0
 if at >= start then

@@ -1,6 +1,6 @@
 
 -- Token bucket. Twin of tokenbucket.go.
--- KEYS, ARGV: see driver.lua. State: see bucket.lua; the level is what is missing
+-- KEYS, ARGV: see groups.lua. State: see bucket.lua; the level is what is missing
 -- from a full bucket.
 -- Reply: x now, y whole tokens missing, z the part of one, in 1/period.
 

@@ -252,18 +252,13 @@ type Rule struct {
 	// is nil if NewLog is nil.
 	ParseLog func(b []byte) (Log, error)
 
-	// Script is the same rule in Lua, with its driver: a complete Redis script. KEYS[1]
-	// is the key of the state. scripts/driver.lua describes ARGV and the reply.
-	Script string
-	// JointScript makes the script that decides at once on keys of several rules, this
-	// one among them. Each key is one of KEYS. scripts/joint.lua describes ARGV and the
-	// reply; there the rules are numbered from 1. It is nil if the rule has no such
-	// script.
-	JointScript func(rules []*Rule) string
-	// BatchScript makes the script that runs many calls of this rule, each decided and
-	// charged on its own. scripts/batch.lua describes ARGV and the reply. It is nil if
-	// the rule has no such script.
-	BatchScript func(rule *Rule) string
+	// Lua is the same rule in Lua, and Plain its plain case, or "": scripts/state.lua and
+	// scripts/plain.lua say what they define.
+	Lua, Plain string
+	// Script makes the Redis script that decides on groups of requests of these rules, this
+	// one among them. scripts/groups.lua describes KEYS, ARGV and the reply. There the rules
+	// are numbered from 1. It is nil for a rule that has no Lua.
+	Script func(rules []*Rule) string
 }
 
 // Log is the state of one key, for a rule that needs more than a [State]. From its End on

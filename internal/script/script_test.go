@@ -2,6 +2,7 @@ package script_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,20 +30,20 @@ func ruleOf(t *testing.T, algorithm string) *store.Rule {
 	return r.last
 }
 
-// A batch, and several keys at once, have the plain case of each algorithm whose state is five
-// numbers.
-func TestBatchesAndSeveralKeysHaveAPlainCase(t *testing.T) {
+// A request alone, many of one rule, and groups of requests of several rules have the plain case of each
+// algorithm.
+func TestScriptsHaveThePlainCaseOfEachAlgorithm(t *testing.T) {
 	other := ruleOf(t, "sliding_log")
 	for algorithm, file := range map[string]string{
-		"fixed_window": "fixedwindow", "sliding_window": "slidingwindow", "token_bucket": "bucket", "leaky_bucket": "bucket",
+		"fixed_window": "fixedwindow", "sliding_window": "slidingwindow", "token_bucket": "bucket", "leaky_bucket": "bucket", "sliding_log": "slidinglog",
 	} {
 		rule := ruleOf(t, algorithm)
 		text, err := os.ReadFile("../../scripts/" + file + "_plain.lua")
 		require.NoError(t, err)
 		step := string(text)
-		require.Contains(t, rule.Script, step)
-		require.Contains(t, rule.BatchScript(rule), step)
-		require.Contains(t, rule.JointScript([]*store.Rule{rule}), "if rule == '1' then\n"+step+"end\n")
-		require.NotContains(t, rule.JointScript([]*store.Rule{rule, other}), step)
+		require.Equal(t, 2, strings.Count(rule.Script([]*store.Rule{rule}), step), "alone, and in groups")
+		two := rule.Script([]*store.Rule{other, rule})
+		require.Contains(t, two, step)
+		require.Contains(t, two, "if rule == '2' then\n"+rule.Plain)
 	}
 }

@@ -2,7 +2,7 @@ package redisstore
 
 import (
 	"context"
-	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -10,14 +10,13 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// call is what a script is asked.
+// call is a group of requests on its way: all are charged, or none. A call for one limit is a
+// group of one.
 type call struct {
 	script *script
-	key    string // in Redis; of a script on several keys the first
-	task   task
-	args   []any // of a script on several keys: its whole EVALSHA, made of these
-	at     int   // where the operation stands in args
-	apart  bool  // never in one script with others
+	first  request
+	more   []request
+	apart  bool // never in one script with others
 
 	// What follows belongs to the batch of a carried call.
 	ctx    context.Context
@@ -28,41 +27,81 @@ type call struct {
 	err    error
 }
 
-// task is an operation of a rule, with its arguments as in scripts/driver.lua.
-type task struct {
-	op    any // a string, boxed once for all calls
-	limit store.Limit
-	n     int64
-	more  []any
+// size is how many requests c has.
+func (c *call) size() int { return 1 + len(c.more) }
+
+func (c *call) request(i int) *request {
+	if i == 0 {
+		return &c.first
+	}
+	return &c.more[i-1]
 }
 
-func take(l store.Limit, n int64) task {
-	if l.Before() > 0 {
-		return task{"within", l, n, []any{l.Before()}}
+// asks reports whether c asks the same as d, of other keys.
+func (c *call) asks(d *call) bool {
+	if c.size() != d.size() {
+		return false
 	}
-	return task{"take", l, n, nil}
+	for i := range c.size() {
+		if q, r := c.request(i), d.request(i); q.number != r.number || q.op != r.op || q.n != r.n || q.limit != r.limit {
+			return false
+		}
+	}
+	return true
+}
+
+// request is a decision on a key, with its arguments as in scripts/groups.lua.
+type request struct {
+	rule   *store.Rule
+	number int    // of the rule, among those of the script
+	op     string // with its arguments
+	key    string // in Redis
+	limit  store.Limit
+	n      int64
+}
+
+// operationOf is the operation of this name under l.
+func operationOf(name string, l store.Limit) string {
+	if before := l.Before(); before > 0 {
+		return name + " " + strconv.FormatInt(before, 10)
+	}
+	return name
+}
+
+func refund(c store.Receipt) string {
+	over := " 0"
+	if c.Overdrawn {
+		over = " 1"
+	}
+	text := append(make([]byte, 0, 80), "refund"...)
+	for _, x := range [...]int64{c.At, c.Due, c.Rate, c.Period} {
+		text = strconv.AppendInt(append(text, ' '), x, 10)
+	}
+	return string(append(text, over...))
+}
+
+// takes are what plain takes of the first rules say.
+var takes = [...]any{"0", "1", "2", "3", "4"}
+
+// what says what r is, in a group.
+func (r *request) what() any {
+	switch {
+	case r.op != "take":
+		return strconv.Itoa(r.number) + " " + r.op
+	case r.number < len(takes):
+		return takes[r.number]
+	}
+	return strconv.Itoa(r.number)
 }
 
 // renews reports whether l is asked for a slot that is held.
 func renews(ns *store.Namespace, l store.Limit) bool { return ns.Rule.Held && l.Before() > 0 }
 
-func refund(l store.Limit, c store.Receipt) task {
-	over := 0
-	if c.Overdrawn {
-		over = 1
-	}
-	return task{"refund", l, c.N, []any{c.At, c.Due, c.Rate, c.Period, over}}
-}
-
-func (t *task) equal(u *task) bool {
-	return t.op == u.op && t.limit == u.limit && t.n == u.n && slices.Equal(t.more, u.more)
-}
-
 // attempt is what a command for one key needs, in one allocation.
 type attempt struct {
 	sending sending
 	op      operation
-	args    [15]any
+	args    [10]any
 }
 
 // sending is whether commands have left the process: go-redis asks for the bytes of their
@@ -87,17 +126,17 @@ func (s *sending) giveUp() bool { return s.state.Swap(givenUp) == written }
 type operation struct {
 	name    string
 	sending *sending
-	bytes   [len("refund")]byte // what MarshalBinary returns, here to save an allocation
+	bytes   [len("groups")]byte // what MarshalBinary returns, here to save an allocation
 }
 
-// MarshalBinary returns the operation. If the callers have left, that is peek, which
+// MarshalBinary returns the operation. If the callers have left, that is none, which
 // changes nothing. Such a command may still wait in a client's queue, and be sent later. It
 // must not charge for an event that its caller has already decided on.
 func (o *operation) MarshalBinary() ([]byte, error) {
 	if s := &o.sending.state; s.CompareAndSwap(unsent, written) || s.Load() == written {
 		return append(o.bytes[:0], o.name...), nil
 	}
-	return append(o.bytes[:0], "peek"...), nil
+	return append(o.bytes[:0], "none"...), nil
 }
 
 // String is for hooks that print commands.

@@ -88,12 +88,12 @@ func (c *mixed) Err() error {
 // Clone keeps the type, and with it NoRetry.
 func (c *mixed) Clone() redis.Cmder { return newMixed(context.Background(), c.Args(), 0) }
 
-// replySize is the bytes of a reply for each call, about.
+// replySize is the bytes of a reply for each request, about.
 const replySize = 64
 
-func newMixed(ctx context.Context, args []any, calls int) *mixed {
+func newMixed(ctx context.Context, args []any, requests int) *mixed {
 	c := new(mixed)
-	c.reply.Grow(calls * replySize)
+	c.reply.Grow(requests * replySize)
 	c.RawWriteToCmd = redis.NewRawWriteToCmd(ctx, &c.reply, args...)
 	return onKey(c)
 }

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -43,25 +44,28 @@ type Batch struct {
 
 func (s *Store) Batch(ns *store.Namespace) *Batch { return &Batch{s: s, ns: ns} }
 
-func (b *Batch) add(key string, t task) {
-	b.calls = append(b.calls, &call{script: b.s.script(b.ns.Rule), key: b.s.key(b.ns, key), task: t})
+func (b *Batch) add(key, op string, l store.Limit, n int64) {
+	c := new(call)
+	b.s.ask(&c.first, b.ns, key, op, l, n)
+	c.script, _ = b.s.scriptOf(c)
+	b.calls = append(b.calls, c)
 }
 
-func (b *Batch) Take(key string, l store.Limit, n int64)     { b.add(key, take(l, n)) }
-func (b *Batch) TakeUpTo(key string, l store.Limit, n int64) { b.add(key, task{"upto", l, n, nil}) }
-func (b *Batch) Peek(key string, l store.Limit, n int64)     { b.add(key, task{"peek", l, n, nil}) }
+func (b *Batch) Take(key string, l store.Limit, n int64)     { b.add(key, operationOf("take", l), l, n) }
+func (b *Batch) TakeUpTo(key string, l store.Limit, n int64) { b.add(key, "upto", l, n) }
+func (b *Batch) Peek(key string, l store.Limit, n int64)     { b.add(key, "look", l, n) }
 func (b *Batch) Overdraw(key string, l store.Limit, n, most int64) {
-	b.add(key, task{"charge", l, n, []any{most}})
+	b.add(key, fmt.Sprint("charge ", most), l, n)
 }
-func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, refund(l, c)) }
+func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, refund(c), l, c.N) }
 
-// Make makes the calls, in a script of several even if it is one. again tells which of
+// Make makes the calls, in one script. again tells which of
 // those that failed would be tried again.
 func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 	p := b.s.link.pipeline
 	ctx, cancel := context.WithTimeout(context.Background(), lasting)
 	defer cancel()
-	g := group{calls: b.calls, several: true, op: operation{sending: new(sending)}}
+	g := group{calls: b.calls, requests: len(b.calls), op: operation{sending: new(sending)}}
 	_ = p.exec(ctx, new(trip), []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
 		var reply [1]store.Reply
@@ -69,7 +73,7 @@ func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 		if err == nil {
 			err = parse(c.values, reply[:])
 		} else {
-			f = b.s.failed(c.key, err, true)
+			f = b.s.failed(c.first.key, err, true)
 			err = f.error()
 		}
 		replies, errs, again = append(replies, reply[0]), append(errs, err), append(again, f.again)

@@ -18,7 +18,9 @@ func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
 	if s.link == nil {
 		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
 	}
-	s.script(rule)
+	if rule.Script != nil {
+		s.scripts.with(rule)
+	}
 	return nil
 }
 
@@ -126,13 +128,7 @@ func rejected(err error) bool { return unauthenticated(err) || redis.HasErrorPre
 func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
 	pipe := conn.Pipeline()
 	_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", s.reset.text))
-	s.scripts.Range(func(_, sc any) bool {
-		_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", sc.(*script).text))
-		if b := sc.(*script).batch; b != nil {
-			_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", b.text))
-		}
-		return true
-	})
+	s.scripts.each(func(sc *script) { _ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", sc.text)) })
 	cmds, err := pipe.Exec(ctx)
 	if n := len(cmds); n > 0 {
 		err = cmds[n-1].Err() // if a connection breaks, all the following commands fail too

@@ -90,8 +90,7 @@ type Store struct {
 	holder  func() string    // who holds the slots that are taken
 
 	reset   *script
-	scripts sync.Map // of *script by *store.Rule; rules are few and never change
-	joint   sync.Map // of *script by ruleSet
+	scripts script // of no rule; those of rules come from it, which are few and never change
 
 	jitter func(most time.Duration) time.Duration // a random time below most, so that calls part
 }
@@ -177,7 +176,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return s.call(b, ns, key, take(l, n))
+	return s.call(b, ns, key, operationOf("take", l), l, n)
 }
 
 // TakeUpTo implements [store.Store].
@@ -186,7 +185,7 @@ func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return s.call(b, ns, key, task{"upto", l, n, nil})
+	return s.call(b, ns, key, "upto", l, n)
 }
 
 // Overdraw implements [store.Store].
@@ -195,7 +194,7 @@ func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return s.call(b, ns, key, task{"charge", l, n, []any{most}})
+	return s.call(b, ns, key, "charge "+strconv.FormatInt(most, 10), l, n)
 }
 
 // Peek implements [store.Store].
@@ -204,7 +203,7 @@ func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l sto
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return s.call(b, ns, key, task{"peek", l, n, nil})
+	return s.call(b, ns, key, operationOf("look", l), l, n)
 }
 
 // Refund implements [store.Store].
@@ -213,22 +212,25 @@ func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 	if err != nil {
 		return err
 	}
-	_, err = s.call(b, ns, key, refund(l, c))
+	_, err = s.call(b, ns, key, refund(c), l, c.N)
 	return err
 }
 
-// period is the Period of l as scripts/driver.lua has it: of a calendar with the edges around
-// the caller's time.
-func (s *Store) period(l *store.Limit) any {
-	c := l.Calendar()
+// period is the Period of r as scripts/groups.lua has it: of a calendar with the edges around the
+// caller's time, and of slots with who holds them.
+func (s *Store) period(r *request) any {
+	if r.rule.Held {
+		return heldPeriod(r.limit, s.holder())
+	}
+	c := r.limit.Calendar()
 	if c == nil {
-		return l.Period
+		return r.limit.Period
 	}
 	now := time.Now
 	if s.clock != nil {
 		now = s.clock
 	}
-	text := strconv.AppendInt(nil, l.Period, 10)
+	text := strconv.AppendInt(nil, r.limit.Period, 10)
 	for _, edge := range c.Edges(now().UnixMicro()) {
 		text = strconv.AppendInt(append(text, ' '), edge, 10)
 	}
@@ -267,12 +269,27 @@ func (s *Store) leave(b *budget) {
 	}
 }
 
-// call runs t on key, and leaves.
-func (s *Store) call(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
+// call runs an operation on key, and leaves.
+func (s *Store) call(b budget, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
 	defer s.leave(&b)
+	var c call
 	var reply [1]store.Reply
-	err := s.run(b, &call{script: s.script(ns.Rule), key: s.key(ns, key), task: t}, reply[:])
+	s.ask(&c.first, ns, key, op, l, n)
+	err := s.decide(b, &c, reply[:])
 	return reply[0], err
+}
+
+// ask makes r a request. A Before is among the arguments of its operation.
+func (s *Store) ask(r *request, ns *store.Namespace, key, op string, l store.Limit, n int64) {
+	r.rule, r.op, r.key, r.limit, r.n = ns.Rule, op, s.key(ns, key), l.TurnBefore(0), n
+}
+
+// decide runs c.
+func (s *Store) decide(b budget, c *call, replies []store.Reply) (err error) {
+	if c.script, err = s.scriptOf(c); err != nil {
+		return err
+	}
+	return s.run(b, c, replies)
 }
 
 // Reset implements [store.Store].
@@ -283,9 +300,12 @@ func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	}
 	defer s.leave(&b)
 	var reply [1]store.Reply
-	c := call{script: s.reset, key: s.key(ns, key), task: task{op: "reset"}, at: keyArg + 1}
-	c.args = []any{nil, nil, 1, c.key, nil}
-	return s.run(b, &c, reply[:])
+	return s.run(b, s.resetOf(s.key(ns, key)), reply[:])
+}
+
+// resetOf is the Reset of a key in Redis.
+func (s *Store) resetOf(key string) *call {
+	return &call{script: s.reset, first: request{rule: new(store.Rule), op: "reset", key: key}}
 }
 
 // key returns the Redis key of key's state. Different user keys have different ones.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,32 +24,40 @@ const (
 	keyArg = 3 // where the first key stands in an EVALSHA
 )
 
-// script is a script and its name on the server, each boxed once for all calls.
+// script is a script of some rules, and its name on the server, each boxed once for all calls.
 type script struct {
 	text, sha any
-	holder    string // of slots
-	limit     atomic.Pointer[boxed]
-	batch     *script // the one that makes several of its calls, or nil
+	rules     []*store.Rule // in their order; none of a script that has one form
+	shared    bool          // calls may share it
+	more      sync.Map      // *script of these rules and one more, by *store.Rule
+	limits    [mostKept]atomic.Pointer[boxed]
 }
 
-// boxed is a limit as arguments. Most calls of a script have the limit of the one before.
+// mostKept is of how many requests of a group the limit is kept as arguments.
+const mostKept = 4
+
+// boxed is a limit as arguments. Most calls of a script have the limits of the one before.
 type boxed struct {
+	rule                *store.Rule
 	limit               store.Limit
 	rate, period, burst any
 }
 
-// boxed returns l as arguments.
-func (sc *script) boxed(l store.Limit) *boxed {
-	l = l.TurnBefore(0) // it is another argument
-	b := sc.limit.Load()
-	if b == nil || b.limit != l {
-		b = &boxed{l, l.Rate, l.Period, l.Burst}
-		if sc.holder != "" {
-			b.period = heldPeriod(l, sc.holder)
-		}
-		sc.limit.Store(b)
+// appendLimit appends to args what the i-th request of a group says after what it is.
+func (s *Store) appendLimit(args []any, sc *script, i int, r *request) []any {
+	var kept *atomic.Pointer[boxed]
+	var b *boxed
+	if i < mostKept {
+		kept = &sc.limits[i]
+		b = kept.Load()
 	}
-	return b
+	if b == nil || b.limit != r.limit || b.rule != r.rule || r.limit.Calendar() != nil {
+		b = &boxed{r.rule, r.limit, r.limit.Rate, s.period(r), r.limit.Burst}
+		if kept != nil && r.limit.Calendar() == nil {
+			kept.Store(b)
+		}
+	}
+	return append(args, b.rate, b.period, b.burst, r.n)
 }
 
 func newScript(text string) *script {
@@ -55,48 +65,104 @@ func newScript(text string) *script {
 	return &script{text: text, sha: hex.EncodeToString(sum[:])}
 }
 
-func (s *Store) script(rule *store.Rule) *script {
-	if sc, ok := s.scripts.Load(rule); ok {
-		return sc.(*script)
+// with returns the script of sc's rules and one more.
+func (sc *script) with(rule *store.Rule) *script {
+	if next, ok := sc.more.Load(rule); ok {
+		return next.(*script)
 	}
-	made := newScript(rule.Script)
-	if rule.Held {
-		made.holder = s.holder()
-	}
-	if rule.BatchScript != nil {
-		made.batch = newScript(rule.BatchScript(rule))
-	}
-	sc, _ := s.scripts.LoadOrStore(rule, made)
-	return sc.(*script)
+	rules := append(slices.Clone(sc.rules), rule)
+	made := newScript(rule.Script(rules))
+	made.rules, made.shared = rules, true
+	next, _ := sc.more.LoadOrStore(rule, made)
+	return next.(*script)
 }
 
-// arguments returns c as an EVAL or EVALSHA. It appends to args those of a call on one key.
-func (s *Store) arguments(c *call, args []any, name any, op *operation) ([]any, error) {
-	text := c.script.sha
+// each calls f with the scripts that were made of sc's rules and others.
+func (sc *script) each(f func(*script)) {
+	sc.more.Range(func(_, next any) bool {
+		f(next.(*script))
+		next.(*script).each(f)
+		return true
+	})
+}
+
+// scriptOf returns the script of a group of requests, and gives each the number of its rule. The
+// rules are in the order of their names, so that the order of the requests does not matter.
+func (s *Store) scriptOf(c *call) (*script, error) {
+	if len(c.more) == 0 && c.first.rule.Script != nil {
+		c.first.number = 1
+		return s.scripts.with(c.first.rule), nil
+	}
+	var few [4]*store.Rule
+	rules := few[:0]
+	for i := range c.size() {
+		rule := c.request(i).rule
+		if rule.Script == nil {
+			return nil, fmt.Errorf("%w: the rule %q has no script", store.ErrStore, rule.Name)
+		}
+		if !slices.Contains(rules, rule) {
+			rules = append(rules, rule)
+		}
+	}
+	slices.SortStableFunc(rules, func(a, b *store.Rule) int { return strings.Compare(a.Name, b.Name) })
+	sc := &s.scripts
+	for _, rule := range rules {
+		sc = sc.with(rule)
+	}
+	for i := range c.size() {
+		r := c.request(i)
+		r.number = 1 + slices.Index(rules, r.rule)
+	}
+	return sc, nil
+}
+
+// arguments appends an EVAL or EVALSHA of calls that share a script to args: see scripts/groups.lua.
+func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([]any, error) {
+	sc := calls[0].script
+	text := sc.sha
 	if name == eval {
-		text = c.script.text
+		text = sc.text
 	}
-	if c.args != nil {
-		args = slices.Clone(c.args)
-		args[0], args[1], args[c.at] = name, text, op
+	var clock any = ""
+	if s.clock != nil {
+		now, err := s.now()
+		if err != nil {
+			return nil, err
+		}
+		clock = now
+	}
+	if first := &calls[0].first; len(calls) == 1 && len(calls[0].more) == 0 {
+		op.name = first.op
+		args = s.appendLimit(append(args, name, text, 1, first.key, op), sc, 0, first)
+		if s.clock != nil {
+			args = append(args, clock)
+		}
 		return args, nil
 	}
-	args = c.task.appendTo(s, c.script, append(args, name, text, 1, c.key, op))
-	if s.clock == nil {
-		return args, nil
+	op.name = "groups"
+	keys := 0
+	for _, c := range calls {
+		keys += c.size()
 	}
-	now, err := s.now()
-	return append(args, now), err
-}
-
-// appendTo appends the arguments to args.
-func (t *task) appendTo(s *Store, sc *script, args []any) []any {
-	l := sc.boxed(t.limit)
-	period := l.period
-	if t.limit.Calendar() != nil {
-		period = s.period(&t.limit)
+	args = append(slices.Grow(args, keys+12+5*calls[0].size()), name, text, keys)
+	for _, c := range calls {
+		for i := range c.size() {
+			args = append(args, c.request(i).key)
+		}
 	}
-	return append(append(args, l.rate, period, l.burst, t.n), t.more...)
+	args = append(args, op, clock)
+	for from, to := 0, 0; from < len(calls); from = to {
+		c := calls[from]
+		for to < len(calls) && c.asks(calls[to]) {
+			to++
+		}
+		args = append(args, to-from, c.size())
+		for i := range c.size() {
+			r := c.request(i)
+			args = s.appendLimit(append(args, r.what()), sc, i, r)
+		}
+	}
+	return args, nil
 }
 
 // The pause before a refused call is sent again doubles each time. The first is some
@@ -143,7 +209,7 @@ func (s *Store) try(b budget, c *call) ([]int64, *fault) {
 	}
 	bt, i, began := p.enter(b, c)
 	if bt != nil {
-		return p.wait(b, bt, i, c.key)
+		return p.wait(b, bt, i, c.first.key)
 	}
 	err := errPanic
 	defer func() { p.exit(began, err) }()
@@ -166,18 +232,19 @@ func (s *Store) send(b budget, c *call) ([]int64, *fault) {
 
 func (s *Store) sendBy(b budget, c *call, name any) ([]int64, *fault) {
 	a := new(attempt) // if the call fails, the client may keep it
-	a.op = operation{name: c.task.op.(string), sending: &a.sending}
-	args, err := s.arguments(c, a.args[:0], name, &a.op)
+	a.op.sending = &a.sending
+	calls := [1]*call{c}
+	args, err := s.arguments(a.args[:0], calls[:], name, &a.op)
 	if err != nil {
-		return nil, s.failed(c.key, err, false)
+		return nil, s.failed(c.first.key, err, false)
 	}
 	cmd := newNumbers(b, args)
 	err = s.link.process(b, cmd, &a.sending)
 	if err == nil {
-		s.link.answered(c.key)
+		s.link.answered(c.first.key)
 		return cmd.Val(), nil
 	}
-	return nil, s.failed(c.key, err, !isAnswer(err) && a.sending.giveUp())
+	return nil, s.failed(c.first.key, err, !isAnswer(err) && a.sending.giveUp())
 }
 
 // failed returns the fault of a call of key, which was sent or not.

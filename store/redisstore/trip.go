@@ -47,11 +47,11 @@ func (t *trip) fail(err error) {
 	}
 }
 
-// group is one script of a trip: a call, or several calls of a rule.
+// group is the calls of a trip that share a script.
 type group struct {
-	calls   []*call
-	several bool // scripts/batch.lua makes them
-	op      operation
+	calls    []*call
+	requests int // of all calls
+	op       operation
 }
 
 // fail ends those calls with err that have no error yet.
@@ -64,8 +64,8 @@ func (g *group) fail(err error) {
 }
 
 const (
-	// mostTogether is the most calls in a script. With 64 the server does nothing else
-	// for about 0.3 ms.
+	// mostTogether is the most requests in a script, but for those of a single call. With 64
+	// the server does nothing else for about 0.3 ms.
 	mostTogether = 64
 
 	// notTogether is how long calls have a script each, after a server has refused a
@@ -151,16 +151,16 @@ func (p *pipeline) groups(t *trip) (list []group) {
 				continue
 			}
 			room := 1
-			if c.script.batch != nil && !c.apart && !apart {
+			if c.script.shared && !c.apart && !apart {
 				room = min(t.calls, mostTogether)
 				for j := range list {
-					if g := &list[j]; g.calls[0].script == c.script && !g.calls[0].apart && len(g.calls) < mostTogether {
-						g.calls, g.several = append(g.calls, c), true
+					if g := &list[j]; g.calls[0].script == c.script && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
+						g.calls, g.requests = append(g.calls, c), g.requests+c.size()
 						continue next
 					}
 				}
 			}
-			list = append(list, group{calls: append(make([]*call, 0, room), c), op: operation{sending: &t.sending}})
+			list = append(list, group{calls: append(make([]*call, 0, room), c), requests: c.size(), op: operation{sending: &t.sending}})
 		}
 	}
 	return list
@@ -188,7 +188,7 @@ func (p *pipeline) exec(ctx context.Context, t *trip, groups []group, run func(c
 				g.end(cmds[i])
 			case name == evalsha && redis.HasErrorPrefix(err, "NOSCRIPT"):
 				again = append(again, *g)
-			case g.several && refusesBatches(err):
+			case len(g.calls) > 1 && refusesBatches(err):
 				p.mu.Lock()
 				p.apart = time.Now().Add(notTogether)
 				p.mu.Unlock()
@@ -225,28 +225,29 @@ func (g *group) end(cmd redis.Cmder) {
 	}
 }
 
-// read reads the reply of scripts/batch.lua: of each call four elements. They are integers,
-// but the first is a text if the call failed.
+// read reads the reply of scripts/groups.lua to several calls: of each request four elements. They
+// are integers, but the first of a call is a text if that failed.
 func (g *group) read(reply []byte) error {
 	r := reader{reply}
 	n, _, ok := r.next('*')
-	if !ok || n != int64(4*len(g.calls)) {
-		return fmt.Errorf("%w: not a list of %d: %.100q", errReply, 4*len(g.calls), reply)
+	if !ok || n != int64(4*g.requests) {
+		return fmt.Errorf("%w: not a list of %d: %.100q", errReply, 4*g.requests, reply)
 	}
 	values := make([]int64, n)
-	for i := range values {
-		c := g.calls[i/4]
-		v, text, ok := r.next(':')
-		switch {
-		case !ok || text != "" && i%4 > 0:
-			return fmt.Errorf("%w: element %d is not an integer: %.100q", errReply, i, reply)
-		case text != "":
-			c.err = refusal(text)
+	at := 0
+	for _, c := range g.calls {
+		c.values = values[at : at+4*c.size()]
+		for i := range c.values {
+			v, text, ok := r.next(':')
+			switch {
+			case !ok || text != "" && i > 0:
+				return fmt.Errorf("%w: element %d is not an integer: %.100q", errReply, at+i, reply)
+			case text != "":
+				c.err = refusal(text)
+			}
+			c.values[i] = v
 		}
-		values[i] = v
-		if i%4 == 0 {
-			c.values = values[i : i+4]
-		}
+		at += len(c.values)
 	}
 	return nil
 }
@@ -284,39 +285,11 @@ func (r *reader) next(kind byte) (n int64, text string, ok bool) {
 
 // command returns the calls of g as an EVAL or EVALSHA.
 func (g *group) command(ctx context.Context, s *Store, name any) (redis.Cmder, error) {
-	first := g.calls[0]
-	if !g.several {
-		g.op.name = first.task.op.(string)
-		args, err := s.arguments(first, nil, name, &g.op)
+	args, err := s.arguments(nil, g.calls, name, &g.op)
+	if len(g.calls) == 1 {
 		return newNumbers(ctx, args), err
 	}
-	g.op.name = "batch"
-	sc := first.script.batch
-	text := sc.sha
-	if name == eval {
-		text = sc.text
-	}
-	args := make([]any, 0, keyArg+len(g.calls)+9)
-	args = append(args, name, text, len(g.calls))
-	for _, c := range g.calls {
-		args = append(args, c.key)
-	}
-	args = append(args, &g.op, "")
-	if s.clock != nil {
-		now, err := s.now()
-		if err != nil {
-			return nil, err
-		}
-		args[len(args)-1] = now
-	}
-	for from, to := 0, 0; from < len(g.calls); from = to {
-		task := &g.calls[from].task
-		for to < len(g.calls) && task.equal(&g.calls[to].task) {
-			to++
-		}
-		args = task.appendTo(s, first.script, append(args, to-from, task.op))
-	}
-	return newMixed(ctx, args, len(g.calls)), nil
+	return newMixed(ctx, args, g.requests), err
 }
 
 // conn returns a connection to send several calls over, and a function that ends its use.

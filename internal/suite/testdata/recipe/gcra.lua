@@ -1,6 +1,6 @@
 
 -- Generic cell rate algorithm. Twin of gcra.go.
--- KEYS, ARGV: see driver.lua. State: see bucket.lua; the level is how far the
+-- KEYS, ARGV: see groups.lua. State: see bucket.lua; the level is how far the
 -- theoretical arrival time is ahead of at, in intervals of period/rate.
 -- Reply: x now, y whole intervals ahead of it, z the part of one, in 1/period.
 

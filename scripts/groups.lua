@@ -1,0 +1,193 @@
+
+-- The driver: decides on groups of requests, one group after the other. A group is charged
+-- as a whole or not at all. A call for one limit is a group of one request, and an All is
+-- one of several. The rules come before: rules[i](op) makes the functions of rule i that the
+-- operation op needs.
+--
+-- KEYS  the keys of the states, of one group after the other. Those of a group differ
+-- ARGV  1 groups, or none for calls that were given up: nothing is done. Of a request that
+--       is alone in its script, the operation: see below
+--       2 the caller's clock in Unix µs; empty for the server's
+--       of each run of groups that differ only in their keys: how many groups, how many
+--       requests each of them has, and of each request:
+--       what    the number of its rule. Unless it is a plain take, a blank and the operation
+--               follow, with a blank before each argument of that
+--       rate
+--       period  in µs; of a calendar followed by six edges of its windows in Unix seconds,
+--               three up to the caller's time and three after it; of slots, by who holds them
+--       burst
+--       n
+--       Of a request that is alone: 1 the operation with its arguments, 2 rate, 3 period,
+--       4 burst, 5 n, 6 the caller's clock; none for the server's
+-- The operations, and their arguments:
+--       take    n events, or none. before: in less than how many µs the turn must come
+--       shadow  the same, but a denial keeps nothing else from being charged. before
+--       look    charges nothing, and keeps nothing from being charged. before
+--       gate    charges nothing; a denial keeps all else from being charged. before
+--       upto    as many of n events as fit
+--       charge  n events whether they fit or not. most: the most that the state may hold
+--       refund  of n events, alone in its group. Of their charge: at and due in Unix µs,
+--               rate, period in µs, and 1 if it left a bucket above its burst, or else 0
+-- Reply {ok (1 or 0), x, y, z} of each request: store.Reply; the algorithm defines x, y and
+--       z. A refund replies zeros. Of a group that failed, {the text of the error, 0 ...},
+--       unless the script has no other group: then it fails.
+-- Twin  store/memstore, one group after the other.
+--
+-- A denied key is written if the server's clock has gone back: see state.lua. A group that
+-- fails has written nothing, and the others go on. A value that is not ours concerns only
+-- its own group. A fault of the server, such as a replica or no memory, meets each group
+-- that writes, and none that denies. It comes at the first write of a script: without memory
+-- a refund may delete a key, and the server accepts what is written after that.
+local alone = ARGV[1] ~= 'groups'
+if ARGV[1] == 'none' then
+  return {}
+end
+local clock = tonumber(ARGV[alone and 6 or 2])
+local callers = clock ~= nil
+now = now or clock
+if not now then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+-- request reads the request whose rate stands at ARGV[a], after what it is: the number of its
+-- rule, the operation that its functions are for, its own, its limit, n, and the charge that a
+-- refund is of.
+local function request(what, a)
+  local number, name, more = 1, what, nil
+  if not alone or string.find(what, ' ', 1, true) then
+    number, name, more = string.match(what, '^(%d*) ?(%a*) ?(.*)$')
+  end
+  local op, n, charged = name, ARGV[a + 3] + 0, nil
+  local l = { rate = ARGV[a] + 0, period = tonumber(ARGV[a + 1]) or ARGV[a + 1], burst = ARGV[a + 2] + 0 }
+  if name == 'charge' then
+    l.most = more + 0
+  elseif name == 'refund' then
+    local at, due, rate, period, over = string.match(more, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+    charged = { at = at + 0, due = due + 0, rate = rate + 0, period = period + 0, over = over == '1', n = n }
+  elseif name ~= 'upto' then
+    l.before = more and tonumber(more)
+    op = l.before and 'within' or 'take'
+  end
+  return number, op, name, l, n, charged
+end
+
+if alone then
+  local _, op, name, l, n, charged = request(ARGV[1], 2)
+  local plan, commit, available, refund = rules[1](op)
+  if charged then
+    refund(KEYS[1], l, now, charged)
+    return { 0, 0, 0, 0 }
+  end
+  local ok, x, y, z, planned = plan(KEYS[1], l, now, callers, n)
+  if not ok and n > 1 and op == 'upto' then
+    ok, x, y, z, planned = plan(KEYS[1], l, now, callers, max(1, available(l, x, y, z)))
+  end
+  if planned and name ~= 'look' then
+    commit(KEYS[1], planned)
+  end
+  return { ok and 1 or 0, x, y, z }
+end
+
+-- groups_plain.lua may have decided on some groups. replies are theirs, run is where the run
+-- of the next one stands, and done is how many groups of that run have their replies. A
+-- function that fails in miniredis loses the variables that it shares with others, but not
+-- tables.
+local at, made = { run = run, done = done }, {}
+
+-- read reads a request, as request does, with the functions of its rule.
+local function read(what, a)
+  local number, op, name, l, n, charged = request(what, a)
+  local functions = made[number .. op]
+  if not functions then
+    functions = { rules[number + 0](op) }
+    made[number .. op] = functions
+  end
+  return {
+    name = name, limit = l, n = n, charged = charged, plan = functions[1], commit = functions[2], available = functions[3], refund = functions[4],
+    votes = name ~= 'shadow' and name ~= 'look' and name ~= 'charge', writes = name ~= 'look' and name ~= 'gate',
+  }
+end
+
+-- ask decides on a request of a key. planned is what there is to write if it is charged.
+local function ask(r, key)
+  if r.charged then
+    r.refund(key, r.limit, now, r.charged)
+    return false, 0, 0, 0
+  end
+  local ok, x, y, z, planned = r.plan(key, r.limit, now, callers, r.n)
+  if not ok and r.n > 1 and r.name == 'upto' then
+    ok, x, y, z, planned = r.plan(key, r.limit, now, callers, max(1, r.available(r.limit, x, y, z)))
+  end
+  return ok, x, y, z, r.writes and planned
+end
+
+-- group decides on the requests of a group, whose keys are those after k.
+local function group(requests, k)
+  local found, planned, all = {}, {}, true
+  for i, r in ipairs(requests) do
+    local ok, x, y, z, p = ask(r, KEYS[k + i])
+    found[4 * i - 3], found[4 * i - 2], found[4 * i - 1], found[4 * i] = ok and 1 or 0, x, y, z
+    all, planned[i] = all and (ok or not r.votes), p
+  end
+  for i, r in ipairs(requests) do
+    if planned[i] and (all or found[4 * i - 3] == 0 and r.name ~= 'charge') then -- what is denied charges nothing
+      r.commit(KEYS[k + i], planned[i])
+    end
+  end
+  for i, v in ipairs(found) do
+    replies[4 * k + i] = v
+  end
+end
+
+-- each decides on the groups that have no replies yet, up to one that fails.
+local function each()
+  while ARGV[at.run] do
+    local run, requests = at.run, at.requests
+    local count, size = ARGV[run] + 0, ARGV[run + 1] + 0
+    if not requests then
+      requests = {}
+      for i = 1, size do
+        requests[i] = read(ARGV[run + 5 * i - 3], run + 5 * i - 2)
+      end
+      at.requests = requests
+    end
+    while at.done < count do
+      local k = #replies / 4
+      if size > 1 then
+        group(requests, k)
+      else
+        local r, key = requests[1], KEYS[k + 1]
+        local ok, x, y, z, planned = ask(r, key)
+        if planned then
+          r.commit(key, planned)
+        end
+        replies[4 * k + 1], replies[4 * k + 2], replies[4 * k + 3], replies[4 * k + 4] = ok and 1 or 0, x, y, z
+      end
+      at.done = at.done + 1
+    end
+    at.run, at.done, at.requests = run + 2 + 5 * size, 0, nil
+  end
+end
+
+if #KEYS == ARGV[4] + 0 then
+  each()
+  return replies
+end
+
+-- All servers give pcall the error as text. Servers before 7, and miniredis, put the place in
+-- the script before it.
+repeat
+  local fine, err = pcall(each)
+  if not fine then
+    if not at.requests then
+      error(err)
+    end
+    replies[#replies + 1] = string.gsub(err, '^@?[%w_]*: ?%d+: %-?', '')
+    for _ = 2, 4 * #at.requests do
+      replies[#replies + 1] = 0
+    end
+    at.done = at.done + 1
+  end
+until fine
+return replies
