@@ -16,7 +16,9 @@ type call struct {
 	script *script
 	first  request
 	more   []request
+	slot   int  // of a cluster
 	apart  bool // never in one script with others
+	around bool // past the pipeline: the client itself knows where to
 
 	// What follows belongs to the batch of a carried call.
 	ctx    context.Context

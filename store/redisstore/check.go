@@ -245,7 +245,7 @@ func (l *link) nodes(ctx context.Context) ([]node, error) {
 }
 
 // unknown is whatever server the client asks.
-func (l *link) unknown() node { return node{name: "server", process: l.process} }
+func (l *link) unknown() node { return node{name: "server", process: l.plain.process} }
 
 // clients returns a client for each server behind l.client. They keep to deadlines. It
 // returns none if the servers are not known.

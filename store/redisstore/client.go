@@ -3,6 +3,7 @@ package redisstore
 import (
 	"bytes"
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,17 +17,13 @@ import (
 // redis.UniversalClient implement it. So does a redis.Pipeliner, but it runs nothing
 // until Exec, so every call fails.
 //
-// These clients cost a goroutine for each call under way. That of an abandoned call ends
-// when the client gives up.
+// An AutoPipeliner in its blocking mode, and any client that this package does not know, cost a
+// goroutine for each call under way. That of an abandoned call ends when the client gives up.
 //
-//   - a ClusterClient or Ring without ContextTimeoutEnabled
-//   - a ClusterClient that reads from replicas
-//   - an AutoPipeliner in its blocking mode
-//   - any client that this package does not know
-//
-// Hooks of a *redis.Client with ContextTimeoutEnabled see a call that goes alone as a
-// command, with the values of its caller's context. They see calls that go together as a
-// command of several keys, or as a pipeline, without such values.
+// Calls go to the server of their key, and not through the client of a ring or a cluster. So hooks
+// belong to the clients of the servers: add them by OnNewNode. With ContextTimeoutEnabled they see a
+// call that goes alone as a command, with the values of its caller's context. They see calls that
+// go together as a command of several keys, or as a pipeline, without such values.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
@@ -116,7 +113,8 @@ type budget struct {
 	left time.Duration // until end, when the call began
 	own  bool          // end is the store's own timeout, not the caller's deadline
 
-	ahead bool // it gives room to others, and goes before those that want it
+	ahead bool      // it gives room to others, and goes before those that want it
+	by    *pipeline // that has admitted it; nil if there is none
 }
 
 // budget returns the budget of a call with ctx that begins now.
@@ -153,14 +151,6 @@ func (b budget) patient() (context.Context, context.CancelFunc) {
 	return patient{ctx, b.end}, cancel
 }
 
-// unhurried is patient, but gives the server as much time as a trip does. Its caller
-// leaves by a timer.
-func (b budget) unhurried() (context.Context, context.CancelFunc) {
-	ctx, cancel := b.patient()
-	now := time.Now()
-	return patient{ctx, now.Add(max(lasting, lastingTimes*b.end.Sub(now)))}, cancel
-}
-
 // plain returns the context for any other client.
 func (b budget) plain() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(b.Context, b.end)
@@ -168,44 +158,150 @@ func (b budget) plain() (context.Context, context.CancelFunc) {
 
 // link is a client, as the store uses it.
 type link struct {
+	plain server // of calls that no pipeline carries: past that of a cluster, or where there is none
+
 	client   Client
-	process  process
-	pool     func(key string) (*redis.Client, error) // the client whose connections key's commands use; nil if it is not known
+	pool     func(key string) (*redis.Client, error) // the client whose connections key's commands use, without I/O; nil if it is not known
 	pipeline *pipeline                               // of a *redis.Client; nil for other kinds
+	servers  *servers                                // of a ring or a cluster; nil for other kinds
 	slots    *slots                                  // of a cluster client; nil for other kinds
-	pulse    pulse
-	turn     chan struct{} // of one Ready: two would each wait for the connections that the other holds
+	turn     chan struct{}                           // of one Ready: two would each wait for the connections that the other holds
+
+	overloaded atomic.Int64 // calls that ended so
 }
 
 // newLink finds the cheapest way to run commands on client that keeps to deadlines.
 func newLink(s *Store, client Client) *link {
-	timeout := s.timeout
-	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}, turn: make(chan struct{}, 1)}
+	l := &link{client: client, turn: make(chan struct{}, 1)}
+	l.plain = server{timeout: s.timeout, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
 	switch c := client.(type) {
 	case *redis.Client:
-		limited := deadlines(c, max(timeout, lasting))
-		l.pipeline = newPipeline(s, limited, c.Options().ContextTimeoutEnabled)
-		l.process = direct(limited, timeout)
+		l.pipeline = s.pipelineOf(&l.plain, c)
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
 	case *redis.AutoPipeliner:
-		l.process = newDetour(c, timeout).process
+		l.plain.process = newDetour(c, s.timeout).process
 	case *redis.ClusterClient:
-		l.process = detached(c, budget.patient)
-		// With ReadOnly the client looks up each command, for up to 5 s whatever the
-		// context.
-		if o := c.Options(); o.ContextTimeoutEnabled && !o.ReadOnly {
-			l.process = settled(c, timeout)
-		}
-		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(ended(), key) }
+		l.plain.process = detached(c, budget.patient)
+		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(gone, key) }
 		l.slots = &slots{client: c}
+		l.servers = &servers{store: s, load: func(ctx context.Context) error {
+			_, err := c.MasterForKey(ctx, "")
+			return err
+		}}
 	case *redis.Ring:
-		l.process = detached(c, budget.patient)
-		if c.Options().ContextTimeoutEnabled {
-			l.process = settled(c, timeout)
-		}
 		l.pool = c.GetShardClientForKey
+		l.servers = &servers{store: s}
 	}
 	return l
+}
+
+// pipelineOf returns a pipeline of the server of c, as which it makes v.
+func (s *Store) pipelineOf(v *server, c *redis.Client) *pipeline {
+	v.client = deadlines(c, max(s.timeout, lasting))
+	v.process = direct(v.client, s.timeout)
+	return newPipeline(s, v, c.Options().ContextTimeoutEnabled)
+}
+
+// carrier returns the pipeline of key's server, or none if a call has none.
+func (l *link) carrier(b budget, key string) (*pipeline, error) {
+	if l.servers == nil {
+		return l.pipeline, nil
+	}
+	c, err := l.pool(key)
+	if err != nil && l.servers.load != nil {
+		if err = l.servers.learn(b); err == nil {
+			c, err = l.pool(key)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.servers.pipeline(c), nil
+}
+
+// of returns the pipeline of c, which is the client or that of one of its servers.
+func (l *link) of(c *redis.Client) *pipeline {
+	if l.servers == nil {
+		return l.pipeline
+	}
+	return l.servers.pipeline(c)
+}
+
+// each calls f with each pipeline.
+func (l *link) each(f func(*pipeline)) {
+	switch {
+	case l.pipeline != nil:
+		f(l.pipeline)
+	case l.servers != nil:
+		l.servers.pipelines.Range(func(_, p any) bool {
+			f(p.(*pipeline))
+			return true
+		})
+	}
+}
+
+// servers are those of a ring or a cluster, each with its pipeline.
+type servers struct {
+	store     *Store
+	load      func(context.Context) error // asks where the keys of a cluster are; nil for a ring
+	pipelines sync.Map                    // *pipeline by *redis.Client
+
+	mu      sync.Mutex // protects what follows
+	loading *loading
+}
+
+// loading is a question where the keys of a cluster are.
+type loading struct {
+	done chan struct{}
+	err  error
+}
+
+// pipeline returns the pipeline of c's server. A server that is new may stand in the place of
+// another one, whose pipeline goes then.
+func (v *servers) pipeline(c *redis.Client) *pipeline {
+	if p, ok := v.pipelines.Load(c); ok {
+		return p.(*pipeline)
+	}
+	p, loaded := v.pipelines.LoadOrStore(c, v.store.pipelineOf(&server{timeout: v.store.timeout, pulse: pulse{base: time.Now()}}, c))
+	if !loaded {
+		v.pipelines.Range(func(of, old any) bool {
+			if old.(*pipeline).forgotten() {
+				v.pipelines.Delete(of)
+			}
+			return true
+		})
+	}
+	return p.(*pipeline)
+}
+
+// learn asks once for all calls where the keys are, and waits until b's end for the answer.
+func (v *servers) learn(b budget) error {
+	v.mu.Lock()
+	l := v.loading
+	if l == nil {
+		l = &loading{done: make(chan struct{})}
+		v.loading = l
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), max(lasting, lastingTimes*v.store.timeout))
+			defer cancel()
+			l.err = v.load(ctx)
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.loading = nil
+			close(l.done)
+		}()
+	}
+	v.mu.Unlock()
+	timer := time.NewTimer(time.Until(b.end))
+	defer timer.Stop()
+	select {
+	case <-l.done:
+		return l.err
+	case <-b.Done():
+		return b.Err()
+	case <-timer.C:
+		return context.DeadlineExceeded
+	}
 }
 
 // deadlines returns a clone of c that keeps to deadlines, of at most most. It has its own
@@ -219,30 +315,18 @@ func deadlines(c *redis.Client, most time.Duration) *redis.Client {
 	return clone
 }
 
-// ended is a context that has ended: a call that takes it does no I/O.
-func ended() context.Context {
+// gone is a context that has ended: a call that takes it does no I/O.
+var gone = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
-}
-
-// full reports whether all connections that key's commands may use are taken. If so, a
-// call whose wait was in vain has waited for one of them. If not, it has waited for a new
-// one.
-func (l *link) full(key string) bool {
-	if l.pool == nil {
-		return false
-	}
-	c, err := l.pool(key)
-	return err == nil && taken(c)
-}
+}()
 
 // taken reports whether all places of c's pool are.
 func taken(c *redis.Client) bool { return int(c.PoolStats().TotalConns) >= c.Options().PoolSize }
 
 // answered notes that a server has answered a call of key.
 func (l *link) answered(key string) {
-	l.pulse.beat()
 	if l.slots != nil {
 		l.slots.answered(key)
 	}
@@ -265,32 +349,6 @@ func direct(client Client, timeout time.Duration) process {
 		ctx, cancel := b.patient()
 		defer cancel()
 		return client.Process(ctx, cmd)
-	}
-}
-
-// settled is direct while no more calls are under way than have had connections before.
-// Calls that may have to make a connection are detached, and have the time that a
-// handshake takes. Otherwise go-redis would close the connection when the caller's time
-// is up.
-func settled(client Client, timeout time.Duration) process {
-	alone, making := direct(client, timeout), detached(client, budget.unhurried)
-	var underway, proven atomic.Int64
-	return func(b budget, cmd redis.Cmder, sent *sending) error {
-		n := underway.Add(1)
-		defer underway.Add(-1)
-		if n <= proven.Load() {
-			err := alone(b, cmd, sent)
-			if !answeredBy(err) {
-				proven.Store(0)
-			}
-			return err
-		}
-		err := making(b, cmd, sent)
-		if answeredBy(err) {
-			for most := proven.Load(); n > most && !proven.CompareAndSwap(most, n); most = proven.Load() {
-			}
-		}
-		return err
 	}
 }
 

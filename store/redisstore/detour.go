@@ -20,7 +20,6 @@ type detour struct {
 	client  *redis.AutoPipeliner
 	timeout time.Duration
 	past    process
-	gone    context.Context          // a context that has ended, to look without waiting
 	late    atomic.Pointer[lateCall] // the first late call, or nil
 }
 
@@ -31,7 +30,7 @@ type lateCall struct {
 }
 
 func newDetour(client *redis.AutoPipeliner, timeout time.Duration) *detour {
-	return &detour{client: client, timeout: timeout, past: detached(alone{client}, budget.patient), gone: ended()}
+	return &detour{client: client, timeout: timeout, past: detached(alone{client}, budget.patient)}
 }
 
 // process is the [process] of the client.
@@ -65,7 +64,7 @@ func (d *detour) deferred(b budget, cmd redis.Cmder, _ *sending) (ended func() b
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return nil, err
 	}
-	return func() bool { return !errors.Is(future.WaitContext(d.gone), context.Canceled) }, err
+	return func() bool { return !errors.Is(future.WaitContext(gone), context.Canceled) }, err
 }
 
 // blocking is for the blocking mode.

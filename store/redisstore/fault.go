@@ -35,12 +35,12 @@ func ready(f fault) *fault {
 }
 
 // queued returns the fault of a call that found no room.
-func (s *Store) queued() *fault {
+func (v *server) queued() *fault {
 	switch {
-	case s.link.pulse.cause.Load() != nil:
-		f := s.unconnected(errQueued, "")
+	case v.pulse.cause.Load() != nil:
+		f := v.unconnected(errQueued)
 		return &f
-	case s.silent():
+	case v.silent():
 		return isSilent
 	}
 	return isFull
@@ -84,6 +84,20 @@ func refused(code string) bool {
 	return false
 }
 
+// elsewhere reports whether err is the answer of a node of a cluster that another one has the key, or
+// is to have it.
+func elsewhere(err error) bool {
+	var answer redis.Error
+	if !errors.As(err, &answer) {
+		return false
+	}
+	switch codeOf(answer.Error()) {
+	case "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY":
+		return true
+	}
+	return false
+}
+
 // answered returns the fault of a server's answer.
 func answered(err error, answer string) fault {
 	switch code := codeOf(answer); {
@@ -117,28 +131,28 @@ func codeOf(answer string) string {
 	return code
 }
 
-// unanswered returns the fault of a call of key that ended without a server's answer.
-func (s *Store) unanswered(err error, sent bool, key string) fault {
+// unanswered returns the fault of a call that ended without a server's answer.
+func (v *server) unanswered(err error, sent bool) fault {
 	switch {
 	case busy(err), !sent && (timeUp(err) || errors.Is(err, errUnmade)):
-		return s.unconnected(err, key)
+		return v.unconnected(err)
 	case !sent && errors.Is(err, redis.ErrClosed):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
 	case !sent, dialing(err):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
 	}
-	return s.unknown(err)
+	return v.unknown(err)
 }
 
-// unconnected returns the fault of a call of key that got no connection. One that had to wait has no
-// time for another attempt.
-func (s *Store) unconnected(err error, key string) fault {
+// unconnected returns the fault of a call that got no connection. One that had to wait has no time
+// for another attempt.
+func (v *server) unconnected(err error) fault {
 	f := fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: busy(err) && !errors.Is(err, errQueued)}
-	full := busy(err) || timeUp(err) && s.link.full(key)
-	switch cause := s.link.pulse.cause.Load(); {
+	full := busy(err) || timeUp(err) && v.full()
+	switch cause := v.pulse.cause.Load(); {
 	case cause != nil:
 		f.what, f.err = f.what+": no connection was made", *cause
-	case full && s.silent():
+	case full && v.silent():
 		f.what += ": all connections wait for a server that does not answer"
 	case full:
 		f.class = store.ErrOverloaded
@@ -152,8 +166,8 @@ func (s *Store) unconnected(err error, key string) fault {
 }
 
 // unknown returns the fault of a call that was sent and has no answer.
-func (s *Store) unknown(err error) fault {
-	what := fmt.Sprintf("no reply (timeout %v)", s.timeout)
+func (v *server) unknown(err error) fault {
+	what := fmt.Sprintf("no reply (timeout %v)", v.timeout)
 	if unreadable(err) {
 		what = "a reply that cannot be read"
 	}

@@ -9,19 +9,22 @@ import (
 )
 
 // Together implements [store.Store]. On a single server all keys are together. Keys of
-// one user key always are, because it is their hash tag. On a cluster, a ring, and behind
-// an unknown client, no others are.
+// one user key always are, because of their hash tag. On a cluster those of one tag are
+// ([WithHashTags]); on a ring, and behind an unknown client, no others are.
 func (s *Store) Together(key, other string) bool {
 	if s.link == nil {
 		return key == other
 	}
 	_, single := s.link.client.(*redis.Client)
-	return single || key == other
+	return single || key == other || s.tags != nil && tagOf(s.tags, key) == tagOf(s.tags, other)
 }
 
 // TakeAll implements [store.Store]. It is a group of a script of the rules of the requests.
 func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	b, err := s.admit(ctx, false)
+	if s.link == nil {
+		return errNotMade
+	}
+	b, err := s.admit(ctx, false, requests[0].Namespace, requests[0].Key)
 	if err != nil {
 		return err
 	}

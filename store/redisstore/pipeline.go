@@ -45,7 +45,7 @@ const (
 	spread = 32
 )
 
-// pipeline carries the calls of a *redis.Client. While a connection is free, a call goes
+// pipeline carries the calls of a server. While a connection is free, a call goes
 // alone, on its caller's goroutine and in its caller's time. All other calls are carried.
 // They wait for a connection, and then go together in one round trip.
 //
@@ -55,11 +55,11 @@ const (
 // a trip has its own time, in which connections are made and late replies arrive.
 // Callers leave by their own timers.
 type pipeline struct {
-	store   *Store
-	client  *redis.Client // keeps to a context's deadline
-	base    time.Time
-	timeout time.Duration
-	hooks   bool // client is the user's own
+	*server // whose client keeps to a context's deadline
+
+	store *Store
+	base  time.Time
+	hooks bool // client is the user's own
 
 	expected expected
 	refusals refusals
@@ -95,12 +95,13 @@ var (
 	errExit    = errors.New("redisstore: a hook has ended its goroutine") // what callers panic with then
 )
 
-// newPipeline returns the pipeline of client, which keeps to deadlines. client is the
+// newPipeline returns the pipeline of a server, whose client keeps to deadlines. The client is the
 // user's own with its hooks, or a clone.
-func newPipeline(s *Store, client *redis.Client, hooks bool) *pipeline {
+func newPipeline(s *Store, v *server, hooks bool) *pipeline {
+	client := v.client
 	size := poolSize(client)
 	p := &pipeline{
-		store: s, client: client, base: time.Now(), timeout: s.timeout, hooks: hooks, waves: waves.New(s.timeout),
+		server: v, store: s, base: time.Now(), hooks: hooks, waves: waves.New(s.timeout),
 		conns:  conns{client: client, size: size, most: min(mostTrips, size), reached: !hooks, dials: newDials(size, client.Options().DialTimeout)},
 		window: newWindow(),
 	}
@@ -132,7 +133,7 @@ func (p *pipeline) enter(b budget, c *call) (bt *batch, i int, now time.Time) {
 		return nil, 0, now
 	}
 	if p.conns.expire(now) {
-		p.store.link.pulse.ask()
+		p.pulse.ask()
 	}
 	line := &p.line
 	if b.ahead {
@@ -148,6 +149,14 @@ func (p *pipeline) enter(b budget, c *call) (bt *batch, i int, now time.Time) {
 	line.living++
 	p.start(now)
 	return bt, i, now
+}
+
+// forgotten reports whether nobody has used the pipeline for so long that its server is no longer one
+// of a client's.
+func (p *pipeline) forgotten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trips+p.late+p.waiting() == 0 && p.expected.inside.Load()+p.expected.ahead.Load() == 0 && time.Since(p.conns.used) > time.Hour && time.Since(p.base) > time.Hour
 }
 
 // waiting is how many calls wait.
@@ -193,7 +202,7 @@ func (p *pipeline) exit(began time.Time, err error) {
 // lost reports whether a trip that ended in err has perhaps lost all connections. A late
 // reply beside others that came is no sign of that.
 func (p *pipeline) lost(began time.Time, err error) bool {
-	return !timedOut(err) || !p.store.link.pulse.since(began)
+	return !timedOut(err) || !p.pulse.since(began)
 }
 
 // warmed notes how many connections there are, and what a round trip takes.
@@ -201,7 +210,7 @@ func (p *pipeline) warmed(conns int, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	p.store.link.pulse.beat()
+	p.pulse.beat()
 	p.conns.reached = true
 	p.conns.ready, p.conns.used = conns, now
 	p.length = took
@@ -234,21 +243,22 @@ func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault
 			p.read.Put(bt)
 		}
 		if err == nil {
+			p.pulse.beat()
 			p.store.link.answered(key)
 			return values, nil
 		}
 	}
 	switch {
 	case errors.Is(err, errQueued):
-		return nil, p.store.queued()
+		return nil, p.queued()
 	case errors.Is(err, errApart):
 		return nil, &fault{err: err}
 	case errors.Is(err, errGivenUp):
-		f := *p.store.queued()
+		f := *p.queued()
 		f.err, f.made, f.again = err, nil, true
 		return nil, &f
 	}
-	return nil, p.store.failed(key, err, sent)
+	return nil, p.store.failed(p.server, key, err, sent)
 }
 
 // outcome waits until call i of bt has ended, or its time is up. Without an error, the
@@ -293,7 +303,7 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 // not sent although there is a connection, or a server that has answered lately, they waited
 // for others, or for a processor.
 func (p *pipeline) timeUp(bt *batch, sent bool) error {
-	if !sent && (bt.trip.made || !p.store.silent()) {
+	if !sent && (bt.trip.made || !p.silent()) {
 		return p.waited(bt)
 	}
 	return context.DeadlineExceeded

@@ -108,11 +108,10 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 		_ = conn.Close()
 	}
 	err := errors.Join(errs...)
-	if s.link.pipeline != nil && err == nil {
-		begun := time.Now()
+	if p, begun := s.link.of(c), time.Now(); p != nil && err == nil {
 		if err = c.Process(ctx, redis.NewCmd(ctx, "time")); answeredBy(err) {
 			err = nil
-			s.link.pipeline.warmed(min(len(conns), int(c.PoolStats().IdleConns)), time.Since(begun))
+			p.warmed(min(len(conns), int(c.PoolStats().IdleConns)), time.Since(begun))
 		}
 	}
 	if err != nil {

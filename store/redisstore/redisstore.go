@@ -40,8 +40,6 @@ package redisstore
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -79,13 +77,14 @@ const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) en
 // nothing to close: the client stays the caller's.
 //
 // The Redis key of a state ends in a hash tag made of the user's key alone, so several
-// limits of one user share a slot. User keys with braces, or longer than 128 bytes,
+// limits of one user share a slot ([WithHashTags] has other tags). User keys with braces, or longer than 128 bytes,
 // appear as a SHA-256, so no user key can set the tag of another.
 type Store struct {
 	link    *link
 	prefix  string // up to the name of the rule
 	timeout time.Duration
 	clock   func() time.Time // nil: the server's TIME
+	tags    []string         // the hash tags of all keys; nil if each user's key is one
 	label   string           // of holder
 	holder  func() string    // who holds the slots that are taken
 
@@ -161,6 +160,9 @@ func New(client Client, opts ...Option) (*Store, error) {
 			return nil, err
 		}
 	}
+	if err := s.checkTags(client); err != nil {
+		return nil, err
+	}
 	s.prefix += ":" + layout + ":"
 	s.holder = sync.OnceValue(func() string { return holder(s.label) })
 	s.link = newLink(s, client)
@@ -172,7 +174,7 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx, renews(ns, l))
+	b, err := s.admit(ctx, renews(ns, l), ns, key)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -181,7 +183,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 
 // TakeUpTo implements [store.Store].
 func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx, false)
+	b, err := s.admit(ctx, false, ns, key)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -190,7 +192,7 @@ func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 
 // Overdraw implements [store.Store].
 func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	b, err := s.admit(ctx, false)
+	b, err := s.admit(ctx, false, ns, key)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -199,7 +201,7 @@ func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx, false)
+	b, err := s.admit(ctx, false, ns, key)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -208,7 +210,7 @@ func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l sto
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	b, err := s.admit(ctx, true)
+	b, err := s.admit(ctx, true, ns, key)
 	if err != nil {
 		return err
 	}
@@ -242,16 +244,26 @@ func (s *Store) Timeout() time.Duration { return s.timeout }
 
 // admit returns the budget of a call with ctx that begins now, or the error of one that is
 // refused. It comes before all else, so that a refusal costs little. Who was admitted calls
-// leave. A call that goes ahead gives room to others, who wait for it. It is not refused for want of
+// leave. Of a ring or a cluster the server of key, which is one in Redis, has to admit the call. A call that goes ahead gives room to others, who wait for it. It is not refused for want of
 // room: there are no more of these calls than events that were admitted.
-func (s *Store) admit(ctx context.Context, ahead bool) (budget, error) {
+func (s *Store) admit(ctx context.Context, ahead bool, ns *store.Namespace, key string) (budget, error) {
 	if s.link == nil {
 		return budget{}, errNotMade
 	}
 	b := s.budget(ctx)
-	b.ahead = ahead
-	if p := s.link.pipeline; p != nil {
-		if f := p.refuses(&b); f != nil {
+	b.ahead, b.by = ahead, s.link.pipeline
+	if s.link.servers != nil {
+		if err := b.Err(); err != nil {
+			return b, err
+		}
+		var err error
+		in := s.key(ns, key)
+		if b.by, err = s.link.carrier(b, in); err != nil {
+			return b, s.failure(ctx, s.failed(&s.link.plain, in, err, false))
+		}
+	}
+	if b.by != nil {
+		if f := b.by.refuses(&b); f != nil {
 			return b, s.failure(ctx, f)
 		}
 	}
@@ -260,7 +272,7 @@ func (s *Store) admit(ctx context.Context, ahead bool) (budget, error) {
 
 // leave ends a call that was admitted.
 func (s *Store) leave(b *budget) {
-	switch p := s.link.pipeline; {
+	switch p := b.by; {
 	case p == nil:
 	case b.ahead:
 		p.expected.ahead.Add(-1)
@@ -289,12 +301,15 @@ func (s *Store) decide(b budget, c *call, replies []store.Reply) (err error) {
 	if c.script, err = s.scriptOf(c); err != nil {
 		return err
 	}
+	if s.link.slots != nil {
+		c.slot = slotOf(c.first.key)
+	}
 	return s.run(b, c, replies)
 }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
-	b, err := s.admit(ctx, false)
+	b, err := s.admit(ctx, false, ns, key)
 	if err != nil {
 		return err
 	}
@@ -309,11 +324,9 @@ func (s *Store) resetOf(key string) *call {
 }
 
 // key returns the Redis key of key's state. Different user keys have different ones.
-// Names and plain keys have no braces, and '=' and '#' keep plain and hashed keys apart.
 func (s *Store) key(ns *store.Namespace, key string) string {
-	if len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
-		sum := sha256.Sum256([]byte(key))
-		return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{#" + hex.EncodeToString(sum[:]) + "}"
+	if s.tags != nil || len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
+		return s.prefix + ns.Rule.Name + ":" + ns.Name + ":" + s.tail(key)
 	}
 	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
 }

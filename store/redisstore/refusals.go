@@ -40,7 +40,7 @@ func (p *pipeline) refuses(b *budget) *fault {
 	}
 	e.inside.Add(-1)
 	p.refusals.hold(b, p.store.jitter)
-	return p.store.queued()
+	return p.queued()
 }
 
 // looks reports whether a call that is too short for the way is sent all the same, to see
@@ -76,7 +76,7 @@ type refusals struct {
 	holding atomic.Int64 // calls that are not told yet
 	loops   loops
 
-	full, far atomic.Int64 // calls that were told of no room, or had less time than the way takes
+	far atomic.Int64 // calls that had less time than the way takes
 }
 
 // mostHeld is how many refused calls wait at most.

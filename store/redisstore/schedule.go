@@ -32,7 +32,7 @@ func (p *pipeline) batch() int { return p.window.batch(p.ways()) }
 // begin notes a trip that begins. If none was under way, there was nothing to answer.
 func (p *pipeline) begin(made bool) {
 	if made && p.trips+p.late == 0 {
-		p.store.link.pulse.ask()
+		p.pulse.ask()
 	}
 	p.trips++
 	if made {
@@ -169,7 +169,7 @@ func (p *pipeline) later(d time.Duration) {
 // the length of a trip may have changed. One that its callers have left is under way while the server answers.
 func (p *pipeline) fill(t *trip) {
 	late := t.begun.Sub(p.base)
-	if p.conns.busy > 0 || p.late > 0 && p.store.link.pulse.since(t.begun.Add(-p.timeout)) {
+	if p.conns.busy > 0 || p.late > 0 && p.pulse.since(t.begun.Add(-p.timeout)) {
 		late += p.quick
 	}
 	p.fillFrom(&p.ahead, t, late)
@@ -229,7 +229,7 @@ func (p *pipeline) run(t *trip) {
 func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration) *trip {
 	good := answeredBy(err)
 	if good {
-		p.store.link.pulse.beat()
+		p.pulse.beat()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -293,8 +293,7 @@ func (p *pipeline) learn(t *trip, now time.Time, took, delay time.Duration) {
 // diagnose finds out why a trip that ended in err could make no connection. go-redis dials five times, for
 // half a second, before it says so. So a call of the dialer's own asks, one at a time.
 func (p *pipeline) diagnose(err error) {
-	pulse := &p.store.link.pulse
-	if pulse.undialed(err) || p.asking || !timeUp(err) {
+	if p.pulse.undialed(err) || p.asking || !timeUp(err) {
 		return
 	}
 	p.asking = true
@@ -306,7 +305,7 @@ func (p *pipeline) diagnose(err error) {
 		if err == nil {
 			_ = conn.Close()
 		} else {
-			pulse.cause.Store(&err)
+			p.pulse.cause.Store(&err)
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()

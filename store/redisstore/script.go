@@ -179,6 +179,7 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 		return err
 	}
 	var before *fault
+	around := false // a server has said that the key is elsewhere now
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		values, f := s.try(b, c)
 		if f == nil {
@@ -192,6 +193,11 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 			c.apart = true
 			continue
 		}
+		if s.link.slots != nil && elsewhere(f.err) && !around {
+			c.around, around = true, true
+			continue
+		}
+		around = false
 		if !f.again || !s.rest(b, pause) {
 			return s.failure(b, f)
 		}
@@ -203,17 +209,21 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 
 // try makes one attempt.
 func (s *Store) try(b budget, c *call) ([]int64, *fault) {
-	p := s.link.pipeline
-	if p == nil {
-		return s.send(b, c)
+	p, err := s.link.carrier(b, c.first.key)
+	switch {
+	case err != nil:
+		return nil, s.failed(&s.link.plain, c.first.key, err, false)
+	case p == nil || c.around:
+		c.around = false
+		return s.send(b, c, &s.link.plain)
 	}
 	bt, i, began := p.enter(b, c)
 	if bt != nil {
 		return p.wait(b, bt, i, c.first.key)
 	}
-	err := errPanic
+	err = errPanic
 	defer func() { p.exit(began, err) }()
-	values, f := s.send(b, c)
+	values, f := s.send(b, c, p.server)
 	if err = nil; f != nil {
 		err = f.err
 	}
@@ -221,45 +231,46 @@ func (s *Store) try(b budget, c *call) ([]int64, *fault) {
 }
 
 // send makes c by a command of its own, or two if the server does not have the script.
-func (s *Store) send(b budget, c *call) ([]int64, *fault) {
-	values, f := s.sendBy(b, c, evalsha)
+func (s *Store) send(b budget, c *call, v *server) ([]int64, *fault) {
+	values, f := s.sendBy(b, c, v, evalsha)
 	if f != nil && redis.HasErrorPrefix(f.err, "NOSCRIPT") {
 		// Nothing ran, and EVAL never answers NOSCRIPT.
-		values, f = s.sendBy(b, c, eval)
+		values, f = s.sendBy(b, c, v, eval)
 	}
 	return values, f
 }
 
-func (s *Store) sendBy(b budget, c *call, name any) ([]int64, *fault) {
+func (s *Store) sendBy(b budget, c *call, v *server, name any) ([]int64, *fault) {
 	a := new(attempt) // if the call fails, the client may keep it
 	a.op.sending = &a.sending
 	calls := [1]*call{c}
 	args, err := s.arguments(a.args[:0], calls[:], name, &a.op)
 	if err != nil {
-		return nil, s.failed(c.first.key, err, false)
+		return nil, s.failed(v, c.first.key, err, false)
 	}
 	cmd := newNumbers(b, args)
-	err = s.link.process(b, cmd, &a.sending)
+	err = v.process(b, cmd, &a.sending)
 	if err == nil {
+		v.pulse.beat()
 		s.link.answered(c.first.key)
 		return cmd.Val(), nil
 	}
-	return nil, s.failed(c.first.key, err, !isAnswer(err) && a.sending.giveUp())
+	return nil, s.failed(v, c.first.key, err, !isAnswer(err) && a.sending.giveUp())
 }
 
-// failed returns the fault of a call of key, which was sent or not.
-func (s *Store) failed(key string, err error, sent bool) *fault {
+// failed returns the fault of a call of key, which was sent to v or not.
+func (s *Store) failed(v *server, key string, err error, sent bool) *fault {
 	if errors.Is(err, errReading) {
 		return &fault{class: store.ErrStore, err: err, made: err}
 	}
 	var f fault
 	var answer redis.Error
 	if errors.As(err, &answer) {
-		s.link.pulse.beat()
+		v.pulse.beat()
 		f = answered(err, answer.Error())
 	} else {
-		s.link.pulse.undialed(err)
-		f = s.unanswered(err, sent, key)
+		v.pulse.undialed(err)
+		f = v.unanswered(err, sent)
 	}
 	s.link.failed(f, key)
 	return &f
@@ -301,8 +312,8 @@ func (s *Store) failure(ctx context.Context, f *fault) error {
 	if err := over(ctx); err != nil {
 		return err
 	}
-	if p := s.link.pipeline; p != nil && errors.Is(f.class, store.ErrOverloaded) {
-		p.refusals.full.Add(1)
+	if errors.Is(f.class, store.ErrOverloaded) {
+		s.link.overloaded.Add(1)
 	}
 	return f.error()
 }

@@ -154,7 +154,7 @@ func (s *slots) ask() {
 
 // master is the address of the node that the client regards as the master of key.
 func (s *slots) master(key string) string {
-	c, err := s.client.MasterForKey(ended(), key)
+	c, err := s.client.MasterForKey(gone, key)
 	if err != nil {
 		return ""
 	}
@@ -163,9 +163,9 @@ func (s *slots) master(key string) string {
 
 // closed reports whether the client is closed. It does no I/O, and hooks do not see it.
 func (s *slots) closed(key string) bool {
-	c, err := s.client.MasterForKey(ended(), key)
+	c, err := s.client.MasterForKey(gone, key)
 	if err == nil {
-		ctx := ended()
+		ctx := gone
 		err = c.WithTimeout(slotsTimeout).Process(ctx, command{redis.NewCmd(ctx, "ping")})
 	}
 	return errors.Is(err, redis.ErrClosed)

@@ -154,7 +154,7 @@ func (p *pipeline) groups(t *trip) (list []group) {
 			if c.script.shared && !c.apart && !apart {
 				room = min(t.calls, mostTogether)
 				for j := range list {
-					if g := &list[j]; g.calls[0].script == c.script && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
+					if g := &list[j]; g.calls[0].script == c.script && g.calls[0].slot == c.slot && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
 						g.calls, g.requests = append(g.calls, c), g.requests+c.size()
 						continue next
 					}
