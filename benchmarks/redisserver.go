@@ -21,7 +21,7 @@ func haveRedis() bool {
 
 // startRedis starts a server on the loopback interface that keeps nothing on disk. It
 // ends with stop, or with ctx.
-func startRedis(ctx context.Context) (addr string, stop func(), err error) {
+func startRedis(ctx context.Context, args ...string) (addr string, stop func(), err error) {
 	port, err := freePort(ctx)
 	if err != nil {
 		return "", nil, err
@@ -30,8 +30,8 @@ func startRedis(ctx context.Context) (addr string, stop func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	cmd := exec.CommandContext(ctx, "redis-server", "--port", port, "--bind", "127.0.0.1",
-		"--dir", dir, "--save", "", "--appendonly", "no", "--maxclients", "4000")
+	cmd := exec.CommandContext(ctx, "redis-server", append([]string{"--port", port, "--bind", "127.0.0.1",
+		"--dir", dir, "--save", "", "--appendonly", "no", "--maxclients", "4000"}, args...)...)
 	if err := cmd.Start(); err != nil {
 		return "", nil, err
 	}

@@ -104,6 +104,11 @@ func TestGoodputPastCapacity(t *testing.T) {
 	s, err := redisstore.New(redistest.Start(t).Client(t))
 	require.NoError(t, err)
 	require.NoError(t, s.Ready(t.Context()))
+	requireGoodput(t, "one server", s)
+}
+
+func requireGoodput(t *testing.T, name string, s *redisstore.Store) {
+	t.Helper()
 	span := time.Duration(effort.Of(120, 400)) * time.Millisecond
 	served := func(callers int) int64 {
 		c := press(t, s, callers, false)
@@ -111,7 +116,7 @@ func TestGoodputPastCapacity(t *testing.T) {
 		before := c.count("ok")
 		time.Sleep(span)
 		ok := c.count("ok") - before
-		t.Log(callers, "callers:", ok, "of", maps.Clone(c.end()), "late", time.Duration(c.slowest.Load()))
+		t.Log(name, callers, "callers:", ok, "of", maps.Clone(c.end()), "late", time.Duration(c.slowest.Load()))
 		return ok
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // a busy machine gives others more in one of the spans

@@ -1,0 +1,166 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// severals are clients of several servers, as their users make them: without ContextTimeoutEnabled.
+func severals(t *testing.T) map[string]redisstore.Client {
+	t.Helper()
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: redistest.StartCluster(t, 3, 0).Addrs()})
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": redistest.Start(t).Addr(), "b": redistest.Start(t).Addr()}})
+	t.Cleanup(func() { _, _ = cluster.Close(), ring.Close() })
+	return map[string]redisstore.Client{"a cluster": cluster, "a ring": ring}
+}
+
+// A crowd on a cluster or a ring is served exactly, of one limit and of two, without a goroutine for each call.
+func TestACrowdOnSeveralServersIsServed(t *testing.T) {
+	t.Parallel()
+	const callers, calls, keys, most = 600, 4, 40, 50
+	for name, client := range severals(t) {
+		for limits := range 2 {
+			s, err := redisstore.New(client, redisstore.WithTimeout(20*time.Second), redisstore.WithPrefix(fmt.Sprint("crowd", limits)))
+			require.NoError(t, err)
+			var l ratelimit.Limiter = ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.Limit{Rate: most, Period: 10 * 365 * 24 * time.Hour}))
+			if limits > 0 {
+				l = ratelimit.Must(ratelimit.NewAll(l, ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerDay(1_000_000)))))
+			}
+			before := runtime.NumGoroutine()
+			var admitted [keys]atomic.Int64
+			var goroutines atomic.Int64
+			var all sync.WaitGroup
+			for i := range callers {
+				all.Go(func() {
+					for n := range calls {
+						k := (i + n) % keys
+						r, err := l.Allow(context.Background(), fmt.Sprint("user:", k))
+						if err != nil {
+							t.Error(err)
+						} else if r.Allowed {
+							admitted[k].Add(1)
+						}
+						if n := int64(runtime.NumGoroutine()); n > goroutines.Load() {
+							goroutines.Store(n)
+						}
+					}
+				})
+			}
+			all.Wait()
+			for k := range admitted {
+				require.EqualValues(t, most, admitted[k].Load(), "%s, %d limits, key %d", name, 1+limits, k)
+			}
+			require.Less(t, goroutines.Load(), int64(before+callers+callers/2), "%s: a goroutine for each call", name)
+		}
+	}
+}
+
+// Calls of one tag share scripts, as those of one server do: of one limit, and of two.
+func TestCallsOfATagShareScripts(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 0)
+	client := cluster.Client(t)
+	ran := func() (n int) {
+		for _, calls := range scripts(t, cluster) {
+			n += calls
+		}
+		return n
+	}
+	s, err := redisstore.New(client, redisstore.WithTimeout(20*time.Second), redisstore.WithHashTags(3))
+	require.NoError(t, err)
+	one := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerDay(1000)))
+	two := ratelimit.Must(ratelimit.NewAll(one, ratelimit.Must(ratelimit.NewSlidingWindow(s, ratelimit.PerDay(2000)))))
+	for name, l := range map[string]ratelimit.Limiter{"one": one, "two": two} {
+		const callers, calls = 512, 8
+		before := ran()
+		var all sync.WaitGroup
+		for i := range callers {
+			all.Go(func() {
+				for range calls {
+					if r, err := l.Allow(context.Background(), fmt.Sprint(name, i)); err != nil || !r.Allowed {
+						t.Error(r, err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		require.Less(t, ran()-before, callers*calls/3, "scripts for %d decisions on %s", callers*calls, name)
+	}
+}
+
+// What holds past the capacity of one server holds for several: see TestGoodputPastCapacity.
+func TestGoodputPastTheCapacityOfSeveralServers(t *testing.T) {
+	t.Parallel()
+	for name, client := range severals(t) {
+		s, err := redisstore.New(client)
+		require.NoError(t, err)
+		require.NoError(t, s.Ready(t.Context()))
+		requireGoodput(t, name, s)
+	}
+}
+
+// The slot moves while a crowd asks for a key in it, and for others on both masters. No call is lost, and none is
+// counted twice.
+func TestASlotMovesUnderACrowd(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	client := cluster.Client(t)
+	s, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second))
+	require.NoError(t, err)
+	l := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: 10 * 365 * 24 * time.Hour, Burst: 2_000_000}, ratelimit.WithName("crowd")))
+	keys := []string{"moves", "a", "b", "c", "d", "e"}
+	var admitted [6]atomic.Int64
+	var stop atomic.Bool
+	var all sync.WaitGroup
+	for i := range 128 {
+		all.Go(func() {
+			for n := i; !stop.Load(); n++ {
+				k := n % 2 * (n / 2 % len(keys)) // half of them of the first
+				r, err := l.Allow(context.Background(), keys[k])
+				if err != nil || !r.Allowed {
+					t.Error(r, err)
+					return
+				}
+				admitted[k].Add(1)
+			}
+		})
+	}
+	from, to := cluster.Masters[0].Client(t), cluster.Masters[1].Client(t)
+	time.Sleep(50 * time.Millisecond)
+	if n, err := from.Exists(t.Context(), keysOn(t, from, "moves")...).Result(); err != nil || n == 0 {
+		from, to = to, from
+	}
+	for range effort.Of(4, 10, 100) {
+		moveSlotOf(t, client, "moves", from, to)
+		from, to = to, from
+		time.Sleep(20 * time.Millisecond)
+	}
+	stop.Store(true)
+	all.Wait()
+	for k := range keys {
+		r, err := l.Peek(t.Context(), keys[k])
+		require.NoError(t, err)
+		require.EqualValues(t, admitted[k].Load(), 2_000_000-r.Remaining, keys[k])
+	}
+}
+
+// keysOn are the keys in Redis of a user's key that c has; one that does not exist if it has none.
+func keysOn(t *testing.T, c *redis.Client, key string) []string {
+	t.Helper()
+	found, err := c.Keys(t.Context(), "*"+key+"*").Result()
+	require.NoError(t, err)
+	return append(found, "none")
+}
