@@ -46,6 +46,9 @@ type severalCell struct {
 	what string // a name of severalLimiters, or redis_rate
 }
 
+// key is where the rounds of c with so many callers are.
+func (c severalCell) key(callers int) string { return fmt.Sprint(c.deployment, c.what, callers) }
+
 // severalLimiters are what callers ask.
 var severalLimiters = map[string]func(s store.Store) (ratelimit.Limiter, error){
 	"one limit": func(s store.Store) (ratelimit.Limiter, error) {
@@ -120,7 +123,7 @@ func (b *bench) measureSeveral(ctx context.Context) error {
 	for _, callers := range b.severalCallers {
 		peers := map[string]float64{}
 		for _, c := range b.severalCells {
-			r := medianOf(rounds[fmt.Sprint(c, callers)])
+			r := medianOf(rounds[c.key(callers)])
 			bare := c.deployment
 			bare.tags = 0
 			if c.what == "redis_rate" {
@@ -211,7 +214,7 @@ func (b *bench) severalRound(ctx context.Context, c severalCell, rounds map[stri
 		r.client = cpu.Seconds() * 1e6 / float64(calls)
 		r.server = (spent - busy) / float64(calls)
 		r.script = float64(calls) / (after - scripts)
-		rounds[fmt.Sprint(c, callers)] = append(rounds[fmt.Sprint(c, callers)], r)
+		rounds[c.key(callers)] = append(rounds[c.key(callers)], r)
 	}
 	return ctx.Err()
 }
