@@ -97,7 +97,7 @@ func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
-	for _, algorithm := range algorithms {
+	for of, algorithm := range algorithms {
 		for i, l := range []ratelimit.Limit{
 			{Rate: 5, Period: 60_000_001e3}, ratelimit.PerHour(200), {Rate: 999_983, Period: 24 * 3600e9}, {Rate: 2_147_483_647, Period: 365 * 24 * 3600e9},
 		} {
@@ -106,7 +106,7 @@ func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 				rule := ruleOf(t, algorithm)
 				plain, _ := halves(t, rule.Script([]*store.Rule{rule}))
 				k := &oneKey{
-					ways: waysOf(t, rule, besides(t, algorithm)), plain: noted(plain), algorithm: algorithm, client: client, rng: rand.New(rand.NewPCG(uint64(i), 7)),
+					ways: some(waysOf(t, rule, besides(t, algorithm)), i+of), plain: noted(plain), algorithm: algorithm, client: client, rng: rand.New(rand.NewPCG(uint64(i), 7)),
 					rate: int64(l.Rate), period: l.Period.Microseconds(), now: 1_700_000_000_000_001,
 				}
 				loadWays(t, client, k.ways)

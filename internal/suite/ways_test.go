@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -91,6 +92,15 @@ func waysOf(t *testing.T, rule, other *store.Rule) []way {
 		{"among groups", noted(own), 1, true}, {"among groups, without the plain case", noted(ownGeneral), 1, true},
 		{"in a group of two rules", noted(both), 2, false}, {"in a group of two rules, without the plain case", noted(bothGeneral), 2, false},
 	}
+}
+
+// some are ways by which the i-th trace comes in a plain run: alone, with and without the plain case, and one of
+// the others in turn. A full run has all.
+func some(ways []way, i int) []way {
+	if effort.Full() {
+		return ways
+	}
+	return append(slices.Clone(ways[:2]), ways[2+i%(len(ways)-2)])
 }
 
 // besides is the rule of what is asked beside one of algorithm.
@@ -206,6 +216,89 @@ func TestAScriptOfGroupsReadsTheServersClockOnce(t *testing.T) {
 				require.Equal(t, before, changes(t, client))
 				require.Equal(t, "1", client.Get(t.Context(), timeKey+" reads").Val())
 			}
+		}
+	}
+}
+
+// A group that fails has written nothing, wherever in it the value stands that is not ours, and its replies are
+// as many as another's. All groups before and after it are charged. One that has a script of its own fails with
+// that.
+func TestAGroupThatFailsLeavesAllOthers(t *testing.T) {
+	for name, client := range map[string]*redis.Client{"a server": redistest.Start(t).Client(t), "miniredis": redistest.Mini(t).Client(t)} {
+		for _, algorithm := range append([]string{"ban"}, algorithms...) {
+			rule, other := ruleOf(t, algorithm), besides(t, algorithm)
+			for of, script := range map[string]string{"one rule": rule.Script([]*store.Rule{rule}), "two rules": rule.Script([]*store.Rule{rule, other})} {
+				second := map[string]int{"one rule": 1, "two rules": 2}[of]
+				take, upto := question{"take", []any{3, 3_600_000_000, 3, 1}, nil}, "upto"
+				if algorithm == "ban" { // whose takes all have a time
+					take.what, upto = "take 3600000001", "take 3600000001"
+				}
+				plain := [][]any{take.request(1), take.request(second), take.request(1)}
+				general := [][]any{take.request(1), question{"take 3600000001", take.limit, nil}.request(second), question{upto, take.limit, nil}.request(1)}
+				for kind, requests := range map[string][][]any{"plain": plain, "general": general} {
+					for bad := range 3 {
+						require.NoError(t, client.FlushAll(t.Context()).Err())
+						require.NoError(t, client.Set(t.Context(), foreignKey, "none of ours", 0).Err())
+						var keys []string
+						for i := range 11 {
+							keys = append(keys, mateKey(i))
+						}
+						keys[4+bad] = foreignKey
+						note := fmt.Sprintf("%s, %s, %s, %s, key %d", name, algorithm, of, kind, bad)
+						ours := algorithm
+						if bad == 1 && second == 2 {
+							ours = other.Name
+						}
+						one := redis.NewScript(script)
+						reply, err := one.Run(t.Context(), client, keys, groupsOf(nil, runOf(1, take.request(1)), runOf(3, requests...), runOf(1, take.request(second)))...).Slice()
+						require.NoError(t, err, note)
+						require.Len(t, reply, 4*11, note)
+						require.Equal(t, failed(notOurs(ruleOf(t, ours)), 3), reply[16:28], note)
+						for i, key := range keys {
+							at, fails := reply[4*i:4*i+4], i >= 4 && i < 7
+							if !fails {
+								require.Equal(t, []any{int64(1), reply[1], int64(0), int64(0)}, at, note)
+							}
+							require.Equal(t, key == foreignKey || !fails, client.Exists(t.Context(), key).Val() == 1, "%s: %s", note, key)
+						}
+						require.Equal(t, "none of ours", client.Get(t.Context(), foreignKey).Val())
+
+						err = one.Run(t.Context(), client, keys[4:7], groupsOf(nil, runOf(1, requests...))...).Err()
+						require.ErrorContains(t, err, notOurs(ruleOf(t, ours)), note)
+						require.Zero(t, client.Exists(t.Context(), slices.DeleteFunc(keys[4:7], func(key string) bool { return key == foreignKey })...).Val(), note)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A server without memory refuses what is charged, and tells what is denied. Of a group that it refuses there is
+// nothing.
+func TestAServerWithoutMemoryFailsTheGroupsThatWrite(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	for _, algorithm := range append([]string{"ban"}, algorithms...) {
+		rule := ruleOf(t, algorithm)
+		take := question{"take", []any{1, 3_600_000_000, 1, 1}, nil}
+		for name, last := range map[string]question{"plain": take, "general": {"take 1", take.limit, nil}} {
+			script := redis.NewScript(rule.Script([]*store.Rule{rule}))
+			require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
+			require.NoError(t, client.FlushAll(t.Context()).Err())
+			full, free, runs := []string{mateKey(0), mateKey(1)}, []string{mateKey(2), mateKey(3)}, [][]any{runOf(2, take.request(1), last.request(1)), runOf(2, take.request(1))}
+			charged, err := script.Run(t.Context(), client, full, groupsOf(nil, runOf(2, take.request(1)))...).Slice()
+			require.NoError(t, err)
+			require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+			reply, err := script.Run(t.Context(), client, slices.Concat(free, full, free[:1], full[:1]), groupsOf(nil, runs...)...).Slice()
+			require.NoError(t, err, "%s, %s", algorithm, name)
+			require.Len(t, reply, 24)
+			for from, size := range map[int]int{0: 2, 16: 1} {
+				require.Contains(t, reply[from], "OOM ", "%s, %s", algorithm, name)
+				require.Equal(t, failed("", size)[1:], reply[from+1:from+4*size], "%s, %s", algorithm, name)
+			}
+			for _, at := range []int{8, 12, 20} {
+				require.Equal(t, int64(0), reply[at], "%s, %s: %v of %v", algorithm, name, reply, charged)
+			}
+			require.Zero(t, client.Exists(t.Context(), free...).Val())
 		}
 	}
 }
