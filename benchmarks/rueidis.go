@@ -21,7 +21,7 @@ type onRueidis struct {
 }
 
 func (s *onRueidis) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
-	s.script = rueidis.NewLuaScript(rule.Script)
+	s.script = rueidis.NewLuaScript(rule.Script([]*store.Rule{rule}))
 	return nil
 }
 

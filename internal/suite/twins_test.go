@@ -277,7 +277,7 @@ func (w *twin) call() twinCall {
 	if w.rng.IntN(4) == 0 {
 		clock += w.rng.Int64N(6*l.Period) - 3*l.Period
 	}
-	ops := []string{"take", "take", "look", "upto", "charge", "refund", "within"}
+	ops := []string{"take", "take", "look", "shadow", "gate", "upto", "charge", "refund", "within"}
 	op := ops[w.rng.IntN(len(ops))]
 	if w.debts {
 		op = []string{"take", "charge", "refund", "refund"}[w.rng.IntN(4)]
@@ -403,7 +403,7 @@ func (w *twin) read(now int64, callers bool) (s store.State, at int64, moved boo
 
 func (w *twin) take(op string, l store.Limit, now, n int64, callers bool) []any {
 	r, write := w.plan(op, l, now, n, callers)
-	if op != "look" {
+	if op != "look" && op != "gate" {
 		write()
 	}
 	return twinReply(r)

@@ -161,7 +161,7 @@ func (a *asked) reply() ([]any, error) {
 		return nil, fmt.Errorf("%d elements: %v", len(of), of)
 	}
 	reply := of[4:8]
-	if votes := strings.HasPrefix(a.question.what, "take") || a.question.what == "upto"; size == 8 && votes && reply[0] == int64(0) {
+	if votes := strings.HasPrefix(a.question.what, "take") || a.question.what == "gate" || a.question.what == "upto"; size == 8 && votes && reply[0] == int64(0) {
 		charged = 0
 	}
 	for i := 0; i < size; i += 8 {
