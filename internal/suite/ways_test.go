@@ -284,20 +284,33 @@ func TestAServerWithoutMemoryFailsTheGroupsThatWrite(t *testing.T) {
 			script := redis.NewScript(rule.Script([]*store.Rule{rule}))
 			require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
 			require.NoError(t, client.FlushAll(t.Context()).Err())
-			full, free, runs := []string{mateKey(0), mateKey(1)}, []string{mateKey(2), mateKey(3)}, [][]any{runOf(2, take.request(1), last.request(1)), runOf(2, take.request(1))}
-			charged, err := script.Run(t.Context(), client, full, groupsOf(nil, runOf(2, take.request(1)))...).Slice()
+			full, free := []string{mateKey(0), mateKey(1)}, []string{mateKey(2), mateKey(3)}
+			err := script.Run(t.Context(), client, full, groupsOf(nil, runOf(2, take.request(1)))...).Err()
 			require.NoError(t, err)
 			require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
-			reply, err := script.Run(t.Context(), client, slices.Concat(free, full, free[:1], full[:1]), groupsOf(nil, runs...)...).Slice()
+			for i := range 2 { // which of the groups come first
+				runs := [][]any{runOf(2, take.request(1), last.request(1)), runOf(2, last.request(1))}
+				keys := [][]string{slices.Concat(free, full), {free[0], full[0]}}
+				if i == 1 {
+					slices.Reverse(runs)
+					slices.Reverse(keys)
+				}
+				reply, err := script.Run(t.Context(), client, slices.Concat(keys...), groupsOf(nil, runs...)...).Slice()
+				require.NoError(t, err, "%s, %s", algorithm, name)
+				require.Len(t, reply, 24)
+				for from, size := range []map[int]int{{0: 2, 16: 1}, {0: 1, 8: 2}}[i] {
+					require.Contains(t, reply[from], "OOM ", "%s, %s", algorithm, name)
+					require.Equal(t, failed("", size)[1:], reply[from+1:from+4*size], "%s, %s", algorithm, name)
+				}
+				for _, at := range [][]int{{8, 12, 20}, {4, 16, 20}}[i] {
+					require.Equal(t, int64(0), reply[at], "%s, %s: %v", algorithm, name, reply)
+				}
+			}
+			require.ErrorContains(t, script.Run(t.Context(), client, free[:1], last.alone()...).Err(), "OOM ", "%s, %s", algorithm, name)
+			require.ErrorContains(t, script.Run(t.Context(), client, free, groupsOf(nil, runOf(1, take.request(1), last.request(1)))...).Err(), "OOM ", "%s, %s", algorithm, name)
+			alone, err := script.Run(t.Context(), client, full[:1], last.alone()...).Slice()
 			require.NoError(t, err, "%s, %s", algorithm, name)
-			require.Len(t, reply, 24)
-			for from, size := range map[int]int{0: 2, 16: 1} {
-				require.Contains(t, reply[from], "OOM ", "%s, %s", algorithm, name)
-				require.Equal(t, failed("", size)[1:], reply[from+1:from+4*size], "%s, %s", algorithm, name)
-			}
-			for _, at := range []int{8, 12, 20} {
-				require.Equal(t, int64(0), reply[at], "%s, %s: %v of %v", algorithm, name, reply, charged)
-			}
+			require.Equal(t, int64(0), alone[0])
 			require.Zero(t, client.Exists(t.Context(), free...).Val())
 		}
 	}
