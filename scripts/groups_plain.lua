@@ -52,8 +52,10 @@ if ARGV[1] == 'groups' and rawget(_G, 'struct') then
           WRITE
           if failed and i > 1 then -- a server refuses the first write of a script, or none
             error(failed)
+          elseif failed then
+            fine = false
+            break
           end
-          fine = fine and not failed
         end
       end
       if fine then

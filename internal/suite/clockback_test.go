@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -58,65 +56,26 @@ func TestTheServersClockIsSetBack(t *testing.T) {
 
 // wayServer is a Redis server by the test's clock. Its scripts read that, and keys expire by it.
 type wayServer struct {
+	t      *testing.T
 	client *redis.Client
-	prefix string
 
 	mu     sync.Mutex // held during each call
-	rules  map[*store.Rule]*[4]way
+	rules  map[*store.Rule][]way
 	stores int
 }
 
-// way is how calls come: which script, with which arguments. others is the script of take, within
-// and peek, if they go another way.
-type way struct {
-	name, run, others string
-	batch             bool
-}
-
 func newWays(t *testing.T) *wayServer {
-	return &wayServer{client: redistest.Shared(t).Client(t), prefix: redistest.Prefix(t), rules: map[*store.Rule]*[4]way{}}
-}
-
-var (
-	clockOf  = regexp.MustCompile(`call\('TIME'\)`)
-	expiryOf = regexp.MustCompile(`ceil\((.*) / 1000\)`)
-)
-
-// load loads a script with another clock. It writes how long its key lives, in ms, to a key
-// beside it, as no server's clock can be set.
-func (w *wayServer) load(script string) (sha string, err error) {
-	if !clockOf.MatchString(script) || !expiryOf.MatchString(script) {
-		return "", errors.New("the script has another clock, or another expiry")
-	}
-	script = clockOf.ReplaceAllString(script, fmt.Sprintf("{ call('GET', '%[1]s s'), call('GET', '%[1]s us') }", w.prefix))
-	script = expiryOf.ReplaceAllString(script, "lasting(ceil($1 / 1000))")
-	return w.client.ScriptLoad(context.Background(), `
-local function lasting(ms)
-  redis.call('SET', KEYS[1] .. ' life', string.format('%.0f', ms))
-  return 3650 * 24 * 3600 * 1000
-end
-`+script).Result()
+	return &wayServer{t: t, client: redistest.Start(t).Client(t), rules: map[*store.Rule][]way{}}
 }
 
 // prepare loads the scripts of a rule.
-func (w *wayServer) prepare(rule *store.Rule) error {
+func (w *wayServer) prepare(rule *store.Rule) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.rules[rule] != nil {
-		return nil
+	if w.rules[rule] == nil {
+		w.rules[rule] = waysOf(w.t, rule, besides(w.t, rule.Name))
+		loadWays(w.t, w.client, w.rules[rule])
 	}
-	_, general, _ := strings.Cut(rule.Script, "\n-- Shared by all scripts")
-	ways := &[4]way{{name: "alone"}, {name: "without the plain case"}, {name: "in a batch", batch: true}, {name: "with others"}}
-	for i, script := range []string{rule.Script, "-- " + general, rule.BatchScript(rule), rule.Script} {
-		var err error
-		if ways[i].run, err = w.load(script); err != nil {
-			return err
-		}
-	}
-	w.rules[rule] = ways
-	var err error
-	ways[3].others, err = w.load(rule.JointScript([]*store.Rule{rule}))
-	return err
 }
 
 // open returns an empty store.
@@ -124,7 +83,7 @@ func (w *wayServer) open(clock func() time.Time) *wayStore {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stores++
-	return &wayStore{wayServer: w, clock: clock, prefix: fmt.Sprint(w.prefix, " ", w.stores, " "), expiry: map[string]int64{}}
+	return &wayStore{wayServer: w, clock: clock, prefix: fmt.Sprint("{script}", w.stores, " "), expiry: map[string]int64{}}
 }
 
 // wayStore has a key for each way.
@@ -136,7 +95,10 @@ type wayStore struct {
 }
 
 // Prepare implements [store.Store].
-func (s *wayStore) Prepare(rule *store.Rule, _ store.Limit, _ bool) error { return s.prepare(rule) }
+func (s *wayStore) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
+	s.prepare(rule)
+	return nil
+}
 
 // call makes a call by each way.
 func (s *wayStore) call(ctx context.Context, op string, ns *store.Namespace, key string, l store.Limit, n int64, more ...any) (r store.Reply, err error) {
@@ -148,10 +110,10 @@ func (s *wayStore) call(ctx context.Context, op string, ns *store.Namespace, key
 	var keys, lives []string
 	for i := range ways {
 		keys = append(keys, fmt.Sprint(key, " ", i))
-		lives = append(lives, keys[i]+" life")
+		lives = append(lives, keys[i]+" ms")
 	}
 	pipe := s.client.Pipeline()
-	pipe.MSet(ctx, s.wayServer.prefix+" s", now/1e6, s.wayServer.prefix+" us", now%1e6)
+	pipe.Set(ctx, timeKey, now, 0)
 	if expiry, expires := s.expiry[key]; expires && now/1000 > expiry || op == "reset" {
 		pipe.Del(ctx, keys...)
 		delete(s.expiry, key)
@@ -163,7 +125,7 @@ func (s *wayStore) call(ctx context.Context, op string, ns *store.Namespace, key
 	}
 	outcomes := make([]wayOutcome, len(ways))
 	for i, w := range ways {
-		outcomes[i].reply = w.call(ctx, pipe, keys[i], op, l, now, n, more)
+		outcomes[i].answer = w.ask(ctx, pipe, keys[i], callArgs(op, l, now, n, more...))
 		outcomes[i].value = valueOf(ctx, pipe, ns.Rule, keys[i])
 		outcomes[i].life = pipe.Get(ctx, lives[i])
 	}
@@ -171,14 +133,14 @@ func (s *wayStore) call(ctx context.Context, op string, ns *store.Namespace, key
 		return r, fmt.Errorf("%w: %w", store.ErrStore, err)
 	}
 	for i, o := range outcomes {
-		if o.String() != outcomes[0].String() {
+		if o.err() != nil || o.String() != outcomes[0].String() {
 			return r, fmt.Errorf("%s of %d %s: %v\n%s: %v", op, n, ways[0].name, outcomes[0], ways[i].name, o)
 		}
 	}
 	if ms, err := outcomes[0].life.Int64(); err == nil {
 		s.expiry[key] = now/1000 + ms
 	}
-	reply, err := outcomes[0].reply.Int64Slice()
+	reply, err := outcomes[0].answer.cmd.Int64Slice()
 	if err != nil {
 		return r, fmt.Errorf("%w: %w", store.ErrStore, err)
 	}
@@ -188,12 +150,19 @@ func (s *wayStore) call(ctx context.Context, op string, ns *store.Namespace, key
 // wayOutcome is what a call of one way has replied, the value that it has left, and for how long if it
 // has written that.
 type wayOutcome struct {
-	reply, value *redis.Cmd
-	life         *redis.StringCmd
+	answer *asked
+	value  *redis.Cmd
+	life   *redis.StringCmd
+}
+
+func (o wayOutcome) err() error {
+	_, err := o.answer.reply()
+	return err
 }
 
 func (o wayOutcome) String() string {
-	return fmt.Sprintf("%v, %q for %s ms", o.reply.Val(), fmt.Sprint(o.value.Val()), o.life.Val())
+	reply, err := o.answer.reply()
+	return fmt.Sprintf("%v %v, %q for %s ms", reply, err, fmt.Sprint(o.value.Val()), o.life.Val())
 }
 
 // valueOf reads the value of a key.
@@ -202,26 +171,6 @@ func valueOf(ctx context.Context, pipe redis.Pipeliner, rule *store.Rule, key st
 		return pipe.Do(ctx, "LRANGE", key, 0, -1)
 	}
 	return pipe.Do(ctx, "GET", key)
-}
-
-// call makes a call this way.
-func (w way) call(ctx context.Context, c redis.Scripter, key, op string, l store.Limit, now, n int64, more []any) *redis.Cmd {
-	period := fmt.Sprint(l.Period)
-	if c := l.Calendar(); c != nil {
-		for _, edge := range c.Edges(now) {
-			period += fmt.Sprint(" ", edge)
-		}
-	}
-	args := append([]any{op, l.Rate, period, l.Burst, n}, more...)
-	script := w.run
-	switch {
-	case w.batch:
-		args = append([]any{"batch", "", 1}, args...)
-	case w.others != "" && (op == "take" || op == "within" || op == "peek"):
-		script = w.others
-		args = append([]any{op, 1, l.Rate, period, l.Burst, n}, more...)
-	}
-	return c.EvalSha(ctx, script, []string{key}, args...)
 }
 
 // Take implements [store.Store].
@@ -239,7 +188,7 @@ func (s *wayStore) TakeUpTo(ctx context.Context, ns *store.Namespace, key string
 
 // Peek implements [store.Store].
 func (s *wayStore) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(ctx, "peek", ns, key, l, n)
+	return s.call(ctx, "look", ns, key, l, n)
 }
 
 // Overdraw implements [store.Store].
@@ -263,7 +212,7 @@ func (s *wayStore) Reset(ctx context.Context, ns *store.Namespace, key string) e
 	return err
 }
 
-// Together implements [store.Store]. "with others" is TakeAll of one request.
+// Together implements [store.Store].
 func (s *wayStore) Together(string, string) bool { return false }
 
 // TakeAll implements [store.Store].

@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -31,25 +30,12 @@ func (p *prepared) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
 	return nil
 }
 
-// ways are the two of a script: with its plain case, and without. The third is the plain case
-// alone, which replies nothing if the general script has to go on.
-type ways struct{ whole, general, plain *redis.Script }
-
-func waysOf(t *testing.T, algorithm string) ways {
-	t.Helper()
-	p := new(prepared)
-	newLimiter(t, algorithm, p, ratelimit.PerHour(1))
-	plain, general, found := strings.Cut(p.rule.Script, "\n-- Shared by all scripts")
-	require.True(t, found)
-	return ways{noted(p.rule.Script), noted("-- " + general), noted(plain)}
-}
-
 // timeKey has the time of the server, in Unix µs, as noted scripts read it.
 const timeKey = "{script}now"
 
 // noted is a script whose keys do not expire. It sets the key with " ms" behind to how long they would
 // live. With " lives" behind it counts how often, and with " writes" what else is written of a log. It reads
-// the server's time from timeKey. So nothing depends on how fast it runs.
+// the server's time from timeKey, and counts that with " reads" behind. So nothing depends on how fast it runs.
 func noted(script string) *redis.Script {
 	return redis.NewScript(`
 local server = redis
@@ -57,6 +43,7 @@ local redis = {}
 function redis.call(name, key, ...)
   local value, option, ms = ...
   if name == 'TIME' then
+    server.call('INCR', '` + timeKey + ` reads')
     local now = server.call('GET', '` + timeKey + `')
     return { string.format('%.0f', math.floor(now / 1000000)), string.format('%.0f', now % 1000000) }
   elseif name == 'SET' then
@@ -82,9 +69,10 @@ end
 ` + script)
 }
 
-// twoKeys are one key by each way of a script. They must never differ.
-type twoKeys struct {
-	ways
+// oneKey is a key by each way that calls come to a server. They must never differ.
+type oneKey struct {
+	ways      []way
+	plain     *redis.Script // without the general script
 	algorithm string
 	client    *redis.Client
 	rng       *rand.Rand
@@ -92,52 +80,54 @@ type twoKeys struct {
 	period    int64
 	now       int64
 
-	plain, takes int
-	ours         bool  // the state is of takes under the limit, or there is none
-	written      int64 // the latest of them
-	refundable   []any // of the last admission
+	plains, takes int
+	ours          bool  // the state is of takes under the limit, or there is none
+	written       int64 // the latest of them
+	refundable    []any // of the last admission
 }
 
-// The keys by each way, and one whose plain case replies alone.
-const wholeKey, generalKey, scratchKey = "{script}whole", "{script}general", "{script}scratch"
+// scratchKey is one on which the plain case replies alone.
+const scratchKey = "{script}scratch"
 
 // TestThePlainCaseDecidesAndWritesAsTheGeneralScript is the proof that the two tellings of a
 // take are one: both run on equal states, which include some that no rule has written. And a take
-// under the limit of the state is in the plain case, or it would cost twice the time.
+// under the limit of the state is in the plain case, or it would cost twice the time. All that holds of
+// one that is alone in its script, and of groups.
 func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
-	for _, algorithm := range algorithms {
+	for of, algorithm := range algorithms {
 		for i, l := range []ratelimit.Limit{
 			{Rate: 5, Period: 60_000_001e3}, ratelimit.PerHour(200), {Rate: 999_983, Period: 24 * 3600e9}, {Rate: 2_147_483_647, Period: 365 * 24 * 3600e9},
 		} {
 			t.Run(fmt.Sprint(algorithm, " ", l), func(t *testing.T) {
 				require.NoError(t, client.FlushAll(t.Context()).Err())
-				k := &twoKeys{
-					ways: waysOf(t, algorithm), algorithm: algorithm, client: client, rng: rand.New(rand.NewPCG(uint64(i), 7)),
+				rule := ruleOf(t, algorithm)
+				plain, _ := halves(t, rule.Script([]*store.Rule{rule}))
+				k := &oneKey{
+					ways: some(waysOf(t, rule, besides(t, algorithm)), i+of), plain: noted(plain), algorithm: algorithm, client: client, rng: rand.New(rand.NewPCG(uint64(i), 7)),
 					rate: int64(l.Rate), period: l.Period.Microseconds(), now: 1_700_000_000_000_001,
 				}
-				for _, script := range []*redis.Script{k.whole, k.general, k.ways.plain} {
-					require.NoError(t, script.Load(t.Context(), client).Err())
-				}
+				loadWays(t, client, k.ways)
+				require.NoError(t, k.plain.Load(t.Context(), client).Err())
 				if algorithm == "sliding_log" {
 					k.logs(t)
 				} else {
 					k.states(t)
 				}
-				k.plain, k.takes = 0, 0
+				k.plains, k.takes = 0, 0
 				for range effort.Of(100, 300, 1200) {
 					k.step(t)
 				}
-				require.Greater(t, k.plain, k.takes/20)
+				require.Greater(t, k.plains, k.takes/20)
 			})
 		}
 	}
 }
 
-// step is one call on both keys.
-func (k *twoKeys) step(t *testing.T) {
+// step is one call by all ways.
+func (k *oneKey) step(t *testing.T) {
 	t.Helper()
 	k.now += k.pause()
 	if far := int64(7e15); k.rng.IntN(200) == 0 || k.now > far { // from there on no time is one
@@ -165,7 +155,7 @@ func (k *twoKeys) step(t *testing.T) {
 }
 
 // pause is a time that leaves some of the spend, mostly.
-func (k *twoKeys) pause() int64 {
+func (k *oneKey) pause() int64 {
 	switch k.rng.IntN(8) {
 	case 0:
 		return 0
@@ -178,14 +168,14 @@ func (k *twoKeys) pause() int64 {
 }
 
 // late is by how much the clock is behind.
-func (k *twoKeys) late() int64 {
+func (k *oneKey) late() int64 {
 	if k.rng.IntN(10) == 0 {
 		return k.rng.Int64N(k.period)
 	}
 	return 0
 }
 
-func (k *twoKeys) events() int64 {
+func (k *oneKey) events() int64 {
 	if k.rng.IntN(50) > 0 {
 		return 1
 	}
@@ -196,7 +186,7 @@ const farthest = 231 * 365 * 24 * 3600e6 // no time is so long before or after 1
 
 // numbers are what each of the five numbers of a state may be, near the edges of what is one. The
 // first is that of a plain case.
-func (k *twoKeys) numbers() [][]float64 {
+func (k *oneKey) numbers() [][]float64 {
 	rate, period, now := float64(k.rate), float64(k.period), float64(k.now)
 	start := now - math.Mod(now, period)
 	return [][]float64{
@@ -209,7 +199,7 @@ func (k *twoKeys) numbers() [][]float64 {
 }
 
 // anyState puts in a state, of which each number may be near an edge.
-func (k *twoKeys) anyState() func(p redis.Pipeliner, key string) {
+func (k *oneKey) anyState() func(p redis.Pipeliner, key string) {
 	var state []float64
 	for i, values := range k.numbers() {
 		if (i == 1 || i == 2) && k.rng.IntN(10) > 0 {
@@ -229,7 +219,7 @@ func put(value string) func(p redis.Pipeliner, key string) {
 }
 
 // states takes what just fits a state, more and less. One number of it is near an edge.
-func (k *twoKeys) states(t *testing.T) {
+func (k *oneKey) states(t *testing.T) {
 	t.Helper()
 	numbers := k.numbers()
 	var plain []float64
@@ -284,7 +274,7 @@ func (k *twoKeys) states(t *testing.T) {
 
 // logs takes an event of logs of one and of two blocks. One number of the first or of the last block
 // is near an edge, or the number of its entries.
-func (k *twoKeys) logs(t *testing.T) {
+func (k *oneKey) logs(t *testing.T) {
 	t.Helper()
 	now, period := float64(k.now), float64(k.period)
 	const run = 1 << 48
@@ -398,59 +388,67 @@ func (k *twoKeys) logs(t *testing.T) {
 	k.forget(t)
 }
 
-func (k *twoKeys) forget(t *testing.T) {
+func (k *oneKey) forget(t *testing.T) {
 	t.Helper()
-	require.NoError(t, k.client.Del(t.Context(), wholeKey, generalKey, wholeKey+" ms", generalKey+" ms").Err())
+	for i := range k.ways {
+		require.NoError(t, k.client.Del(t.Context(), mateKey(i), mateKey(i)+" ms").Err())
+	}
 	k.ours, k.written = true, math.MinInt64
 }
 
-// left is what a script replies and leaves.
+// left is what a call replies and leaves.
 type left struct {
-	reply []int64
+	reply []any
 	err   error
 	life  string // ms
 	value []string
 }
 
-// run requires that both ways reply alike and leave alike values at now by the caller's clock, or by
+// run requires that all ways reply alike and leave alike values at now by the caller's clock, or by
 // the server's. It tells whether the plain case replies. Before that, plant puts something into their
 // keys.
-func (k *twoKeys) run(t *testing.T, now int64, servers bool, args []any, plant func(p redis.Pipeliner, key string)) (plain bool) {
+func (k *oneKey) run(t *testing.T, now int64, servers bool, args []any, plant func(p redis.Pipeliner, key string)) (plain bool) {
 	t.Helper()
 	server := now
 	if !servers {
 		args, server = append(args, now), now-k.period/3
 	}
-	plain, of := k.ask(t.Context(), server, args, plant)
-	whole, general := of[0], of[1]
+	alone, grouped, of := k.ask(t.Context(), server, args, plant)
+	require.Equal(t, alone, grouped, "in the plain case: %v", args)
+	plain = alone
+	general := of[1]
 	took, ours := args[0] == "take", args[1] == k.rate && args[2] == k.period
 	if took {
 		k.takes++
 	}
 	if plain {
-		k.plain++
+		k.plains++
 	}
 	if took && ours && plant == nil && k.ours && now >= k.written && general.err == nil && k.isFew(args[4].(int64), general.reply) {
 		require.True(t, plain, "%v", args)
 	}
-	require.Equal(t, general.reply, whole.reply, "%v", args)
+	for i, one := range of {
+		if general.err != nil {
+			require.ErrorContains(t, one.err, "ratelimit: the value of the key is not a ", "%s: %v", k.ways[i].name, args)
+		} else {
+			require.NoError(t, one.err, "%s: %v", k.ways[i].name, args)
+		}
+		require.Equal(t, general.reply, one.reply, "%s: %v", k.ways[i].name, args)
+		require.Equal(t, general.value, one.value, "%s: %v", k.ways[i].name, args)
+		require.Equal(t, general.life, one.life, "%s: %v", k.ways[i].name, args)
+	}
 	if general.err != nil {
-		require.ErrorContains(t, whole.err, "ratelimit: the value of the key is not a ")
-		require.ErrorContains(t, general.err, "ratelimit: the value of the key is not a ")
 		k.forget(t)
 		return false
 	}
-	require.NoError(t, whole.err)
-	require.Equal(t, general.value, whole.value, "%v", args)
-	require.Equal(t, general.life, whole.life, "%v", args)
-	admitted := general.reply[0] == 1
+	admitted := general.reply[0] == int64(1)
 	if k.algorithm == "sliding_log" { // it has no plain case as long as it has another block, or after it was set back
 		k.ours = k.ours && (!admitted || ours && took && args[4] == int64(1)) && (now >= k.written || !servers)
 	} else if admitted {
 		k.ours = ours && took
 	}
 	if admitted {
-		k.written = general.reply[1]
+		k.written = general.reply[1].(int64)
 		if took {
 			k.refundable = []any{k.written, k.written + k.period, args[1], args[2], 0}
 		}
@@ -459,30 +457,36 @@ func (k *twoKeys) run(t *testing.T, now int64, servers bool, args []any, plant f
 }
 
 // isFew says that numbers are small enough for the plain case, and that a log has one block.
-func (k *twoKeys) isFew(n int64, reply []int64) bool {
+func (k *oneKey) isFew(n int64, reply []any) bool {
 	if k.algorithm == "sliding_log" {
-		return k.rate < 64 && n == 1 && reply[2] > 0
+		return k.rate < 64 && n == 1 && reply[2].(int64) > 0
 	}
 	return k.rate <= 200
 }
 
-// ask runs the script both ways, and tells whether the plain case alone replies.
-func (k *twoKeys) ask(ctx context.Context, server int64, args []any, plant func(p redis.Pipeliner, key string)) (plain bool, of [2]left) {
-	var alone *redis.Cmd
-	var asked [2]*redis.Cmd
-	var life, value [2]*redis.StringCmd
-	var list [2]*redis.StringSliceCmd
+// ask asks by all ways, and tells whether the plain case replies without the general script: to a call that is
+// alone, and to a group.
+func (k *oneKey) ask(ctx context.Context, server int64, args []any, plant func(p redis.Pipeliner, key string)) (alone, grouped bool, of []left) {
+	var plain [2]*redis.Cmd
+	asked, of := make([]*asked, len(k.ways)), make([]left, len(k.ways))
+	life, value := make([]*redis.StringCmd, len(k.ways)), make([]*redis.StringCmd, len(k.ways))
+	list := make([]*redis.StringSliceCmd, len(k.ways))
+	q := questionOf(args)
 	_, _ = k.client.Pipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
 		p.Set(ctx, timeKey, server, 0)
-		if plant != nil {
-			plant(p, wholeKey)
-			plant(p, generalKey)
+		for i := range k.ways {
+			if plant != nil {
+				plant(p, mateKey(i))
+			}
 		}
-		p.Copy(ctx, wholeKey, scratchKey, 0, true)
-		alone = p.EvalSha(ctx, k.ways.plain.Hash(), []string{scratchKey}, args...)
-		p.Del(ctx, scratchKey)
-		for i, key := range []string{wholeKey, generalKey} {
-			asked[i] = p.EvalSha(ctx, []*redis.Script{k.whole, k.general}[i].Hash(), []string{key}, args...)
+		for i, args := range [][]any{q.alone(), groupsOf(q.clock, runOf(1, q.request(1)))} {
+			p.Copy(ctx, mateKey(0), scratchKey, 0, true)
+			plain[i] = p.EvalSha(ctx, k.plain.Hash(), []string{scratchKey}, args...)
+			p.Del(ctx, scratchKey)
+		}
+		for i, w := range k.ways {
+			key := mateKey(i)
+			asked[i] = w.ask(ctx, p, key, args)
 			life[i] = p.Get(ctx, key+" ms")
 			if k.algorithm == "sliding_log" {
 				list[i] = p.LRange(ctx, key, 0, -1)
@@ -493,7 +497,7 @@ func (k *twoKeys) ask(ctx context.Context, server int64, args []any, plant func(
 		return nil
 	})
 	for i := range of {
-		of[i].reply, of[i].err = asked[i].Int64Slice()
+		of[i].reply, of[i].err = asked[i].reply()
 		of[i].life = life[i].Val()
 		if k.algorithm == "sliding_log" {
 			of[i].value = list[i].Val()
@@ -501,47 +505,56 @@ func (k *twoKeys) ask(ctx context.Context, server int64, args []any, plant func(
 			of[i].value = []string{value[i].Val()}
 		}
 	}
-	return alone.Err() == nil, of
+	return plain[0].Err() == nil, plain[1].Err() == nil, of
 }
 
-// A batch, and keys that are decided together, are in the plain case if each of their takes is. Then
+// Many calls, and keys that are decided together, are in the plain case if each of their takes is. Then
 // nothing else of the script runs.
 func TestBatchesAndSeveralKeysAreInThePlainCase(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	for _, algorithm := range algorithms {
-		if algorithm == "sliding_log" {
-			continue
+		rule, other := ruleOf(t, algorithm), besides(t, algorithm)
+		logs := rule.NewLog != nil || other.NewLog != nil
+		take := func(rate, period, n int) question {
+			if logs { // whose plain case is of one event
+				n = 1
+			}
+			return question{"take", []any{rate, period, rate, n}, nil}
 		}
-		p := new(prepared)
-		newLimiter(t, algorithm, p, ratelimit.PerHour(1))
-		const header = "local replies, run, done = {}, 3, 0\n"
-		for name, script := range map[string]string{
-			"a batch": strings.TrimPrefix(p.rule.BatchScript(p.rule), header), "several keys": p.rule.JointScript([]*store.Rule{p.rule, p.rule}),
+		few, many := take(5, 60_000_000, 1), take(7, 60_000_001, 4)
+		for name, c := range map[string]struct {
+			rules []*store.Rule
+			runs  [][]any
+		}{
+			"a batch":             {[]*store.Rule{rule}, [][]any{runOf(2, few.request(1)), runOf(1, many.request(1))}},
+			"several keys":        {[]*store.Rule{rule}, [][]any{runOf(1, few.request(1), few.request(1), many.request(1))}},
+			"keys of two rules":   {[]*store.Rule{rule, other}, [][]any{runOf(1, few.request(1), few.request(2), many.request(1))}},
+			"a batch of all that": {[]*store.Rule{rule, other}, [][]any{runOf(1, few.request(2)), runOf(2, few.request(1), many.request(2)), runOf(1, many.request(1))}},
 		} {
-			plain, general, found := strings.Cut(script, "\n-- Shared by all scripts")
-			require.True(t, found)
+			plain, general := halves(t, rule.Script(c.rules))
 			for i, now := range []int64{0, 1, 9_000_000, 9_000_000, 30_000_000, 30_000_001, 200_000_000} {
 				now += 1_700_000_000_000_000
+				if i == 6 && logs { // a log of which nothing counts is in no plain case, and has expired
+					break
+				}
 				require.NoError(t, client.Set(t.Context(), timeKey, now, 0).Err())
 				clock := []any{now, ""}[i%2] // or the server's
-				args := []any{"batch", clock, 2, "take", 5, 60_000_000, 5, 1, 1, "take", 7, 60_000_001, 7, 4}
-				if name == "several keys" {
-					args = []any{"take", 1, 5, 60_000_000, 5, 1, 2, 5, 60_000_000, 5, 1, 1, 7, 60_000_001, 7, 4, clock}
-				}
 				var said, left [2]string
-				for of, script := range []string{plain, "--" + general} {
+				for of, script := range []string{plain, general} {
 					var keys []string
-					for k := range 3 {
-						keys = append(keys, fmt.Sprint("{script}", algorithm, name, of, k))
+					for _, run := range c.runs {
+						for range run[0].(int) * run[1].(int) {
+							keys = append(keys, fmt.Sprint("{script}", algorithm, name, of, len(keys)))
+						}
 					}
-					reply, err := noted(header+script).Run(t.Context(), client, keys, args...).Slice()
+					reply, err := noted(script).Run(t.Context(), client, keys, groupsOf([]any{clock}, c.runs...)...).Slice()
 					require.NoError(t, err, "%s %s, call %d", algorithm, name, i)
-					require.Len(t, reply, 12)
+					require.Len(t, reply, 4*len(keys))
 					said[of] = fmt.Sprint(reply)
 					for _, key := range keys {
-						left[of] += fmt.Sprintf("%q %s ", client.Get(t.Context(), key).Val(), client.Get(t.Context(), key+" ms").Val())
+						left[of] += fmt.Sprintf("%q %s ", client.Dump(t.Context(), key).Val(), client.Get(t.Context(), key+" ms").Val())
 					}
 				}
 				require.Equal(t, said[1], said[0], "%s %s, call %d", algorithm, name, i)

@@ -419,12 +419,11 @@ func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers fu
 // Products are divided in pieces where they are above 2^52: by all ways through
 // muldiv, as some random triples take each.
 func TestTheScriptsDivideProductsExactly(t *testing.T) {
-	p := new(prepared)
-	newLimiter(t, "fixed_window", p, ratelimit.PerHour(1))
-	_, common, _ := strings.Cut(p.rule.Script, "\n-- Shared by all scripts")
-	common, _, found := strings.Cut(common, "\nlocal available")
+	rule := ruleOf(t, "fixed_window")
+	_, common := halves(t, rule.Script([]*store.Rule{rule}))
+	common, _, found := strings.Cut(common, "\nlocal rules")
 	require.True(t, found)
-	script := "--" + common + `
+	script := common + `
 local replies = {}
 for i = 2, #ARGV, 3 do
   replies[#replies + 1] = format('%.0f %.0f', muldiv(ARGV[i] + 0, ARGV[i + 1] + 0, ARGV[i + 2] + 0))

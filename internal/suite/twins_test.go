@@ -51,12 +51,12 @@ const (
 // behind is by how much the server's clock is behind that of a caller who sends his own.
 const behind = 1_234_567
 
-// twinCall is a call of a script, and what must come of it.
+// twinCall is a call of a script, and what must come of it by each way.
 type twinCall struct {
 	fresh bool   // the key does not exist before
 	plant string // the value of a fresh key, if it has one
 	now   int64  // of the server's clock
-	args  []any
+	args  []any  // as questionOf has them
 
 	fails  bool   // no window that the caller knows is that of the decision
 	reply  []any  // nil of a Refund
@@ -78,10 +78,10 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 		}
 		t.Run(algorithm, func(t *testing.T) {
 			rule := ruleOf(t, algorithm)
-			whole := noted(rule.Script)
-			require.NoError(t, whole.Load(t.Context(), client).Err())
+			ways := waysOf(t, rule, besides(t, algorithm))
+			loadWays(t, client, ways)
 			w := &twin{rule: rule, rng: anew(5, 6), limits: twinLimits(algorithm)}
-			for range effort.Of(8, 20, 100) {
+			for i := range effort.Of(8, 20, 100) {
 				var calls []twinCall
 				for range 60 {
 					calls = append(calls, w.plant(anyTime(w.rng)))
@@ -89,7 +89,7 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 						calls = append(calls, w.call())
 					}
 				}
-				requireTwin(t, client, whole, calls)
+				requireTwin(t, client, some(ways, i), calls)
 			}
 		})
 	}
@@ -215,7 +215,7 @@ func (w *twin) plant(now int64) twinCall {
 	w.debts = w.rule.Burst && w.rng.IntN(3) == 0
 	w.charged(l, s, amount(min(l.Rate, 5))+1)
 	value := w.value()
-	return twinCall{fresh: true, plant: value, now: w.now, args: callArgs("peek", l, w.now, 1), reply: w.take("peek", l, w.now, 1, true), exists: true, value: value}
+	return twinCall{fresh: true, plant: value, now: w.now, args: callArgs("look", l, w.now, 1), reply: w.take("look", l, w.now, 1, true), exists: true, value: value}
 }
 
 func (w *twin) charged(l store.Limit, s store.State, n int64) {
@@ -277,7 +277,7 @@ func (w *twin) call() twinCall {
 	if w.rng.IntN(4) == 0 {
 		clock += w.rng.Int64N(6*l.Period) - 3*l.Period
 	}
-	ops := []string{"take", "take", "peek", "upto", "charge", "refund", "within"}
+	ops := []string{"take", "take", "look", "shadow", "gate", "upto", "charge", "refund", "within"}
 	op := ops[w.rng.IntN(len(ops))]
 	if w.debts {
 		op = []string{"take", "charge", "refund", "refund"}[w.rng.IntN(4)]
@@ -324,12 +324,8 @@ func (w *twin) call() twinCall {
 		}
 		w.refund(l, w.now, r)
 	case "charge":
-		most := int64(math.MaxInt32)
-		if w.rule.Burst {
-			most = bucket.Most(l)
-		}
-		c.args = callArgs(op, l, clock, n, most)
-		c.reply = w.overdraw(l, w.now, n, most, callers)
+		c.args = callArgs(op, l, clock, n, mostOf(w.rule, l))
+		c.reply = w.take(op, l, w.now, n, callers)
 	case "within":
 		before := 1 + []int64{0, w.rng.Int64N(2 * l.Period), w.near(l.Period), l.Period / l.Rate, 100 * 365 * 24 * 3600e6}[w.rng.IntN(5)]
 		if most {
@@ -406,23 +402,27 @@ func (w *twin) read(now int64, callers bool) (s store.State, at int64, moved boo
 }
 
 func (w *twin) take(op string, l store.Limit, now, n int64, callers bool) []any {
-	r, write := w.plan(l, now, n, callers)
-	if op == "upto" && !r.OK() && n > 1 {
-		n = max(1, w.rule.Available(l, r))
-		r, write = w.plan(l, now, n, callers)
-	}
-	if op != "peek" {
+	r, write := w.plan(op, l, now, n, callers)
+	if op != "look" && op != "gate" {
 		write()
 	}
 	return twinReply(r)
 }
 
 // plan decides on n events, and says what there is to write.
-func (w *twin) plan(l store.Limit, now, n int64, callers bool) (r store.Reply, write func()) {
+func (w *twin) plan(op string, l store.Limit, now, n int64, callers bool) (r store.Reply, write func()) {
 	s, at, moved := w.read(now, callers)
 	next, r := w.rule.Step(s, l, at, n)
+	switch {
+	case r.OK():
+	case op == "upto" && n > 1:
+		n = max(1, w.rule.Available(l, r))
+		next, r = w.rule.Step(s, l, at, n)
+	case op == "charge":
+		r.X, next = next.At, w.rule.Overdrawn(next, l, mostOf(w.rule, l))
+	}
 	return r, func() {
-		if r.OK() {
+		if r.OK() || op == "charge" {
 			w.write(l, next)
 			w.charged(l, next, n)
 		} else if moved {
@@ -431,15 +431,12 @@ func (w *twin) plan(l store.Limit, now, n int64, callers bool) (r store.Reply, w
 	}
 }
 
-func (w *twin) overdraw(l store.Limit, now, n, most int64, callers bool) []any {
-	s, at, _ := w.read(now, callers)
-	next, r := w.rule.Step(s, l, at, n)
-	if !r.OK() {
-		r.X, next = next.At, w.rule.Overdrawn(next, l, most)
+// mostOf is the most that a state may hold.
+func mostOf(rule *store.Rule, l store.Limit) int64 {
+	if rule.Burst {
+		return bucket.Most(l)
 	}
-	w.write(l, next)
-	w.charged(l, next, n)
-	return twinReply(r)
+	return math.MaxInt32
 }
 
 func (w *twin) refund(l store.Limit, now int64, c store.Receipt) {
@@ -473,59 +470,108 @@ func twinReply(r store.Reply) []any {
 func TestTheScriptOfARefundKnowsTheWindowsAroundAClock(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	rule := ruleOf(t, "fixed_window")
-	script, batch := noted(rule.Script), noted(rule.BatchScript(rule))
+	script := noted(rule.Script([]*store.Rule{rule}))
 	require.NoError(t, script.Load(t.Context(), client).Err())
-	require.NoError(t, batch.Load(t.Context(), client).Err())
 	l := store.NewCalendar(store.Month, 31, "UTC").In(store.Limit{Rate: 10, Burst: 10})
 	at := func(day string) int64 { return instant(t, day+" 00:00").UnixMicro() }
 	due := at("2026-02-28")
 	w := &twin{exists: true, limit: l, state: store.State{At: at("2026-02-01"), Period: l.Period, Whole: 10, Part: due/1e6 + partOf1970}}
-	now, keys, mates := at("2026-02-02"), []string{}, []*twin{w, w, w}
-	for i := range mates {
+	now, keys, mates := at("2026-02-02"), []string{}, map[string]mate{mateKey(0): w, mateKey(1): w, mateKey(2): w}
+	for i := range len(mates) {
 		keys = append(keys, mateKey(i))
 		require.NoError(t, client.Set(t.Context(), mateKey(i), w.value(), 0).Err())
 	}
 	for _, clock := range []string{"2025-12-10", "2026-02-02", "2026-04-01"} {
-		args := callArgs("refund", l, at(clock), 5, at("2026-01-29"), due, 10, l.Period, 0)
+		q := questionOf(callArgs("refund", l, at(clock), 5, at("2026-01-29"), due, 10, l.Period, 0))
 		nothing := slices.Repeat([]any{int64(0)}, 4)
-		requireKeys(t, client, script, mates[:1], now, keys[:1], args, nothing)
-		requireKeys(t, client, batch, mates, now, keys, append([]any{"batch", "", len(mates)}, args...), slices.Repeat(nothing, len(mates)))
+		requireKeys(t, client, script, map[string]mate{keys[0]: w}, now, keys[:1], q.alone(), nothing, "")
+		requireKeys(t, client, script, mates, now, keys, groupsOf(nil, runOf(len(mates), q.request(1))), slices.Repeat(nothing, len(mates)), "")
 	}
 }
 
-// A batch of any calls decides and writes as they do one after the other. Two keys of three are in the same
-// state, and are asked alike: these calls are one run, in which there may be one that fails.
+// Some calls, each a group of its own, decide and write as they do one after the other. Two keys of three are in
+// the same state, and are asked alike: these calls are one run, in which there may be one that fails.
 func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	for _, algorithm := range append([]string{"ban"}, algorithms...) {
-		if algorithm == "sliding_log" {
-			continue
-		}
 		rule := ruleOf(t, algorithm)
-		script := noted(rule.BatchScript(rule))
-		require.NoError(t, script.Load(t.Context(), client).Err())
+		_, general := halves(t, rule.Script([]*store.Rule{rule}))
+		scripts := []*redis.Script{noted(rule.Script([]*store.Rule{rule})), noted(general)}
+		for _, script := range scripts {
+			require.NoError(t, script.Load(t.Context(), client).Err())
+		}
 		require.NoError(t, client.Set(t.Context(), foreignKey, "none of ours", 0).Err())
 		rng := anew(9, 10)
 		for range effort.Of(50, 100, 1000) {
-			now, seed, mates := anyTime(rng), rng.Uint64(), []*twin{}
+			now, seed, mates := anyTime(rng), rng.Uint64(), []called{}
 			for i := range 3 {
-				w := &twin{rule: rule, rng: rand.New(rand.NewPCG(seed, uint64(i/2))), limits: twinLimits(algorithm), still: true}
+				own := rand.New(rand.NewPCG(seed, uint64(i/2)))
+				require.NoError(t, client.Del(t.Context(), mateKey(i), mateKey(i)+" ms", mateKey(i)+" lives").Err())
+				if algorithm == "sliding_log" {
+					mates = append(mates, &logTwin{rule: rule, rng: own, limits: []store.Limit{{Rate: 5, Period: 1_234_567}, {Rate: 70, Period: 2e6}}, still: true, now: now, log: rule.NewLog(store.State{})})
+					continue
+				}
+				w := &twin{rule: rule, rng: own, limits: twinLimits(algorithm), still: true}
 				plantKey(t, client, mateKey(i), w, now)
 				mates, now = append(mates, w), max(now, w.now)
 			}
 			for range 4 {
 				wait := int64(0)
 				for _, w := range mates {
-					w.now = now
-					wait = w.pause(w.limit)
+					wait = w.waits(now)
 				}
 				now = min(now+wait, 5e15)
-				requireBatch(t, client, script, mates, now, rng.IntN(2) == 0)
+				requireBatch(t, client, scripts[rng.IntN(2)], mates, rng, now, rng.IntN(2) == 0)
 			}
 		}
 	}
+}
+
+// mate is one of several twins.
+type mate interface {
+	// kept are what stands behind the key in the names of what a server has of a twin, and what that is.
+	kept() (names []string, values []any)
+}
+
+func (w *twin) kept() (names []string, values []any) {
+	return []string{"", " ms"}, []any{w.value(), w.life}
+}
+
+// kept of a log is how often it was written to, but for refunds.
+func (w *logTwin) kept() (names []string, values []any) {
+	lives := ""
+	if w.lives > 0 {
+		lives = strconv.Itoa(w.lives)
+	}
+	return []string{" lives", " ms"}, []any{lives, w.life}
+}
+
+// called is a twin that is called at times that are not its own.
+type called interface {
+	mate
+	waits(now int64) int64 // how much later the next call comes
+	callAt(now int64, callers bool) twinCall
+}
+
+func (w *twin) waits(now int64) int64 {
+	w.now = now
+	return w.pause(w.limit)
+}
+
+func (w *twin) callAt(now int64, callers bool) twinCall {
+	w.now, w.callers = now, callers
+	return w.call()
+}
+
+func (w *logTwin) waits(int64) int64 {
+	return w.rng.Int64N(2*w.limits[0].Period) / []int64{1, 2, 10}[w.rng.IntN(3)]
+}
+
+func (w *logTwin) callAt(now int64, callers bool) twinCall {
+	w.now, w.callers = now, callers
+	return w.call(w.rng.IntN(7))
 }
 
 // mateKey is the key of the i-th of several twins.
@@ -541,42 +587,68 @@ func plantKey(t *testing.T, client *redis.Client, key string, w *twin, now int64
 // foreignKey has a value that no script has written.
 const foreignKey = "{script}foreign"
 
-// requireBatch makes a few calls of the twins at once.
-func requireBatch(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, now int64, callers bool) {
-	t.Helper()
-	args, keys, want := []any{"batch", ""}, []string{}, []any{}
-	server := now
-	if callers {
-		args[1], server = now, now-behind
+// notOurs is what a script of groups says of foreignKey, if rule is asked for it.
+func notOurs(rule *store.Rule) string {
+	if rule.NewLog != nil {
+		return "WRONGTYPE Operation against a key holding the wrong kind of value"
 	}
-	for range 1 + mates[2].rng.IntN(5) {
-		run := [][]int{{0, 1}, {0, -1, 1}, {2}, {2}}[mates[2].rng.IntN(4)]
+	return "ratelimit: the value of the key is not a state"
+}
+
+// failed are the replies to a group of so many requests that failed.
+func failed(text string, size int) []any {
+	return append([]any{text}, slices.Repeat([]any{int64(0)}, 4*size-1)...)
+}
+
+// requireBatch makes a few calls of the twins at once.
+func requireBatch(t *testing.T, client *redis.Client, script *redis.Script, mates []called, rng *rand.Rand, now int64, callers bool) {
+	t.Helper()
+	clock, server := []any{}, now
+	if callers {
+		clock, server = []any{now}, now-behind
+	}
+	runs, keys, want := [][]any{}, []string{}, []any{}
+	for range 1 + rng.IntN(5) {
+		run := [][]int{{0, 1}, {0, -1, 1}, {2}, {2}}[rng.IntN(4)]
 		var of []any
 		for _, i := range run {
 			if i < 0 {
-				keys, want = append(keys, foreignKey), append(want, "ratelimit: the value of the key is not a state", int64(0), int64(0), int64(0))
+				rule := ruleOfMate(mates[0])
+				keys, want = append(keys, foreignKey), append(want, failed(notOurs(rule), 1)...)
 				continue
 			}
-			w := mates[i]
-			w.now, w.callers = now, callers
-			c := w.call()
-			if of = c.args; callers {
-				of = of[:len(of)-1]
-			}
+			c := mates[i].callAt(now, callers)
+			of = c.args
 			switch keys = append(keys, mateKey(i)); {
 			case c.fails:
-				want = append(want, "ratelimit: the clocks of server and caller differ by more than two windows", int64(0), int64(0), int64(0))
+				want = append(want, failed("ratelimit: the clocks of server and caller differ by more than two windows", 1)...)
 			case c.reply == nil:
 				want = append(want, int64(0), int64(0), int64(0), int64(0))
 			default:
 				want = append(want, c.reply...)
 			}
 		}
-		args = append(append(args, len(run)), of...)
+		runs = append(runs, runOf(len(run), questionOf(of).request(1)))
 	}
-	given := append([]any{"peek"}, args[1:]...)
+	args := groupsOf(clock, runs...)
+	given := append([]any{"none"}, args[1:]...)
 	require.Empty(t, script.EvalSha(t.Context(), client, keys, given...).Val(), "a batch that was given up")
-	requireKeys(t, client, script, mates, server, keys, args, want)
+	kept := make(map[string]mate)
+	for i, w := range mates {
+		kept[mateKey(i)] = w
+	}
+	fails := ""
+	if text, ok := want[0].(string); ok && len(keys) == 1 {
+		fails = text
+	}
+	requireKeys(t, client, script, kept, server, keys, args, want, fails)
+}
+
+func ruleOfMate(w mate) *store.Rule {
+	if log, ok := w.(*logTwin); ok {
+		return log.rule
+	}
+	return w.(*twin).rule
 }
 
 // ruleOf is that of an algorithm, or of bans.
@@ -592,9 +664,9 @@ func ruleOf(t *testing.T, algorithm string) *store.Rule {
 	return p.rule
 }
 
-// Several keys, each of any rule: all that are asked for events are charged as the Go functions do, or none.
-// Beside them are shadows (-n), looks (0) and gates (0.5). All may be in the plain case, unless the script is
-// also one of logs.
+// Groups of several keys, each of any rule: all that are asked for events are charged as the Go functions do, or
+// none. Beside them are shadows, looks, gates, and what is charged whether it fits or not. Groups of which one key
+// is not ours leave all as it is, and the others go on.
 func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
@@ -603,161 +675,251 @@ func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket", "sliding_log"} {
 		rules = append(rules, ruleOf(t, algorithm))
 	}
+	require.NoError(t, client.Set(t.Context(), foreignKey, "none of ours", 0).Err())
 	rng := anew(7, 8)
-	for _, rules := range [][]*store.Rule{rules[:4], rules} {
-		script := noted(rules[0].JointScript(rules))
-		require.NoError(t, script.Load(t.Context(), client).Err())
-		for range effort.Of(150, 300, 2000) {
-			now, mates := anyTime(rng), []*twin{}
+	for _, rules := range [][]*store.Rule{rules[:4], rules, rules[4:]} {
+		_, general := halves(t, rules[0].Script(rules))
+		scripts := []*redis.Script{noted(rules[0].Script(rules)), noted(general)}
+		for _, script := range scripts {
+			require.NoError(t, script.Load(t.Context(), client).Err())
+		}
+		for range effort.Of(80, 300, 2000) {
+			now := anyTime(rng)
+			var sets [2][]member
 			for i := range 1 + rng.IntN(4) {
-				rule := rng.IntN(4)
-				w := &twin{rule: rules[rule], number: rule + 1, rng: rng, limits: twinLimits(rules[rule].Name)}
-				plantKey(t, client, mateKey(i), w, now)
-				mates, now = append(mates, w), max(now, w.now)
+				number := rng.IntN(len(rules))
+				for of := range sets {
+					key := memberKey(of, i)
+					require.NoError(t, client.Del(t.Context(), key, key+" ms", key+" lives").Err())
+					if rule := rules[number]; rule.NewLog != nil {
+						limits := []store.Limit{{Rate: 5, Period: 60e6}, {Rate: 3, Period: 1_234_567}, {Rate: 70, Period: 3600e6}}
+						sets[of] = append(sets[of], &logTwin{rule: rule, number: number + 1, rng: rng, limits: limits, log: rule.NewLog(store.State{})})
+					} else {
+						w := &twin{rule: rule, number: number + 1, rng: rng, limits: twinLimits(rule.Name)}
+						plantKey(t, client, key, w, now)
+						sets[of], now = append(sets[of], w), max(now, w.now)
+					}
+				}
 			}
 			for range 7 {
-				one := mates[rng.IntN(len(mates))]
-				one.now = now
-				now = min(now+one.pause(one.limit), 5e15)
-				requireTogether(t, client, script, mates, now)
+				now = min(now+sets[rng.IntN(2)][rng.IntN(len(sets[0]))].waits(now), 5e15)
+				requireGroups(t, client, scripts[rng.IntN(2)], sets, rng, now)
 			}
 		}
 	}
 }
 
-// requireTogether makes one call on the keys of several twins.
-func requireTogether(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, now int64) {
-	t.Helper()
-	rng := mates[0].rng
-	op, callers, all, plain := []string{"take", "take", "take", "within", "peek"}[rng.IntN(5)], rng.IntN(2) == 0, true, rng.IntN(3) > 0
-	args, befores, keys, want := []any{op}, []any{}, []string{}, []any{}
-	var writes []func()
-	for i, w := range mates {
-		l := w.limit
-		if !plain && rng.IntN(4) == 0 {
-			l = w.anyLimit()
-		}
-		if _, at, _ := w.read(now, callers); l.Calendar() != nil && unheard(l, now, at) {
-			l = w.limits[0]
-		}
-		n := max(1, []int64{1, 1 + rng.Int64N(l.Rate), w.near(l.Rate - w.state.Whole), w.near(l.Burst - w.state.Whole)}[rng.IntN(4)])
-		what := any(n)
-		if !plain {
-			what = []any{n, n, n, -n, 0, 0.5}[rng.IntN(6)]
-		}
-		if what == any(0) || what == any(0.5) {
-			n = 1
-		}
-		args = append(args, append([]any{w.number}, append(callArgs(op, l, now, n)[1:4], what)...)...)
-		before := int64(0)
-		if op == "within" && rng.IntN(3) > 0 {
-			before = 1 + rng.Int64N(2*l.Period)
-		}
-		befores = append(befores, before)
-		r, write := w.plan(l.TurnBefore(before), now, n, callers)
-		want, keys = append(want, twinReply(r)...), append(keys, mateKey(i))
-		switch what {
-		case any(0):
-		case any(0.5):
-			all = all && r.OK()
-		default:
-			writes = append(writes, func() {
-				if all || !r.OK() {
-					write()
-				}
-			})
-			all = all && (r.OK() || what == any(-n))
-		}
-	}
-	switch op {
-	case "within":
-		args = append(args, befores...)
-	case "peek":
-		writes = nil
-	}
-	server := now
-	if callers {
-		args, server = append(args, now), now-behind
-	}
-	for _, write := range writes {
-		write()
-	}
-	requireKeys(t, client, script, mates, server, keys, args, want)
+// member is one of a group.
+type member interface {
+	mate
+	waits(now int64) int64
+	ask(other bool) (number int, l store.Limit, n int64) // any limit, if other
+	heard(l store.Limit, now int64, callers bool) bool   // or no window that the caller knows is that of the decision
+	plan(op string, l store.Limit, now, n int64, callers bool) (r store.Reply, write func())
 }
 
-// requireKeys makes a call on some keys of the twins, and wants these replies, and all keys as the twins have them.
-func requireKeys(t *testing.T, client *redis.Client, script *redis.Script, mates []*twin, server int64, keys []string, args, want []any) {
+func memberKey(set, i int) string { return mateKey(10*set + i) }
+
+func (w *twin) ask(other bool) (number int, l store.Limit, n int64) {
+	if l = w.limit; other {
+		l = w.anyLimit()
+	}
+	return w.number, l, max(1, []int64{1, 1 + w.rng.Int64N(l.Rate), w.near(l.Rate - w.state.Whole), w.near(l.Burst - w.state.Whole)}[w.rng.IntN(4)])
+}
+
+func (w *twin) heard(l store.Limit, now int64, callers bool) bool {
+	_, at, _ := w.read(now, callers)
+	return l.Calendar() == nil || !unheard(l, now, at)
+}
+
+func (w *logTwin) ask(other bool) (number int, l store.Limit, n int64) {
+	if l = w.limits[0]; other {
+		l = w.limits[w.rng.IntN(len(w.limits))]
+	}
+	return w.number, l, max(1, []int64{1, 1, 2, w.rng.Int64N(l.Rate + 1)}[w.rng.IntN(4)])
+}
+
+func (w *logTwin) heard(store.Limit, int64, bool) bool { return true }
+
+// requireGroups asks for a few groups of two sets of twins at once.
+func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, sets [2][]member, rng *rand.Rand, now int64) {
+	t.Helper()
+	callers, plain, size := rng.IntN(2) == 0, rng.IntN(3) > 0, len(sets[0])
+	runs, keys, want, fails := [][]any{}, []string{}, []any{}, ""
+	for range 1 + rng.IntN(3) {
+		ops, limits, ns, requests := make([]string, size), make([]store.Limit, size), make([]int64, size), make([][]any, size)
+		for i, w := range sets[0] {
+			number, l, n := w.ask(!plain && rng.IntN(4) == 0)
+			if !w.heard(l, now, callers) || !sets[1][i].heard(l, now, callers) {
+				l = twinLimits("fixed_window")[0]
+			}
+			op := "take"
+			if !plain {
+				op = []string{"take", "take", "take", "shadow", "look", "gate", "upto", "charge"}[rng.IntN(8)]
+			}
+			if _, ok := w.(*logTwin); ok && op == "charge" { // it tells the time of one only as it is written
+				op = "take"
+			}
+			q := questionOf(callArgs("take", l, now, n))
+			switch q.what = op; {
+			case op == "charge":
+				q.what += fmt.Sprint(" ", mostOf(ruleOfMate(w), l))
+			case op != "upto" && rng.IntN(10) == 0:
+				l = l.TurnBefore(1 + rng.Int64N(2*l.Period))
+				q.what += fmt.Sprint(" ", l.Before())
+			}
+			ops[i], limits[i], ns[i], requests[i] = op, l, n, q.request(number)
+		}
+		run := [][]int{{0}, {1}, {0, 1}, {0, -1, 1}, {-1}}[rng.IntN(5)]
+		runs = append(runs, runOf(len(run), requests...))
+		for _, of := range run {
+			if of < 0 {
+				bad := rng.IntN(size)
+				for i := range size {
+					if i == bad {
+						keys = append(keys, foreignKey)
+					} else {
+						keys = append(keys, memberKey(0, i))
+					}
+				}
+				fails = notOurs(ruleOfMate(sets[0][bad]))
+				want = append(want, failed(fails, size)...)
+				continue
+			}
+			all, writes := true, []func(all bool){}
+			for i, w := range sets[of] {
+				op := ops[i]
+				r, write := w.plan(op, limits[i], now, ns[i], callers)
+				keys, want = append(keys, memberKey(of, i)), append(want, twinReply(r)...)
+				switch op {
+				case "take", "gate", "upto":
+					all = all && r.OK()
+				}
+				if op != "look" && op != "gate" {
+					writes = append(writes, func(all bool) {
+						if all || !r.OK() && op != "charge" {
+							write()
+						}
+					})
+				}
+			}
+			for _, write := range writes {
+				write(all)
+			}
+		}
+	}
+	clock, server := []any{}, now
+	if callers {
+		clock, server = []any{now}, now-behind
+	}
+	if len(keys) > size {
+		fails = ""
+	}
+	kept := make(map[string]mate)
+	for of, set := range sets {
+		for i, w := range set {
+			kept[memberKey(of, i)] = w
+		}
+	}
+	requireKeys(t, client, script, kept, server, keys, groupsOf(clock, runs...), want, fails)
+}
+
+// requireKeys asks a script, and wants these replies, or an error if it fails. And it wants all keys as the twins
+// have them.
+func requireKeys(t *testing.T, client *redis.Client, script *redis.Script, mates map[string]mate, server int64, keys []string, args, want []any, fails string) {
 	t.Helper()
 	ctx := t.Context()
 	var reply *redis.Cmd
-	values := make([]*redis.SliceCmd, len(mates))
+	values := make(map[string]*redis.SliceCmd)
 	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.Set(ctx, timeKey, server, 0)
 		reply = p.EvalSha(ctx, script.Hash(), keys, args...)
-		for i := range mates {
-			values[i] = p.MGet(ctx, mateKey(i), mateKey(i)+" ms")
+		for key, w := range mates {
+			names, _ := w.kept()
+			values[key] = p.MGet(ctx, key+names[0], key+names[1])
 		}
 		return nil
 	})
-	require.NoError(t, err, "%v", args)
-	require.Equal(t, want, reply.Val(), "%v", args)
-	for i, w := range mates {
-		kept := values[i].Val()
-		for j := range kept {
-			if kept[j] == nil {
-				kept[j] = ""
+	if fails != "" {
+		require.ErrorContains(t, err, fails, "%v", args)
+	} else {
+		require.NoError(t, err, "%v", args)
+		require.Equal(t, want, reply.Val(), "%v", args)
+	}
+	for key, w := range mates {
+		kept := values[key].Val()
+		for i := range kept {
+			if kept[i] == nil {
+				kept[i] = ""
 			}
 		}
-		require.Equal(t, []any{w.value(), w.life}, kept, "key %d of %v", i, args)
+		_, own := w.kept()
+		require.Equal(t, own, kept, "%s of %v", key, args)
 	}
 }
 
-// requireTwin makes the calls on a server, all in one trip.
-func requireTwin(t *testing.T, client *redis.Client, script *redis.Script, calls []twinCall) {
+// requireTwin makes the calls on a server by all these ways, many in one trip.
+func requireTwin(t *testing.T, client *redis.Client, ways []way, calls []twinCall) {
 	t.Helper()
 	ctx := context.Background()
-	const key = "{script}twin"
-	replies, exist := make([]*redis.Cmd, len(calls)), make([]*redis.IntCmd, len(calls))
-	values, lives := make([]*redis.StringCmd, len(calls)), make([]*redis.StringCmd, len(calls))
-	lists, writes := make([]*redis.StringSliceCmd, len(calls)), make([]*redis.SliceCmd, len(calls))
-	_, _ = client.Pipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
-		for i, c := range calls {
-			if c.fresh {
-				p.Del(ctx, key, key+" ms")
+	type outcome struct {
+		answer      *asked
+		exists      *redis.IntCmd
+		value, life *redis.StringCmd
+		list        *redis.StringSliceCmd
+		writes      *redis.SliceCmd
+	}
+	var outcomes [][]outcome
+	for some := range slices.Chunk(calls, 100) {
+		_, _ = client.Pipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
+			for _, c := range some {
+				p.Set(ctx, timeKey, c.now, 0)
+				var of []outcome
+				for i, w := range ways {
+					key := mateKey(i)
+					if c.fresh {
+						p.Del(ctx, key, key+" ms")
+					}
+					if c.plant != "" {
+						p.Set(ctx, key, c.plant, 0)
+					}
+					o := outcome{answer: w.ask(ctx, p, key, c.args), exists: p.Exists(ctx, key), value: p.Get(ctx, key), life: p.Get(ctx, key+" ms")}
+					if c.block > 0 {
+						o.list, o.writes = p.LRange(ctx, key, 0, -1), p.MGet(ctx, key+" lives", key+" writes")
+					}
+					of = append(of, o)
+				}
+				outcomes = append(outcomes, of)
 			}
-			if c.plant != "" {
-				p.Set(ctx, key, c.plant, 0)
-			}
-			p.Set(ctx, timeKey, c.now, 0)
-			replies[i] = p.EvalSha(ctx, script.Hash(), []string{key}, c.args...)
-			exist[i], values[i], lives[i] = p.Exists(ctx, key), p.Get(ctx, key), p.Get(ctx, key+" ms")
-			if c.block > 0 {
-				lists[i], writes[i] = p.LRange(ctx, key, 0, -1), p.MGet(ctx, key+" lives", key+" writes")
-			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 	for i, c := range calls {
-		reply, err := replies[i].Slice()
-		if c.fails {
-			require.ErrorContains(t, err, "clocks of server and caller differ", "call %d: %v", i, c.args)
-		} else {
-			require.NoError(t, err, "call %d: %v", i, c.args)
-		}
-		if c.reply != nil {
-			require.Equal(t, c.reply, reply, "call %d: %v", i, c.args)
-		}
-		require.True(t, exist[i].Val() == 1 || !c.exists, "call %d: %v", i, c.args)
-		require.Equal(t, c.value, values[i].Val(), "call %d: %v", i, c.args)
-		require.Equal(t, c.life, lives[i].Val(), "call %d: %v", i, c.args)
-		if c.block > 0 && i > 0 {
-			was, is := lists[i-1].Val(), lists[i].Val()
-			if slices.Equal(was, is) {
-				require.Equal(t, writes[i-1].Val(), writes[i].Val(), "call %d writes what is there: %v", i, c.args)
+		for of, o := range outcomes[i] {
+			way := ways[of].name
+			reply, err := o.answer.reply()
+			if c.fails {
+				require.ErrorContains(t, err, "clocks of server and caller differ", "call %d, %s: %v", i, way, c.args)
 			} else {
-				lived := writes[i-1].Val()[0] != writes[i].Val()[0]
-				require.Equal(t, c.args[0] != "refund", lived, "call %d: %v", i, c.args)
-				requireBlocks(t, c, was, is)
+				require.NoError(t, err, "call %d, %s: %v", i, way, c.args)
+				if c.reply == nil {
+					c.reply = slices.Repeat([]any{int64(0)}, 4)
+				}
+				require.Equal(t, c.reply, reply, "call %d, %s: %v", i, way, c.args)
+			}
+			require.True(t, o.exists.Val() == 1 || !c.exists, "call %d, %s: %v", i, way, c.args)
+			require.Equal(t, c.value, o.value.Val(), "call %d, %s: %v", i, way, c.args)
+			require.Equal(t, c.life, o.life.Val(), "call %d, %s: %v", i, way, c.args)
+			if c.block > 0 && i > 0 {
+				before := outcomes[i-1][of]
+				was, is := before.list.Val(), o.list.Val()
+				if slices.Equal(was, is) {
+					require.Equal(t, before.writes.Val(), o.writes.Val(), "call %d, %s, writes what is there: %v", i, way, c.args)
+				} else {
+					lived := before.writes.Val()[0] != o.writes.Val()[0]
+					require.Equal(t, c.args[0] != "refund", lived, "call %d, %s: %v", i, way, c.args)
+					requireBlocks(t, c, was, is)
+				}
 			}
 		}
 	}
@@ -852,6 +1014,10 @@ type logTwin struct {
 	exists  bool
 	life    string
 	charges []store.Receipt
+	lives   int  // how often it was written to, but for refunds
+	number  int  // of the rule, among several
+	still   bool // calls are of one instant,
+	callers bool // and of one clock
 }
 
 // Some hundred events are logged, many at one instant. Refunds empty blocks at both ends and in the
@@ -862,11 +1028,11 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	rule := ruleOf(t, "sliding_log")
-	_, general, _ := strings.Cut(rule.Script, "\n-- Shared by all scripts")
-	whole, small := noted(rule.Script), noted("-- "+strings.Replace(general, "local BLOCK = 64", "local BLOCK = 4", 1))
-	for _, script := range []*redis.Script{whole, small} {
-		require.NoError(t, script.Load(t.Context(), client).Err())
-	}
+	whole := waysOf(t, rule, besides(t, "sliding_log"))
+	_, general := halves(t, rule.Script([]*store.Rule{rule}))
+	small := noted(strings.Replace(general, "local BLOCK = 64", "local BLOCK = 4", 1))
+	blocks := []way{{"alone", small, 0, false}, {"among groups", small, 1, true}}
+	loadWays(t, client, slices.Concat(whole, blocks))
 	for i, limits := range [][]store.Limit{
 		{{Rate: 5, Period: 1_234_567}},
 		{{Rate: 3, Period: 1000}},
@@ -881,7 +1047,7 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 		for seed := range uint64(effort.Of(1, 2, 10)) {
 			for _, block := range []int{0, 4} {
 				w := &logTwin{rule: rule, rng: anew(seed, uint64(i)), limits: limits, block: block, now: 1_700_000_000_000_000 - int64(i)*400_000_000_000_000, log: rule.NewLog(store.State{})}
-				calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}, block: block}}
+				calls := []twinCall{{fresh: true, now: w.now, args: callArgs("look", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}, block: block}}
 				for i := range 16 {
 					kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
 					switch limits[0].Rate {
@@ -897,11 +1063,11 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 						calls = append(calls, w.call(kind))
 					}
 				}
-				script := whole
+				ways := some(whole, i)
 				if block > 0 {
-					script = small
+					ways = blocks[i%2:][:1]
 				}
-				requireTwin(t, client, script, calls)
+				requireTwin(t, client, ways, calls)
 			}
 		}
 	}
@@ -916,6 +1082,7 @@ func (w *logTwin) call(kind int) twinCall {
 	}
 	live, planned := w.log.End() != math.MinInt64, l.Rate == 400 || l.Rate == 401
 	switch few := min(l.Rate, 300); {
+	case w.still:
 	case (l.Rate == 1500 || planned) && (kind == 0 || kind == 3 || kind == 5):
 		w.now += w.rng.Int64N(10_000)
 	case w.rng.IntN(200) == 0:
@@ -933,12 +1100,15 @@ func (w *logTwin) call(kind int) twinCall {
 	if w.rng.IntN(20) == 0 {
 		n += w.rng.Int64N(5)
 	}
-	callers := live && w.rng.IntN(4) > 0                      // without a log it matters what of one is left that does not count
-	if !callers && !planned && !full && w.rng.IntN(20) == 0 { // refunds of what was charged before find nothing then
+	callers := live && w.rng.IntN(4) > 0                                  // without a log it matters what of one is left that does not count
+	if !callers && !planned && !full && !w.still && w.rng.IntN(20) == 0 { // refunds of what was charged before find nothing then
 		w.now -= w.rng.Int64N(l.Period)
 	}
+	if w.still {
+		callers = w.callers
+	}
 	now := w.now
-	if callers && !full && w.log.End()+w.shift > now && w.rng.IntN(10) == 0 { // late
+	if callers && !full && !w.still && w.log.End()+w.shift > now && w.rng.IntN(10) == 0 { // late
 		now -= w.rng.Int64N(l.Period)
 	}
 	op := "take"
@@ -946,7 +1116,7 @@ func (w *logTwin) call(kind int) twinCall {
 	case kind == 7 && len(w.charges) > 1:
 		op = "refund"
 	case x == 0:
-		op, n = "peek", 1+w.rng.Int64N(l.Rate+1)
+		op, n = "look", 1+w.rng.Int64N(l.Rate+1)
 	case x == 1:
 		if op = "upto"; kind == 1 {
 			n = 1 + w.rng.Int64N(l.Rate)
@@ -998,6 +1168,19 @@ func (w *logTwin) call(kind int) twinCall {
 func (w *logTwin) newest() int64 { return w.log.End() - w.period + w.shift }
 
 func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []any {
+	r, write := w.plan(op, l, now, n, callers)
+	if op != "look" {
+		write()
+	}
+	if op == "charge" {
+		r.X = w.last + w.shift
+	}
+	return twinReply(r)
+}
+
+// plan decides on n events, and says what there is to write. What is charged past the limit is of the time that
+// is written.
+func (w *logTwin) plan(op string, l store.Limit, now, n int64, callers bool) (r store.Reply, write func()) {
 	log, shift := w.log, w.shift
 	moved := !callers && log.End() != math.MinInt64 && w.newest() > now
 	if moved {
@@ -1006,7 +1189,7 @@ func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []a
 	if log.End() <= now-shift { // a late call finds it again, unless something is written
 		log, shift = w.rule.NewLog(store.State{}), 0
 	}
-	r := log.Step(l, now-shift, n)
+	r = log.Step(l, now-shift, n)
 	if op == "upto" && !r.OK() && n > 1 {
 		n = max(1, w.rule.Available(l, r))
 		r = log.Step(l, now-shift, n)
@@ -1014,20 +1197,22 @@ func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []a
 	if r.OK() || n > l.Rate {
 		r.X += shift
 	}
-	switch {
-	case op == "peek":
-	case r.OK() || op == "charge":
-		r.X = log.Add(l, now-shift, n) - l.Period + shift
-		w.log, w.shift, w.period, w.exists, w.life = log, shift, l.Period, true, lifeOf(l.Period)
-		if r.X-shift != w.last {
-			w.last, w.same = r.X-shift, 0
+	return r, func() {
+		switch {
+		case r.OK() || op == "charge":
+			at := log.Add(l, now-shift, n) - l.Period
+			w.log, w.shift, w.period, w.exists, w.life = log, shift, l.Period, true, lifeOf(l.Period)
+			w.lives++
+			if at != w.last {
+				w.last, w.same = at, 0
+			}
+			w.same++
+			w.charges = append(w.charges, store.NewReceipt(l, at+shift, l.Period, n))
+		case moved:
+			w.shift, w.life = shift, lifeOf(w.period)
+			w.lives++
 		}
-		w.same++
-		w.charges = append(w.charges, store.NewReceipt(l, r.X, l.Period, n))
-	case moved:
-		w.shift, w.life = shift, lifeOf(w.period)
 	}
-	return twinReply(r)
 }
 
 func (w *logTwin) refund(l store.Limit, now int64, c store.Receipt) {
