@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -222,6 +223,11 @@ func (w way) call(ctx context.Context, c redis.Scripter, key, op string, l store
 		args = append([]any{op, 1, l.Rate, period, l.Burst, n}, more...)
 	}
 	return c.EvalSha(ctx, script, []string{key}, args...)
+}
+
+// Decide implements [store.Store].
+func (s *wayStore) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, nil, requests, replies)
 }
 
 // Take implements [store.Store].

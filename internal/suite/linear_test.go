@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -311,6 +312,11 @@ type yielding struct {
 	decisions atomic.Int64
 }
 
+// Decide implements [store.Store].
+func (s *yielding) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *yielding) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.decisions.Add(1)
 	runtime.Gosched()
@@ -461,6 +467,11 @@ func (s repeating) Take(ctx context.Context, ns *store.Namespace, key string, l 
 type lagging struct {
 	store.Store
 	last sync.Map // of store.Reply by key
+}
+
+// Decide implements [store.Store].
+func (s *lagging) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
 }
 
 func (s *lagging) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
