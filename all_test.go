@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -1298,8 +1299,13 @@ func TestWhatALaterLimitPanicsOverIsGivenBack(t *testing.T) {
 // failsTogether is a store that does not decide on several keys, but leaves replies.
 type failsTogether struct{ store.Store }
 
+// Decide implements [store.Store].
+func (s failsTogether) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s failsTogether) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	_ = s.Store.TakeAll(ctx, requests, replies)
+	_ = s.Store.Decide(ctx, requests, replies)
 	return store.ErrUnavailable
 }
 

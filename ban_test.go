@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -335,6 +336,11 @@ type banCalls struct {
 	calls atomic.Int64
 }
 
+// Decide implements [store.Store].
+func (s *banCalls) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *banCalls) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	return s.Store.Take(ctx, ns, key, l, n)
@@ -342,7 +348,7 @@ func (s *banCalls) Take(ctx context.Context, ns *store.Namespace, key string, l 
 
 func (s *banCalls) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
-	return s.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, s.Store, ns, key, l, n)
 }
 
 func (s *banCalls) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
@@ -352,7 +358,7 @@ func (s *banCalls) Refund(ctx context.Context, ns *store.Namespace, key string, 
 
 func (s *banCalls) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	s.calls.Add(1)
-	return s.Store.TakeAll(ctx, requests, replies)
+	return s.Store.Decide(ctx, requests, replies)
 }
 
 func TestWhatAsksABannedKey(t *testing.T) {
@@ -419,6 +425,11 @@ type banOutage struct{ store.Store }
 
 func (banOutage) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 func (banOutage) Together(key, other string) bool              { return true }
+
+// Decide implements [store.Store].
+func (s banOutage) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
 
 func (banOutage) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, ratelimit.ErrStore

@@ -52,6 +52,19 @@ type entry struct {
 	request int // in the decision's requests, of those in its group; -1 if it has none there
 }
 
+// op is what a store is asked.
+func (e *entry) op() store.Op {
+	switch {
+	case e.gate:
+		return store.OpGate
+	case e.n == 0:
+		return store.OpLook
+	case e.shadow:
+		return store.OpShadow
+	}
+	return store.OpTake
+}
+
 // votes is whether a denial of e denies the whole.
 func (e *entry) votes() bool { return e.gate || e.n > 0 && !e.shadow }
 
@@ -213,7 +226,7 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 		c, r := a.parts[i].core, &requests[i]
 		r.Namespace, r.Key, r.Limit, r.N = c.namespace, key, c.integers, min(int64(a.parts[i].events(n)), beyond)
 	}
-	err := a.parts[0].core.joint.TakeAll(ctx, requests, replies)
+	err := a.parts[0].core.joint.Decide(ctx, requests, replies)
 	if err == nil && (a.pairs == nil || !a.takenPair(replies, n, res)) {
 		a.takenMore(ctx, d, replies, key, n, res)
 	}
@@ -427,7 +440,7 @@ func (d *decision) chargeTogether(ctx context.Context) error {
 		}
 	}
 	replies := d.replies[:len(d.requests)]
-	if err := d.group[0].core.joint.TakeAll(ctx, d.requests, replies); err != nil {
+	if err := d.group[0].core.joint.Decide(ctx, d.requests, replies); err != nil {
 		return err
 	}
 	for i := range replies {
@@ -451,7 +464,7 @@ func (d *decision) requestOf(e *entry) int {
 		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
 			continue
 		}
-		if req.Limit != e.limit || req.Shadow || e.shadow || req.N == 0 || n == 0 {
+		if req.Limit != e.limit || req.Op != store.OpTake || e.op() != store.OpTake {
 			return -1
 		}
 		req.N = min(req.N+n, beyond)
@@ -459,7 +472,7 @@ func (d *decision) requestOf(e *entry) int {
 	}
 	d.requests = d.requests[:len(d.requests)+1]
 	req := &d.requests[len(d.requests)-1]
-	req.Namespace, req.Key, req.Limit, req.N, req.Shadow, req.Gate = e.core.namespace, e.key, e.limit, n, e.shadow, e.gate
+	req.Namespace, req.Key, req.Limit, req.N, req.Op = e.core.namespace, e.key, e.limit, max(n, 1), e.op()
 	return len(d.requests) - 1
 }
 
@@ -467,10 +480,10 @@ func (d *decision) requestOf(e *entry) int {
 // the last to the first.
 func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	charged := req.N
-	if d.denied || !reply.OK() {
+	if d.denied || !reply.OK() || req.Looks() {
 		charged = 0
 	}
-	e.core.result(e.result, req.Limit, reply, max(req.N, 1), charged)
+	e.core.result(e.result, req.Limit, reply, req.N, charged)
 	e.result.n = min(e.result.n, int32(min(e.n, maxEvents)))
 	// The entries before are told as if charged before: or else a Refund, which gives
 	// back to each what is still charged, would find the same events twice. Where only the

@@ -200,7 +200,7 @@ func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
 	if !lim.quick || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
 		return lim.decide(ctx, key, 1, peek, nil, res)
 	}
-	r, err := lim.store.Peek(ctx, lim.namespace, key, lim.integers, 1)
+	r, err := store.Peek(ctx, lim.store, lim.namespace, key, lim.integers, 1)
 	if err != nil {
 		return err
 	}
@@ -271,10 +271,10 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	case take:
 		r, err = lim.store.Take(ctx, lim.namespace, key, l, events)
 	case takeUpTo:
-		r, err = lim.store.TakeUpTo(ctx, lim.namespace, key, l, events)
+		r, err = store.TakeUpTo(ctx, lim.store, lim.namespace, key, l, events)
 		events = max(1, min(events, r.Available(lim.rule, l)))
 	case peek:
-		r, err = lim.store.Peek(ctx, lim.namespace, key, l, events)
+		r, err = store.Peek(ctx, lim.store, lim.namespace, key, l, events)
 	case overdraw:
 		return lim.overdraw(ctx, key, l, events, res)
 	}
@@ -298,7 +298,7 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n int64, res *Result) error {
 	most := mostOf(lim.rule, l)
 	n = min(n, most)
-	r, err := lim.store.Overdraw(ctx, lim.namespace, key, l, n, most)
+	r, err := store.Overdraw(ctx, lim.store, lim.namespace, key, l, n, most)
 	if err != nil {
 		return err
 	}

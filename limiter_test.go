@@ -17,6 +17,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -165,6 +166,11 @@ func TestTheEndsOfTheRangesWork(t *testing.T) {
 
 // untouched is a store that fails the test when it is called.
 type untouched struct{ t *testing.T }
+
+// Decide implements [store.Store].
+func (u untouched) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, u, nil, requests, replies)
+}
 
 func (u untouched) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	u.t.Error("the store was asked")
@@ -951,6 +957,11 @@ type saysPlainly struct {
 	reply store.Reply
 }
 
+// Decide implements [store.Store].
+func (s saysPlainly) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s saysPlainly) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return s.reply, nil
 }
@@ -983,7 +994,7 @@ func TestAResultSaysWhatAStoreInFrontHasSaid(t *testing.T) {
 }
 
 func (s saysPlainly) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	err := s.Store.TakeAll(ctx, requests, replies)
+	err := s.Store.Decide(ctx, requests, replies)
 	replies[0] = s.reply
 	return err
 }

@@ -116,7 +116,7 @@ func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err e
 	if err != nil || by.Rate <= 0 { // then nothing is counted
 		return 0, err
 	}
-	r, err := see.Bottom(lim.store).Peek(ctx, lim.namespace, key, by, 1)
+	r, err := store.Peek(ctx, see.Bottom(lim.store), lim.namespace, key, by, 1)
 	if err != nil {
 		return 0, err
 	}

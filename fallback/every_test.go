@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/every"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -67,6 +68,11 @@ type wire struct {
 	*world
 }
 
+// Decide implements [store.Store].
+func (w *wire) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, w, w.Store, requests, replies)
+}
+
 func (w *wire) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
 	wrong := w.send("take", func() int64 {
 		if r, err = w.Store.Take(ctx, ns, key, l, n); !r.OK() {
@@ -79,7 +85,7 @@ func (w *wire) Take(ctx context.Context, ns *store.Namespace, key string, l stor
 
 func (w *wire) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
 	wrong := w.send(fmt.Sprint("take up to ", n), func() int64 {
-		if r, err = w.Store.TakeUpTo(ctx, ns, key, l, n); !r.OK() {
+		if r, err = store.TakeUpTo(ctx, w.Store, ns, key, l, n); !r.OK() {
 			return 0
 		}
 		return min(n, r.Available(ns.Rule, l))
@@ -89,7 +95,7 @@ func (w *wire) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l 
 
 func (w *wire) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
 	wrong := w.send("peek", func() int64 {
-		r, err = w.Store.Peek(ctx, ns, key, l, n)
+		r, err = store.Peek(ctx, w.Store, ns, key, l, n)
 		return 0
 	})
 	return r, cmp.Or(wrong, err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -49,20 +50,25 @@ func (s *standing) goOn() {
 	s.still, s.sent = false, nil
 }
 
+// Decide implements [store.Store].
+func (s *standing) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *standing) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	return s.ask(func() (store.Reply, error) { return s.Store.Take(ctx, ns, key, l, n) })
 }
 
 func (s *standing) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.ask(func() (store.Reply, error) { return s.Store.TakeUpTo(ctx, ns, key, l, n) })
+	return s.ask(func() (store.Reply, error) { return store.TakeUpTo(ctx, s.Store, ns, key, l, n) })
 }
 
 func (s *standing) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.ask(func() (store.Reply, error) { return s.Store.Peek(ctx, ns, key, l, n) })
+	return s.ask(func() (store.Reply, error) { return store.Peek(ctx, s.Store, ns, key, l, n) })
 }
 
 func (s *standing) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	return s.ask(func() (store.Reply, error) { return s.Store.Overdraw(ctx, ns, key, l, n, most) })
+	return s.ask(func() (store.Reply, error) { return store.Overdraw(ctx, s.Store, ns, key, l, n, most) })
 }
 
 func (s *standing) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) (err error) {
@@ -308,12 +314,17 @@ type gated struct {
 	in, out chan struct{}
 }
 
+// Decide implements [store.Store].
+func (g *gated) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, g, g.Store, requests, replies)
+}
+
 func (g *gated) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if g.waits.CompareAndSwap(true, false) {
 		close(g.in)
 		<-g.out
 	}
-	return g.breakable.TakeAll(ctx, requests, replies)
+	return g.breakable.Decide(ctx, requests, replies)
 }
 
 // What is refunded while it is on its way to the store is paid all the same, and nothing below zero is owed.

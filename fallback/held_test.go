@@ -11,6 +11,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/denycache"
@@ -39,6 +40,11 @@ func (b *breakable) fault() error {
 	return nil
 }
 
+// Decide implements [store.Store].
+func (b *breakable) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, b, b.Store, requests, replies)
+}
+
 func (b *breakable) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := b.fault(); err != nil {
 		return store.Reply{}, err
@@ -50,7 +56,7 @@ func (b *breakable) TakeUpTo(ctx context.Context, ns *store.Namespace, key strin
 	if err := b.fault(); err != nil {
 		return store.Reply{}, err
 	}
-	return b.Store.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, b.Store, ns, key, l, n)
 }
 
 func (b *breakable) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -58,14 +64,14 @@ func (b *breakable) Peek(ctx context.Context, ns *store.Namespace, key string, l
 	if err := b.fault(); err != nil {
 		return store.Reply{}, err
 	}
-	return b.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, b.Store, ns, key, l, n)
 }
 
 func (b *breakable) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if err := b.fault(); err != nil {
 		return err
 	}
-	return b.Store.TakeAll(ctx, requests, replies)
+	return b.Store.Decide(ctx, requests, replies)
 }
 
 func (b *breakable) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {

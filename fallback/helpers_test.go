@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
@@ -35,6 +36,11 @@ var (
 type broken struct{ store.Store }
 
 func (broken) Prepare(*store.Rule, store.Limit, bool) error { return nil }
+
+// Decide implements [store.Store].
+func (b broken) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, b, b.Store, requests, replies)
+}
 
 func (broken) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, fmt.Errorf("%w: on purpose", ratelimit.ErrStore)

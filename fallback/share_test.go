@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -441,6 +442,11 @@ func (s *switched) err() error {
 	return nil
 }
 
+// Decide implements [store.Store].
+func (s *switched) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *switched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := s.err(); err != nil {
 		return store.Reply{}, err
@@ -452,19 +458,19 @@ func (s *switched) TakeUpTo(ctx context.Context, ns *store.Namespace, key string
 	if err := s.err(); err != nil {
 		return store.Reply{}, err
 	}
-	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, s.Store, ns, key, l, n)
 }
 
 func (s *switched) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := s.err(); err != nil {
 		return store.Reply{}, err
 	}
-	return s.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, s.Store, ns, key, l, n)
 }
 
 func (s *switched) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if err := s.err(); err != nil {
 		return err
 	}
-	return s.Store.TakeAll(ctx, requests, replies)
+	return s.Store.Decide(ctx, requests, replies)
 }

@@ -15,19 +15,7 @@ func (failing) Take(context.Context, *store.Namespace, string, store.Limit, int6
 	return store.Reply{}, errDown
 }
 
-func (failing) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	return store.Reply{}, errDown
-}
-
-func (failing) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	return store.Reply{}, errDown
-}
-
-func (failing) Overdraw(context.Context, *store.Namespace, string, store.Limit, int64, int64) (store.Reply, error) {
-	return store.Reply{}, errDown
-}
-
-func (failing) TakeAll(context.Context, []store.Request, []store.Reply) error { return errDown }
+func (failing) Decide(context.Context, []store.Request, []store.Reply) error { return errDown }
 
 func (failing) Together(string, string) bool                 { return true }
 func (failing) Prepare(*store.Rule, store.Limit, bool) error { return nil }

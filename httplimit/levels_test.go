@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -233,6 +234,11 @@ func (nobody) Decided(context.Context, string, int, ratelimit.Result, error, tim
 type unreachableStore struct{ store.Store }
 
 func (unreachableStore) Together(string, string) bool { return true }
+
+// Decide implements [store.Store].
+func (u unreachableStore) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, u, u.Store, requests, replies)
+}
 
 func (unreachableStore) TakeAll(context.Context, []store.Request, []store.Reply) error {
 	return store.ErrUnavailable

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/every"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -83,6 +84,11 @@ type wire struct {
 }
 
 func (w *wire) Prepare(*store.Rule, store.Limit, bool) error { return nil }
+
+// Decide implements [store.Store].
+func (w *wire) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, w, w.Store, requests, replies)
+}
 
 func (w *wire) Take(ctx context.Context, _ *store.Namespace, _ string, l store.Limit, n int64) (store.Reply, error) {
 	return w.call(ctx, fmt.Sprintf("take %d", l.Before()), func() store.Reply {

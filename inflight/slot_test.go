@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -70,9 +71,14 @@ func (r *remote) call(ctx context.Context) error {
 	return nil
 }
 
+// Decide implements [store.Store].
+func (r *remote) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, r, r.Store, requests, replies)
+}
+
 func (r *remote) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	r.looks.Add(1)
-	return r.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, r.Store, ns, key, l, n)
 }
 
 func (r *remote) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (reply store.Reply, err error) {

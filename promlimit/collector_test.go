@@ -39,11 +39,11 @@ type failing struct {
 	down atomic.Bool
 }
 
-func (s *failing) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+func (s *failing) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if s.down.Load() {
 		return store.ErrUnavailable
 	}
-	return s.Store.TakeAll(ctx, requests, replies)
+	return s.Store.Decide(ctx, requests, replies)
 }
 
 // service is a program with each thing that a Collector reads.

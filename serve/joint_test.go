@@ -41,18 +41,11 @@ func (h *hanging) Take(ctx context.Context, ns *store.Namespace, key string, l s
 	return h.Store.Take(ctx, ns, key, l, n)
 }
 
-func (h *hanging) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if err := h.wait(ctx); err != nil {
-		return store.Reply{}, err
-	}
-	return h.Store.Peek(ctx, ns, key, l, n)
-}
-
-func (h *hanging) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+func (h *hanging) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if err := h.wait(ctx); err != nil {
 		return err
 	}
-	return h.Store.TakeAll(ctx, requests, replies)
+	return h.Store.Decide(ctx, requests, replies)
 }
 
 // hangs is a service on a store that hangs.

@@ -15,7 +15,7 @@
 // come late; rules and logs then use the time of the value.
 //
 // A store whose clock can be set back must re-anchor. If At of a State is later than now, the
-// next Take or Overdraw sets it to now, and writes that even if it denies. The spend stays, and
+// next take or overdraft sets it to now, and writes that even if it denies. The spend stays, and
 // ages from now on. A Log cannot be re-anchored: no event leaves until the clock has caught up.
 // The clock of memstore is never set back. The scripts of redisstore re-anchor, logs included.
 package store
@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"sync"
 )
 
 // Errors of limiters and stores, for errors.Is. Package ratelimit exports the same values, and
@@ -86,8 +87,8 @@ func CheckCall(ctx context.Context, key string, n int) error {
 }
 
 // Store keeps the state of keys and runs rules on it. It is safe for concurrent use. Each
-// method is atomic: between its read and its write, no other call touches the same key of the
-// same namespace. Limiters check the arguments first: n is 1 to 2^31, l is valid, and key is
+// method is atomic: between its read and its write, no other call touches the same keys of the
+// same namespaces. Limiters check the arguments first: n is 1 to 2^31, l is valid, and key is
 // not empty. Errors wrap [ErrStore], or are those of ctx. A store before another can embed it:
 // no method is optional.
 //
@@ -96,7 +97,7 @@ func CheckCall(ctx context.Context, key string, n int) error {
 // For each key of each [Namespace] a store keeps at most one value. It is a [Log] if the [Rule]
 // has a NewLog, from the first event on or from when Step asks for it. Otherwise it is a
 // [State], with the Rate and the Period of the [Limit] under which it was counted. The store
-// writes it when a decision is OK, and after an Overdraw or a Refund. A denial writes nothing,
+// writes it when it charges events, and after a Refund. A denial writes nothing,
 // and does not extend the life of a value.
 //
 // A State ends at At + TTL by the limit under which it was counted, and a Log at its End. A
@@ -105,34 +106,23 @@ func CheckCall(ctx context.Context, key string, n int) error {
 // and Part of the State are 0, or End of the Log is math.MinInt64. If it drops one sooner, the
 // key has its whole limit again.
 type Store interface {
-	// Take decides on n events under l and, if they are admitted, charges them.
+	// Take decides on n events under l and, if they are admitted, charges them. It is Decide of
+	// one request, in straight line.
 	Take(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)
-	// TakeUpTo takes as many of n events as fit: the rule's Available of the reply, at
-	// most n. If none fits, it answers as Take of one event.
-	TakeUpTo(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)
-	// Peek answers as Take would, and changes nothing.
-	Peek(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)
+	// Decide decides on a list of requests, each as its [Op] says. If all that vote are OK, it
+	// charges each that is OK, and none otherwise. The requests differ in key or namespace. If
+	// they are several, their keys are Together, and none of them is OpUpTo or OpOverdraw. Decide
+	// sets replies, which is as long as requests. On an error replies mean nothing.
+	Decide(ctx context.Context, requests []Request, replies []Reply) error
 	// Refund gives back what is still charged of c.
 	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
-	// Overdraw charges n events whether they fit or not. It replies as Take would, OK if
-	// they fit. In either case X of the reply is the time of the charge: At of the new
-	// state, or the new End of a log less the Period. A plain reply says that all n are
-	// charged. most is the most events that the state may then hold, at most 2^31-1: see
-	// Overdrawn of [Rule].
-	Overdraw(ctx context.Context, ns *Namespace, key string, l Limit, n, most int64) (Reply, error)
 	// Reset forgets key.
 	Reset(ctx context.Context, ns *Namespace, key string) error
 
-	// Together reports whether TakeAll can decide on both keys in one call. A store that
+	// Together reports whether Decide can decide on both keys in one list. A store that
 	// decides on one key at a time returns false. Limits are then charged one after the
 	// other, and given back if one of them denies.
 	Together(key, other string) bool
-	// TakeAll decides on each of the requests as Take would, or as Peek of one event if its N
-	// is 0. If all that vote are OK, it charges each that is OK, and none otherwise. It is atomic
-	// over all of them: no other call comes between its read and its write. The requests
-	// differ in key or namespace, and their keys are Together. TakeAll sets replies, which
-	// is as long as requests. On an error replies mean nothing.
-	TakeAll(ctx context.Context, requests []Request, replies []Reply) error
 
 	// Prepare tells the store of a rule that it will run, and under which limit. Each new
 	// limiter calls it. If fixed is false, keys may have other limits, by a limit function. The
@@ -142,19 +132,80 @@ type Store interface {
 	Prepare(rule *Rule, l Limit, fixed bool) error
 }
 
-// Request is one of several decisions that are made together: N events of Key, or 0 for a look.
+// Request asks about N events of Key, 1 to 2^31.
 type Request struct {
 	Namespace *Namespace
 	Key       string
 	Limit     Limit
 	N         int64
-	Shadow    bool // its denial keeps nothing else from being charged
-	Gate      bool // of a look: its denial keeps all else from being charged
+	Op        Op
+	Most      int64 // of OpOverdraw
 }
 
-// Votes reports whether a denial of r denies the whole. That of a shadow, or of a look that is
-// no gate, does not.
-func (r *Request) Votes() bool { return r.Gate || r.N > 0 && !r.Shadow }
+// Op is what a [Request] asks.
+type Op uint8
+
+// The operations. The zero Op is OpTake.
+const (
+	// OpTake charges N events if they fit.
+	OpTake Op = iota
+	// OpShadow is OpTake, but its denial keeps nothing else from being charged.
+	OpShadow
+	// OpLook answers as OpTake would. It charges nothing, and its denial keeps nothing else from
+	// being charged.
+	OpLook
+	// OpGate is OpLook, but its denial keeps everything else from being charged.
+	OpGate
+	// OpUpTo charges as many of N events as fit: the rule's Available of the reply, at most N. If
+	// none fits, it answers as OpTake of one event. It stands alone in its list.
+	OpUpTo
+	// OpOverdraw charges N events whether they fit or not. It answers as OpTake would, OK if they
+	// fit. In either case X of the reply is the time of the charge: At of the new state, or the
+	// new End of a log less the Period. A plain reply says that all N are charged. Most is the
+	// most events that the state may then hold, at most 2^31-1: see Overdrawn of [Rule]. It stands
+	// alone in its list.
+	OpOverdraw
+)
+
+// Votes reports whether a denial of r denies the whole list.
+func (r *Request) Votes() bool { return r.Op == OpTake || r.Op == OpGate || r.Op == OpUpTo }
+
+// Looks reports whether r charges nothing.
+func (r *Request) Looks() bool { return r.Op == OpLook || r.Op == OpGate }
+
+// TakeUpTo calls Decide of s with an OpUpTo.
+func TakeUpTo(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n int64) (Reply, error) {
+	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpUpTo})
+}
+
+// Peek calls Decide of s with an OpLook.
+func Peek(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n int64) (Reply, error) {
+	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpLook})
+}
+
+// Overdraw calls Decide of s with an OpOverdraw.
+func Overdraw(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n, most int64) (Reply, error) {
+	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpOverdraw, Most: most})
+}
+
+// one is a list of one request. A store does not keep it.
+type one struct {
+	requests [1]Request
+	replies  [1]Reply
+}
+
+var ones = sync.Pool{New: func() any { return new(one) }}
+
+func decide(ctx context.Context, s Store, r Request) (reply Reply, err error) {
+	list := ones.Get().(*one)
+	list.requests[0] = r
+	if err = s.Decide(ctx, list.requests[:], list.replies[:]); err == nil {
+		reply = list.replies[0]
+	}
+	*list = one{}
+	ones.Put(list)
+	return reply, err
+}
 
 // Limit is a limit in integers, valid and with its Burst filled in.
 type Limit struct {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -735,6 +736,11 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 
 // failing is a store that is down.
 type failing struct{ store.Store }
+
+// Decide implements [store.Store].
+func (f failing) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, f, f.Store, requests, replies)
+}
 
 func (failing) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, store.ErrUnavailable

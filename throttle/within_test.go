@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -57,6 +58,11 @@ type recorder struct {
 	calls *[]string
 }
 
+// Decide implements [store.Store].
+func (s recorder) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s recorder) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	*s.calls = append(*s.calls, "take")
 	return s.Store.Take(ctx, ns, key, l, n)
@@ -64,7 +70,7 @@ func (s recorder) Take(ctx context.Context, ns *store.Namespace, key string, l s
 
 func (s recorder) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	*s.calls = append(*s.calls, "take all")
-	return s.Store.TakeAll(ctx, requests, replies)
+	return s.Store.Decide(ctx, requests, replies)
 }
 
 func (s recorder) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, charged store.Receipt) error {

@@ -185,12 +185,12 @@ func (f *failing) Take(ctx context.Context, ns *store.Namespace, key string, l s
 	return f.Store.Take(ctx, ns, key, l, n)
 }
 
-// TakeUpTo implements [store.Store]. A key that owes asks by it.
-func (f *failing) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+// Decide implements [store.Store]. A key that owes asks by it.
+func (f *failing) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if f.fails() {
-		return store.Reply{}, store.ErrUnavailable
+		return store.ErrUnavailable
 	}
-	return f.Store.TakeUpTo(ctx, ns, key, l, n)
+	return f.Store.Decide(ctx, requests, replies)
 }
 
 func (f *failing) fails() bool { return down <= f.clock.now && f.clock.now < up }

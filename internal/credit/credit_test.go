@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/credit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -30,8 +31,13 @@ type looker struct {
 	last  store.Reply
 }
 
+// Decide implements [store.Store].
+func (s *looker) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *looker) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
-	r, err = s.Store.Peek(ctx, ns, key, l, n)
+	r, err = store.Peek(ctx, s.Store, ns, key, l, n)
 	s.ns, s.limit, s.last = ns, l, r
 	return r, err
 }

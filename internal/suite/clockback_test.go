@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -171,6 +172,11 @@ func valueOf(ctx context.Context, pipe redis.Pipeliner, rule *store.Rule, key st
 		return pipe.Do(ctx, "LRANGE", key, 0, -1)
 	}
 	return pipe.Do(ctx, "GET", key)
+}
+
+// Decide implements [store.Store].
+func (s *wayStore) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, nil, requests, replies)
 }
 
 // Take implements [store.Store].

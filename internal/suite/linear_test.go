@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -311,6 +312,11 @@ type yielding struct {
 	decisions atomic.Int64
 }
 
+// Decide implements [store.Store].
+func (s *yielding) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *yielding) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.decisions.Add(1)
 	runtime.Gosched()
@@ -322,7 +328,7 @@ func (s *yielding) TakeUpTo(ctx context.Context, ns *store.Namespace, key string
 	s.decisions.Add(1)
 	runtime.Gosched()
 	defer runtime.Gosched()
-	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, s.Store, ns, key, l, n)
 }
 
 // decisions is how many calls of a history need one.
@@ -431,7 +437,7 @@ func requireFound(t *testing.T, inStore func(store.Store) store.Store, inLimiter
 type looking struct{ store.Store }
 
 func (s looking) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, err := s.Peek(ctx, ns, key, l, n)
+	r, err := store.Peek(ctx, s, ns, key, l, n)
 	if err != nil || !r.OK() {
 		return r, err
 	}
@@ -463,8 +469,13 @@ type lagging struct {
 	last sync.Map // of store.Reply by key
 }
 
+// Decide implements [store.Store].
+func (s *lagging) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *lagging) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, err := s.Store.Peek(ctx, ns, key, l, n)
+	r, err := store.Peek(ctx, s.Store, ns, key, l, n)
 	if before, found := s.last.Swap(key, r); found {
 		return before.(store.Reply), err
 	}

@@ -28,11 +28,7 @@ func (h Hanging) Take(context.Context, *store.Namespace, string, store.Limit, in
 	return store.Reply{}, h.hang()
 }
 
-func (h Hanging) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	return store.Reply{}, h.hang()
-}
-
-func (h Hanging) TakeAll(context.Context, []store.Request, []store.Reply) error { return h.hang() }
+func (h Hanging) Decide(context.Context, []store.Request, []store.Reply) error { return h.hang() }
 
 // NobodyWaitsForTwoCalls tests that who comes while a call of others is under way waits for that and for its
 // own, and for both no longer than one may take. l is on a Hanging store. Call it in a bubble.

@@ -27,11 +27,7 @@ func (Away) Take(context.Context, *store.Namespace, string, store.Limit, int64) 
 	return store.Reply{}, store.ErrUnavailable
 }
 
-func (Away) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	return store.Reply{}, store.ErrUnavailable
-}
-
-func (Away) TakeAll(context.Context, []store.Request, []store.Reply) error {
+func (Away) Decide(context.Context, []store.Request, []store.Reply) error {
 	return store.ErrUnavailable
 }
 
@@ -55,25 +51,11 @@ func (u *Unreliable) Take(ctx context.Context, ns *store.Namespace, key string, 
 	return u.Store.Take(ctx, ns, key, l, n)
 }
 
-func (u *Unreliable) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+func (u *Unreliable) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if err := u.err(); err != nil {
 		return err
 	}
-	return u.Store.TakeAll(ctx, requests, replies)
-}
-
-func (u *Unreliable) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if err := u.err(); err != nil {
-		return store.Reply{}, err
-	}
-	return u.Store.TakeUpTo(ctx, ns, key, l, n)
-}
-
-func (u *Unreliable) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if err := u.err(); err != nil {
-		return store.Reply{}, err
-	}
-	return u.Store.Peek(ctx, ns, key, l, n)
+	return u.Store.Decide(ctx, requests, replies)
 }
 
 func (u *Unreliable) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
@@ -111,9 +93,11 @@ func (c *Tally) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return c.Store.Take(ctx, ns, key, l, n)
 }
 
-func (c *Tally) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	c.Joints++
-	return c.Store.TakeAll(ctx, requests, replies)
+func (c *Tally) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if len(requests) > 1 {
+		c.Joints++
+	}
+	return c.Store.Decide(ctx, requests, replies)
 }
 
 // OtherKey is a limiter of a user, around any, on the key that f makes.

@@ -157,7 +157,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 		}
 	}()
 	ctx := context.Background() // not a waiter's: the store has its own timeout
-	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
+	r, err := store.TakeUpTo(ctx, s.Store, ns, k.key, k.limit, int64(len(waiters)))
 	s.patience.Heard(err)
 	if err != nil || !r.OK() {
 		answerAll(waiters, r, err)
@@ -183,7 +183,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 // denial is that of an event for which there was no room. If room has come since, the call can
 // come back at once.
 func (s *Store) denial(ctx context.Context, ns *store.Namespace, k hotKey) (store.Reply, error) {
-	r, err := s.Peek(ctx, ns, k.key, k.limit, 1)
+	r, err := store.Peek(ctx, s.Store, ns, k.key, k.limit, 1)
 	if s.patience.Heard(err); err == nil && r.OK() {
 		const soon = 1 // µs
 		r = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, r.Report(ns.Rule, k.limit, 1, 0).Reset)}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
@@ -46,6 +47,11 @@ type slow struct {
 
 const roundTrip = time.Millisecond
 
+// Decide implements [store.Store].
+func (s *slow) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *slow) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
@@ -67,13 +73,13 @@ func (s *slow) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l 
 	if s.fail.Load() {
 		return store.Reply{}, errGone
 	}
-	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, s.Store, ns, key, l, n)
 }
 
 func (s *slow) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
-	return s.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, s.Store, ns, key, l, n)
 }
 
 func newSlow(t *testing.T) *slow {
@@ -455,6 +461,11 @@ func (patient) Timeout() time.Duration { return 160 * time.Millisecond }
 
 func (patient) wait() { time.Sleep(150 * time.Millisecond) }
 
+// Decide implements [store.Store].
+func (s patient) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s patient) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.wait()
 	return s.Store.Take(ctx, ns, key, l, n)
@@ -462,12 +473,12 @@ func (s patient) Take(ctx context.Context, ns *store.Namespace, key string, l st
 
 func (s patient) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.wait()
-	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, s.Store, ns, key, l, n)
 }
 
 func (s patient) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.wait()
-	return s.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, s.Store, ns, key, l, n)
 }
 
 func (s patient) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {

@@ -43,7 +43,7 @@ import (
 // Time is this process's monotonic clock, so the store's cannot be simulated. It is safe for
 // concurrent use. Make it by [New].
 type Store struct {
-	store.Store // Peek, Together
+	store.Store // Together
 	denials     *denials.Table
 }
 
@@ -127,32 +127,47 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return r, err
 }
 
-// TakeUpTo is denied where Take of one event is.
-func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	q := denials.Ask(l, 1)
-	if r, known := s.denials.Recall(ns, key, &q); known {
-		return r, nil
+// Decide asks the store, whose reply to each request says something of the others, and learns of it.
+// A list of one that is known to be denied is denied: an OpUpTo where Take of one event is.
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if len(requests) == 1 {
+		return s.decide(ctx, requests, replies)
 	}
-	r, err := s.Store.TakeUpTo(ctx, ns, key, l, n)
-	s.learn(ns.Rule, &q, r, err)
-	return r, err
-}
-
-// TakeAll asks the store, whose reply to each request says something of the others, and learns
-// of it.
-func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	var few [4]denials.Question // on the stack
 	questions := few[:0]
 	for i := range requests {
 		r := &requests[i]
-		questions = append(questions, denials.Ask(r.Limit, max(r.N, 1))) // a look is answered for one event
+		questions = append(questions, denials.Ask(r.Limit, r.N))
 		s.denials.Send(r.Namespace, r.Key, &questions[i])
 	}
-	err := s.Store.TakeAll(ctx, requests, replies)
+	err := s.Store.Decide(ctx, requests, replies)
 	for i := range questions {
 		s.learn(requests[i].Namespace.Rule, &questions[i], replies[i], err)
 	}
 	return err
+}
+
+// decide is Decide of one request.
+func (s *Store) decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	r := &requests[0]
+	q := denials.Ask(r.Limit, r.N)
+	switch r.Op {
+	case store.OpTake, store.OpUpTo:
+		if r.Op == store.OpUpTo {
+			q = denials.Ask(r.Limit, 1)
+		}
+		var known bool
+		if replies[0], known = s.denials.Recall(r.Namespace, r.Key, &q); known {
+			return nil
+		}
+		err = s.Store.Decide(ctx, requests, replies)
+		s.learn(r.Namespace.Rule, &q, replies[0], err)
+		return err
+	case store.OpOverdraw: // under another limit than that of a denial it may make room
+		s.denials.Send(r.Namespace, r.Key, &q)
+		defer s.denials.ForgetOtherLimits(&q)
+	}
+	return s.Store.Decide(ctx, requests, replies)
 }
 
 // learn remembers a denial. After anything else it forgets denials under other limits.
@@ -165,14 +180,6 @@ func (s *Store) learn(rule *store.Rule, q *denials.Question, r store.Reply, err 
 	default:
 		s.denials.Remember(q, r.Report(rule, q.Limit, q.N, 0))
 	}
-}
-
-// Overdraw charges the store. Under another limit than that of a denial it may make room.
-func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	q := denials.Ask(l, n)
-	s.denials.Send(ns, key, &q)
-	defer s.denials.ForgetOtherLimits(&q)
-	return s.Store.Overdraw(ctx, ns, key, l, n, most)
 }
 
 // Refund gives back to the store, and forgets the denial of key.

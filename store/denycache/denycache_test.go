@@ -211,7 +211,7 @@ func (c *traffic) turn(t *testing.T, lim ratelimit.Limiter, near *distant, limit
 		if l.Burst > 0 {
 			integers.Burst = int64(l.Burst)
 		}
-		if truth, _ := near.Peek(t.Context(), near.space.Load(), key, integers, int64(n)); truth.OK() {
+		if truth, _ := store.Peek(t.Context(), near, near.space.Load(), key, integers, int64(n)); truth.OK() {
 			c.wrong.Add(1)
 		}
 	}
@@ -502,7 +502,7 @@ func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 							proven.add(n, called, r.RetryAfter)
 							continue
 						}
-						if truth, err := far.Peek(t.Context(), far.space.Load(), "key", integers, int64(n)); err == nil && !truth.OK() {
+						if truth, err := store.Peek(t.Context(), far, far.space.Load(), "key", integers, int64(n)); err == nil && !truth.OK() {
 							continue
 						}
 						questioned.add(n, called, 0)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -327,6 +328,11 @@ func (s *worldStore) get(l store.Limit) store.State {
 		s.state.At = s.now
 	}
 	return *s.state
+}
+
+// Decide implements [store.Store].
+func (s *worldStore) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
 }
 
 func (s *worldStore) TakeUpTo(_ context.Context, _ *store.Namespace, _ string, l store.Limit, n int64) (store.Reply, error) {

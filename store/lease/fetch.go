@@ -111,7 +111,7 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 	}()
 	by, rule := f.limits.by, ns.Rule
 	var r store.Reply
-	r, l.err = of.TakeUpTo(ctx, ns, key, by, int64(f.want))
+	r, l.err = store.TakeUpTo(ctx, of, ns, key, by, int64(f.want))
 	if f.patience.Heard(l.err); l.err != nil {
 		return l
 	}
@@ -121,7 +121,7 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 		l.granted, l.room, l.at, l.reset = int(granted), int(says.Remaining), r.X, says.Reset
 	}
 	if unpaid := f.owed - l.granted; unpaid > 0 { // full: what has happened is charged all the same
-		_, l.err = of.Overdraw(ctx, ns, key, by, int64(unpaid), math.MaxInt32)
+		_, l.err = store.Overdraw(ctx, of, ns, key, by, int64(unpaid), math.MaxInt32)
 		if f.patience.Heard(l.err); l.err != nil {
 			return l
 		}
@@ -137,7 +137,7 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 
 // denialOf asks for how long a key has no room for n events.
 func denialOf(ctx context.Context, of store.Store, patience *pending.Patience, ns *store.Namespace, key string, by store.Limit, n int64) (store.Reply, error) {
-	r, err := of.Peek(ctx, ns, key, by, n)
+	r, err := store.Peek(ctx, of, ns, key, by, n)
 	if patience.Heard(err); err != nil {
 		return r, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
@@ -708,9 +709,14 @@ type tagged struct {
 	key, value any
 }
 
+// Decide implements [store.Store].
+func (s *tagged) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *tagged) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.value = ctx.Value(s.key)
-	return s.recorder.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, s.recorder, ns, key, l, n)
 }
 
 // What one process is told is left is exactly that, whether it asks the store, takes what is held, or waits for

@@ -210,7 +210,7 @@ func (d *Store) closeShard(s *shard) {
 		d.giveUp(e)
 		if owed := e.owed; owed > 0 {
 			d.doLast(func(ctx context.Context) error {
-				_, err := d.Store.Overdraw(ctx, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
+				_, err := store.Overdraw(ctx, d.Store, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
 				return err
 			})
 		}

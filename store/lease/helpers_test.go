@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
@@ -226,6 +227,11 @@ func asked(calls []call, op string) (n []int) {
 	return n
 }
 
+// Decide implements [store.Store].
+func (s *recorder) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *recorder) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := s.called("Take", n); err != nil {
 		return store.Reply{}, err
@@ -239,7 +245,7 @@ func (s *recorder) TakeUpTo(ctx context.Context, ns *store.Namespace, key string
 		return store.Reply{}, err
 	}
 	defer s.answered()
-	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, s.Store, ns, key, l, n)
 }
 
 func (s *recorder) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -247,7 +253,7 @@ func (s *recorder) Peek(ctx context.Context, ns *store.Namespace, key string, l 
 		return store.Reply{}, err
 	}
 	defer s.answered()
-	return s.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, s.Store, ns, key, l, n)
 }
 
 func (s *recorder) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
@@ -255,7 +261,7 @@ func (s *recorder) Overdraw(ctx context.Context, ns *store.Namespace, key string
 		return store.Reply{}, err
 	}
 	defer s.answered()
-	return s.Store.Overdraw(ctx, ns, key, l, n, most)
+	return store.Overdraw(ctx, s.Store, ns, key, l, n, most)
 }
 
 func (s *recorder) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
@@ -271,5 +277,5 @@ func (s *recorder) TakeAll(ctx context.Context, requests []store.Request, replie
 		return err
 	}
 	defer s.answered()
-	return s.Store.TakeAll(ctx, requests, replies)
+	return s.Store.Decide(ctx, requests, replies)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -227,6 +228,14 @@ func TestLargestLeases(t *testing.T) {
 type generous struct {
 	store.Store
 	most, sum int64
+}
+
+// Decide implements [store.Store].
+func (s *generous) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if requests[0].Op == store.OpTake {
+		return s.TakeAll(ctx, requests, replies)
+	}
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
 }
 
 func (s *generous) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {

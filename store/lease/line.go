@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// claim is a TakeAll that waits for what it lacks: n events of each key.
+// claim is a list that waits for what it lacks: n events of each key.
 type claim struct {
 	*pending.Call[verdict]
 	n []int64
@@ -158,7 +158,7 @@ func (b *batch) ask() {
 		}
 	}()
 	ctx := context.Background() // no caller's: the store has a timeout
-	b.err = b.d.Store.TakeAll(ctx, requestsOf(b.lacks), b.replies)
+	b.err = b.d.Store.Decide(ctx, requestsOf(b.lacks), b.replies)
 	if b.d.patience.Heard(b.err); b.err != nil {
 		return
 	}

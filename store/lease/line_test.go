@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -506,6 +507,14 @@ type sizes struct {
 	before func(n []int64)
 }
 
+// Decide implements [store.Store].
+func (s *sizes) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if requests[0].Op == store.OpTake {
+		return s.TakeAll(ctx, requests, replies)
+	}
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *sizes) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	n := make([]int64, len(requests))
 	for i := range requests {
@@ -515,7 +524,7 @@ func (s *sizes) TakeAll(ctx context.Context, requests []store.Request, replies [
 	if s.before != nil {
 		s.before(n)
 	}
-	return s.recorder.TakeAll(ctx, requests, replies)
+	return s.recorder.Decide(ctx, requests, replies)
 }
 
 // onSizes is a lease on a store that tells how much it is asked for.
@@ -638,6 +647,14 @@ func TestWhereTheStoreContradictsItselfAllAreDenied(t *testing.T) {
 
 // contradicting is a store that denies, although there is room.
 type contradicting struct{ *recorder }
+
+// Decide implements [store.Store].
+func (s *contradicting) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if requests[0].Op == store.OpTake {
+		return s.TakeAll(ctx, requests, replies)
+	}
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
 
 func (s *contradicting) TakeAll(_ context.Context, _ []store.Request, replies []store.Reply) error {
 	err := s.called("TakeAll", int64(len(replies)))

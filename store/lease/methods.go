@@ -20,9 +20,9 @@ func (d *Store) takeWithin(ctx context.Context, ns *store.Namespace, key string,
 	return d.ask(ctx, ns, key, &ls, n)
 }
 
-// TakeUpTo admits n events of what is held, or as many as there is room for. If some are held,
+// takeUpTo admits n events of what is held, or as many as there is room for. If some are held,
 // they are given back to the store first, so that it decides on all.
-func (d *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+func (d *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if r, ok := d.held(ns, key, l, n); ok {
 		return r, nil
 	}
@@ -31,7 +31,7 @@ func (d *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 	}
 	d.stats.asked.Add(1)
 	ls := newLimits(ns.Rule, l, d.terms.life)
-	r, err := d.Store.TakeUpTo(ctx, ns, key, ls.by, n)
+	r, err := store.TakeUpTo(ctx, d.Store, ns, key, ls.by, n)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -103,10 +103,10 @@ func (d *Store) putBack(r *store.Request, spent store.Reply) {
 	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)}, n)
 }
 
-// Peek asks the store, and adds what is held here.
-func (d *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+// peek asks the store, and adds what is held here.
+func (d *Store) peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	ls := newLimits(ns.Rule, l, d.terms.life)
-	r, err := d.Store.Peek(ctx, ns, key, ls.by, n)
+	r, err := store.Peek(ctx, d.Store, ns, key, ls.by, n)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -141,11 +141,11 @@ func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64)
 	return n
 }
 
-// Overdraw charges the store. What is held stays held.
-func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+// overdraw charges the store. What is held stays held.
+func (d *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	d.stats.asked.Add(1)
 	ls := newLimits(ns.Rule, l, d.terms.life)
-	r, err := d.Store.Overdraw(ctx, ns, key, ls.by, n, most)
+	r, err := store.Overdraw(ctx, d.Store, ns, key, ls.by, n, most)
 	if err != nil {
 		return r, err
 	}

@@ -21,10 +21,26 @@ type lack struct {
 	full  *store.Reply // a denial that comes next, since all there was is taken; nil if that is not so
 }
 
-// TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it or
-// none, and gives leases of it in the same call. Looks are answered as by Peek, but for gates: what
+// Decide admits what is held. If that is not all, the store decides on the rest, on all of it or
+// none, and gives leases of it in the same call. Looks are answered as those alone, but for gates: what
 // is held here opens none, since the store decides on all.
-func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
+func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	if len(requests) == 1 {
+		switch r := &requests[0]; r.Op {
+		case store.OpTake:
+			replies[0], err = d.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
+			return err
+		case store.OpUpTo:
+			replies[0], err = d.takeUpTo(ctx, r.Namespace, r.Key, r.Limit, r.N)
+			return err
+		case store.OpLook:
+			replies[0], err = d.peek(ctx, r.Namespace, r.Key, r.Limit, r.N)
+			return err
+		case store.OpOverdraw:
+			replies[0], err = d.overdraw(ctx, r.Namespace, r.Key, r.Limit, r.N, r.Most)
+			return err
+		}
+	}
 	lacks, all := d.spendAll(requests, replies), false
 	if len(lacks) == 0 {
 		return nil
@@ -63,7 +79,7 @@ func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held boo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	later := r.Limit.Before() > 1 // or else events of a bucket have their turn if they are there
-	if r.N == 0 || later && s.keys[id] == nil {
+	if r.Looks() || later && s.keys[id] == nil {
 		return l, false
 	}
 	e := d.entry(s, id, r.Namespace, r.Key, own)
@@ -104,7 +120,7 @@ func (d *Store) denyAll(lacks []lack, replies []store.Reply) bool {
 	return denied
 }
 
-// putBackHeld takes back what was spent for a TakeAll that is not admitted.
+// putBackHeld takes back what was spent for a list that is not admitted.
 func (d *Store) putBackHeld(requests []store.Request, replies []store.Reply, lacks []lack) {
 	for i := range requests {
 		if len(lacks) > 0 && lacks[0].at == i {
@@ -136,20 +152,20 @@ func (d *Store) takeLacking(ctx context.Context, lacks []lack, replies []store.R
 func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
 	d.stats.asked.Add(1)
 	told := make([]store.Reply, len(lacks))
-	if err = d.Store.TakeAll(ctx, requestsOf(lacks), told); err != nil {
+	if err = d.Store.Decide(ctx, requestsOf(lacks), told); err != nil {
 		return false, err
 	}
 	all = allOK(lacks, told)
 	for i := range lacks {
 		l := &lacks[i]
 		ns, n, charged := l.request.Namespace, l.request.N, int64(0)
-		if all {
+		if all && !l.request.Looks() {
 			charged = n
 		}
-		if n == 0 && !l.request.Gate {
-			replies[l.at] = d.seen(ns, l.request.Key, l.limits, told[i], 1)
+		if l.request.Op == store.OpLook {
+			replies[l.at] = d.seen(ns, l.request.Key, l.limits, told[i], n)
 		} else {
-			replies[l.at] = plain(ns.Rule, l.limits.by, told[i], max(1, n), charged)
+			replies[l.at] = plain(ns.Rule, l.limits.by, told[i], n, charged)
 		}
 	}
 	return all, nil

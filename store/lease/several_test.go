@@ -238,11 +238,13 @@ func TestAnAllBesideALimitWithoutALease(t *testing.T) {
 // gates is a store to which each look is a gate.
 type gates struct{ store.Store }
 
-func (g gates) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+func (g gates) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	for i := range requests {
-		requests[i].Gate = requests[i].N == 0
+		if requests[i].Op == store.OpLook && len(requests) > 1 {
+			requests[i].Op = store.OpGate
+		}
 	}
-	return g.Store.TakeAll(ctx, requests, replies)
+	return g.Store.Decide(ctx, requests, replies)
 }
 
 // The store decides whether a gate is open. What is held here does not tell that it was, after nothing was

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -137,9 +138,14 @@ type seen struct {
 	limit store.Limit
 }
 
+// Decide implements [store.Store].
+func (s *seen) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *seen) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.space, s.limit = ns, l
-	return s.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, s.Store, ns, key, l, n)
 }
 
 func (m *model) newProcess() *process {
@@ -343,19 +349,24 @@ func (s *slowly) call() {
 	s.first = false
 }
 
+// Decide implements [store.Store].
+func (s *slowly) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
 func (s *slowly) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.call()
-	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+	return store.TakeUpTo(ctx, s.Store, ns, key, l, n)
 }
 
 func (s *slowly) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	s.call()
-	return s.Store.Overdraw(ctx, ns, key, l, n, most)
+	return store.Overdraw(ctx, s.Store, ns, key, l, n, most)
 }
 
 func (s *slowly) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.call()
-	return s.Store.Peek(ctx, ns, key, l, n)
+	return store.Peek(ctx, s.Store, ns, key, l, n)
 }
 
 func (m *model) ok(err error) {

@@ -20,12 +20,25 @@ func (s *Store) Prepare(*store.Rule, store.Limit, bool) error {
 // Together implements [store.Store]. All keys are in one memory.
 func (s *Store) Together(string, string) bool { return true }
 
-// TakeAll implements [store.Store]. It holds the locks of all tables that have a key of a
-// request. Only TakeAll waits for a table while it holds another, and it always locks
+// Decide implements [store.Store]. It holds the locks of all tables that have a key of a
+// request. Only Decide waits for a table while it holds another, and it always locks
 // tables in their order, so there is no deadlock.
-func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
-	if len(requests) == 2 && takes(&requests[0]) && takes(&requests[1]) && s.takeTwo(requests, replies) {
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	switch {
+	case len(requests) == 2 && requests[0].Op == store.OpTake && requests[1].Op == store.OpTake && s.takeTwo(requests, replies):
 		return nil
+	case len(requests) == 1:
+		switch r := &requests[0]; r.Op {
+		case store.OpTake:
+			replies[0], err = s.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
+			return err
+		case store.OpUpTo:
+			replies[0], err = s.takeUpTo(r)
+			return err
+		case store.OpLook:
+			replies[0], err = s.peek(r)
+			return err
+		}
 	}
 	var few [4]claim // on the stack
 	list := few[:]
@@ -40,10 +53,7 @@ func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []s
 	return s.takeAll(list)
 }
 
-// takes reports whether r is neither a look nor a shadow.
-func takes(r *store.Request) bool { return r.N != 0 && !r.Shadow }
-
-// takeTwo is TakeAll of two requests in straight line, where both keys have states that were
+// takeTwo is Decide of two takes in straight line, where both keys have states that were
 // counted under their limits. Elsewhere it is false, and has changed nothing.
 func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 	if s.maxKeys == 0 {
@@ -100,7 +110,7 @@ func (s *Store) takeAll(list []claim) error {
 	held := s.lockAll(few[:0], list)
 	if all := decideAll(held, list, reading); all {
 		for i := range list {
-			if c := &list[i]; c.force || c.reply.OK() && c.N > 0 {
+			if c := &list[i]; c.Op == store.OpOverdraw || c.reply.OK() && !c.Looks() {
 				held = s.charge(held, c, reading)
 			}
 		}
@@ -117,8 +127,6 @@ type claim struct {
 	table *table      // which held the key when it was decided on, and in which slot
 	slot  int         // -1 if it did not
 	next  store.State // with the events charged; zero if a log charges them
-	force bool        // charged even if it is not OK
-	most  int64       // with force: the most events that the state may then hold
 }
 
 // lockAll locks the tables of all requests, which are sorted.
@@ -163,17 +171,17 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 		c := &list[i]
 		t := tableOf(held, c.hash)
 		c.table, c.slot = t, t.find(c.hash)
-		now, n := max(reading, t.horizon), max(c.N, 1)
+		now, n := max(reading, t.horizon), c.N
 		if log := t.log(c.slot); log != nil {
 			*c.reply = log.Step(c.Limit, now, n)
 		} else {
 			rule := c.Namespace.Rule
 			c.next, *c.reply = rule.Step(t.stateUnder(c.slot, rule, c.Limit, now), c.Limit, now, n)
-			if c.force && !c.reply.OK() {
+			if c.Op == store.OpOverdraw && !c.reply.OK() {
 				c.reply.X, c.next = c.next.At, c.over()
 			}
 		}
-		all = all && (c.reply.OK() || c.force || !c.Votes())
+		all = all && (c.reply.OK() || !c.Votes())
 	}
 	return all
 }
@@ -183,7 +191,7 @@ func (c *claim) over() store.State {
 	if c.Namespace.Rule.Overdrawn == nil {
 		return store.State{} // for a log
 	}
-	return c.Namespace.Rule.Overdrawn(c.next, c.Limit, c.most)
+	return c.Namespace.Rule.Overdrawn(c.next, c.Limit, c.Most)
 }
 
 // place is where c's key is now: the claims before it may have moved it.
@@ -221,7 +229,7 @@ func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
 			t.setLog(i, rule.NewLog(t.state(i, rule, now)))
 		}
 		t.addToLog(i, c.Limit, now, c.N)
-		if c.force {
+		if c.Op == store.OpOverdraw {
 			c.reply.X = t.slots[i].at
 		}
 		return held

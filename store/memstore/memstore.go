@@ -163,17 +163,17 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 	return r, nil
 }
 
-// TakeUpTo implements [store.Store]. It is takeAny of -n: another function shared by both would
-// cost each decision 4 ns.
-func (s *Store) TakeUpTo(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+// takeUpTo is Decide of an OpUpTo. It is takeAny of -n: another function shared by both would cost
+// each decision 4 ns.
+func (s *Store) takeUpTo(r *store.Request) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	h, reading := s.secret.hash(ns, key), s.now()
-	return s.takeAny(s.lock(h), h, reading, ns.Rule, l, -n)
+	h, reading := s.secret.hash(r.Namespace, r.Key), s.now()
+	return s.takeAny(s.lock(h), h, reading, r.Namespace.Rule, r.Limit, -r.N)
 }
 
-// takeAny is Take, or TakeUpTo of -n, of a key whose table t is locked, unless it has just split.
+// takeAny is Take, or takeUpTo of -n, of a key whose table t is locked, unless it has just split.
 func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l store.Limit, n int64) (store.Reply, error) {
 	for t = s.covering(t, h); ; t = s.lock(h) {
 		now := max(reading, t.horizon)
@@ -228,35 +228,26 @@ func (t *table) takeFromState(i int, rule *store.Rule, l store.Limit, now, n int
 	return r
 }
 
-// Overdraw implements [store.Store].
-func (s *Store) Overdraw(_ context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (r store.Reply, err error) {
-	c := claim{
-		Request: &store.Request{Namespace: ns, Limit: l, N: n},
-		reply:   &r, hash: s.secret.hash(ns, key), force: true, most: most,
-	}
-	return r, s.takeAll([]claim{c})
-}
-
-// Peek implements [store.Store].
-func (s *Store) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+// peek is Decide of an OpLook.
+func (s *Store) peek(q *store.Request) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	h, reading := s.secret.hash(ns, key), s.now()
+	h, reading := s.secret.hash(q.Namespace, q.Key), s.now()
 	t := s.root.leaf(h)
 	t.mu.Lock()
-	i, now := t.counted(h, l), max(reading, t.horizon)
+	i, now := t.counted(h, q.Limit), max(reading, t.horizon)
 	if i < 0 {
 		t.mu.Unlock()
-		return s.peekAny(h, ns.Rule, l, reading, n), nil
+		return s.peekAny(h, q.Namespace.Rule, q.Limit, reading, q.N), nil
 	}
-	state := t.slots[i].stateOf(l.Period)
+	state := t.slots[i].stateOf(q.Limit.Period)
 	t.mu.Unlock()
-	_, r := ns.Rule.Step(state, l, now, n) // which finds what has ended
+	_, r := q.Namespace.Rule.Step(state, q.Limit, now, q.N) // which finds what has ended
 	return r, nil
 }
 
-// peekAny is Peek of any key.
+// peekAny is peek of any key.
 func (s *Store) peekAny(h hash, rule *store.Rule, l store.Limit, reading, n int64) store.Reply {
 	t := s.lock(h)
 	defer t.mu.Unlock()

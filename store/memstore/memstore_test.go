@@ -37,19 +37,19 @@ func TestOptions(t *testing.T) {
 }
 
 func TestStoreNotMadeByNewFails(t *testing.T) {
-	var s memstore.Store
+	s := new(memstore.Store)
 	ns := store.NewNamespace(window, "")
 	_, take := s.Take(ctx, ns, "k", plenty, 1)
-	_, peek := s.Peek(ctx, ns, "k", plenty, 1)
+	_, peek := store.Peek(ctx, s, ns, "k", plenty, 1)
 	refund := s.Refund(ctx, ns, "k", plenty, store.Receipt{N: 1})
-	_, upTo := s.TakeUpTo(ctx, ns, "k", plenty, 1)
-	_, overdraw := s.Overdraw(ctx, ns, "k", plenty, 1, 1)
+	_, upTo := store.TakeUpTo(ctx, s, ns, "k", plenty, 1)
+	_, overdraw := store.Overdraw(ctx, s, ns, "k", plenty, 1, 1)
 	for _, err := range []error{take, upTo, overdraw, peek, refund, s.Reset(ctx, ns, "k")} {
 		if !errors.Is(err, store.ErrStore) {
 			t.Errorf("error %v, want ErrStore", err)
 		}
 	}
-	if _, err := ratelimit.NewTokenBucket(&s, ratelimit.PerMinute(5)); !errors.Is(err, store.ErrInvalidOption) {
+	if _, err := ratelimit.NewTokenBucket(s, ratelimit.PerMinute(5)); !errors.Is(err, store.ErrInvalidOption) {
 		t.Errorf("a limiter that can never work: %v, want ErrInvalidOption", err)
 	}
 }
@@ -190,7 +190,7 @@ func TestAgainstMaps(t *testing.T) {
 			}
 		case what < 17:
 			want := model.step(ns.Rule, k, l, now, n, false)
-			if got, _ := s.Peek(ctx, ns, key, l, n); got != want {
+			if got, _ := store.Peek(ctx, s, ns, key, l, n); got != want {
 				t.Fatalf("call %d: Peek(%s, %d) = %+v, want %+v", i, key, n, got, want)
 			}
 		case what < 19:
@@ -283,7 +283,7 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 								s.Take(ctx, ns, passing+strconv.Itoa(k), perMinute(5), 1)
 							}
 							s.Reset(ctx, ns, passing+"3")
-							s.Peek(ctx, ns, passing+"4", perMinute(5), 1)
+							store.Peek(ctx, s, ns, passing+"4", perMinute(5), 1)
 						}
 						c.add(second / 20)
 						if s.Len() > maxKeys {
@@ -403,7 +403,7 @@ func TestOfEqualSpendsTheOneThatEndsFirstGoes(t *testing.T) {
 		for k := range 8 {
 			take(t, s, ns, strconv.Itoa(k), plenty, 1)
 		}
-		if r, err := s.Peek(ctx, ns, "soon", perMinute(5), 1); err != nil || r.X != 0 {
+		if r, err := store.Peek(ctx, s, ns, "soon", perMinute(5), 1); err != nil || r.X != 0 {
 			t.Fatalf("%+v, %v: another one was forgotten", r, err)
 		}
 	}
@@ -457,7 +457,7 @@ func TestAnAllIntoAnEmptyTable(t *testing.T) {
 		}
 	}
 	replies := make([]store.Reply, 2)
-	if err := s.TakeAll(ctx, there[:2], replies); err != nil || !replies[0].OK() || !replies[1].OK() {
+	if err := s.Decide(ctx, there[:2], replies); err != nil || !replies[0].OK() || !replies[1].OK() {
 		t.Fatal(err, replies)
 	}
 	if s.Len() != maxKeys || s.Evicted() != 2 {
@@ -492,7 +492,7 @@ func TestAllsInEachOrderDoNotBlockEachOther(t *testing.T) {
 		wg.Go(func() {
 			replies := make([]store.Reply, len(requests))
 			for range calls {
-				if err := s.TakeAll(ctx, requests, replies); err != nil || !replies[0].OK() {
+				if err := s.Decide(ctx, requests, replies); err != nil || !replies[0].OK() {
 					t.Error(err, replies)
 				}
 			}
@@ -526,13 +526,16 @@ func TestEachWayOfAskingSweeps(t *testing.T) {
 		for _, key := range keys {
 			requests = append(requests, store.Request{Namespace: ns, Key: key, Limit: plenty, N: 1})
 		}
-		return s.TakeAll(ctx, requests, make([]store.Reply, len(keys)))
+		return s.Decide(ctx, requests, make([]store.Reply, len(keys)))
 	}
 	for name, ask := range map[string]func(s *memstore.Store) error{
-		"All of two":      func(s *memstore.Store) error { return alls(s, "a", "b") },
-		"All of three":    func(s *memstore.Store) error { return alls(s, "a", "b", "c") },
-		"as many as fit":  func(s *memstore.Store) error { _, err := s.TakeUpTo(ctx, ns, "a", plenty, 2); return err },
-		"the same of log": func(s *memstore.Store) error { _, err := s.TakeUpTo(ctx, logs, "a", perMinute(1), 2); return err },
+		"All of two":     func(s *memstore.Store) error { return alls(s, "a", "b") },
+		"All of three":   func(s *memstore.Store) error { return alls(s, "a", "b", "c") },
+		"as many as fit": func(s *memstore.Store) error { _, err := store.TakeUpTo(ctx, s, ns, "a", plenty, 2); return err },
+		"the same of log": func(s *memstore.Store) error {
+			_, err := store.TakeUpTo(ctx, s, logs, "a", perMinute(1), 2)
+			return err
+		},
 	} {
 		c := newClock()
 		s := newStore(t, memstore.WithClock(c.now))
@@ -598,7 +601,7 @@ func TestVictimsAreJudgedByTheirOwnRule(t *testing.T) {
 	for i := range 100 {
 		take(t, s, cheap, strconv.Itoa(i), plenty, 1000)
 	}
-	if r, _ := s.Peek(ctx, ns, "k", plenty, 1); r.X != 2 {
+	if r, _ := store.Peek(ctx, s, ns, "k", plenty, 1); r.X != 2 {
 		t.Errorf("spent %d, want 2", r.X)
 	}
 }
@@ -688,7 +691,7 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 		t.Errorf("%d of %d new keys admitted", newcomers, rotating)
 	}
 	for u := range established {
-		if r, _ := s.Peek(ctx, ns, "user"+strconv.Itoa(u), l, 1); r.X != 5 {
+		if r, _ := store.Peek(ctx, s, ns, "user"+strconv.Itoa(u), l, 1); r.X != 5 {
 			t.Errorf("user %d has spent %d, want 5", u, r.X)
 		}
 	}
@@ -747,7 +750,7 @@ func TestDeadStaysDead(t *testing.T) {
 			drop(s)
 			c.µs.Store(start + second)
 			for i := range 100 {
-				if r, _ := s.Peek(ctx, ns, strconv.Itoa(i), l, 1); r.X == 0 && r.Y < start+60*second {
+				if r, _ := store.Peek(ctx, s, ns, strconv.Itoa(i), l, 1); r.X == 0 && r.Y < start+60*second {
 					t.Fatalf("key %d has spent %d at %v", i, r.X, time.Duration(r.Y-start)*1000)
 				}
 			}
@@ -764,7 +767,7 @@ func TestDeadVictimStaysDead(t *testing.T) {
 	c.add(60 * second)
 	take(t, s, ns, "b", l, 5)
 	c.µs.Store(start)
-	if r, _ := s.Peek(ctx, ns, "a", l, 1); r.Y < start+60*second {
+	if r, _ := store.Peek(ctx, s, ns, "a", l, 1); r.Y < start+60*second {
 		t.Errorf("decided at %v, want a minute or more", time.Duration(r.Y-start)*1000)
 	}
 }
@@ -800,14 +803,14 @@ func TestEndedStateReadsAsNeverSeen(t *testing.T) {
 			ns := store.NewNamespace(rule, "")
 			take(t, s, ns, "k", perMinute(5), 5)
 			c.add(60*second - 1)
-			if r, _ := s.Peek(ctx, ns, "k", longer, 1); r.X != 5 {
+			if r, _ := store.Peek(ctx, s, ns, "k", longer, 1); r.X != 5 {
 				t.Errorf("%s: %d events before the end, want 5", rule.Name, r.X)
 			}
 			c.add(3*second + 1)
 			if swept {
 				s.SweepAll()
 			}
-			if r, _ := s.Peek(ctx, ns, "k", longer, 1); r.X != 0 {
+			if r, _ := store.Peek(ctx, s, ns, "k", longer, 1); r.X != 0 {
 				t.Errorf("%s, swept %v: Peek sees %d events, want 0", rule.Name, swept, r.X)
 			}
 			if r := take(t, s, ns, "k", longer, 1); r.X != 0 {
@@ -882,7 +885,7 @@ func TestPeekChangesNothing(t *testing.T) {
 	before, hand := s.Shapes()
 	c.add(3600 * second)
 	for i := range 10_000 {
-		s.Peek(ctx, ns, strconv.Itoa(i), perMinute(5), 1)
+		store.Peek(ctx, s, ns, strconv.Itoa(i), perMinute(5), 1)
 	}
 	after, handAfter := s.Shapes()
 	if hand != handAfter {
@@ -950,7 +953,7 @@ func TestKnownKeysAllocateNothing(t *testing.T) {
 	for name, call := range map[string]func(){
 		"Take":   func() { s.Take(ctx, ns, "known", plenty, 1) },
 		"denied": func() { s.Take(ctx, ns, "spent", once, 1) },
-		"Peek":   func() { s.Peek(ctx, ns, "known", plenty, 1) },
+		"Peek":   func() { store.Peek(ctx, s, ns, "known", plenty, 1) },
 		"Refund": func() { s.Refund(ctx, ns, "known", plenty, store.Receipt{At: time.Now().UnixMicro(), N: 1}) },
 	} {
 		if n := testing.AllocsPerRun(500, call); n != 0 {
@@ -1150,7 +1153,7 @@ func TestAllsOfManyNewKeysSplitTables(t *testing.T) {
 		for j := range requests {
 			requests[j] = store.Request{Namespace: ns, Key: strconv.Itoa(3*i + j), Limit: plenty, N: 2}
 		}
-		if err := s.TakeAll(ctx, requests, replies); err != nil || !replies[0].OK() || !replies[1].OK() || !replies[2].OK() {
+		if err := s.Decide(ctx, requests, replies); err != nil || !replies[0].OK() || !replies[1].OK() || !replies[2].OK() {
 			t.Fatal(err, replies)
 		}
 	}
@@ -1182,13 +1185,13 @@ func TestAnAllThatSplitsATableFindsTheOtherKeys(t *testing.T) {
 		if shape := shapes[s.TableOf(ns, key)]; shape.Size < memstore.MaxSlots || shape.Size-shape.Keys > 1+shape.Size/16 {
 			take(t, s, ns, key, plenty, 1)
 		} else if len(requests) == shape.Keys+20 {
-			if err := s.TakeAll(ctx, requests, make([]store.Reply, len(requests))); err != nil {
+			if err := s.Decide(ctx, requests, make([]store.Reply, len(requests))); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	for i, r := range requests {
-		if got, err := s.Peek(ctx, ns, r.Key, plenty, 1); err != nil || got.X != 2 && i < len(requests)-20 || got.X != 1 && i >= len(requests)-20 {
+		if got, err := store.Peek(ctx, s, ns, r.Key, plenty, 1); err != nil || got.X != 2 && i < len(requests)-20 || got.X != 1 && i >= len(requests)-20 {
 			t.Errorf("key %d of %d: %+v, %v", i, len(requests), got, err)
 		}
 	}
@@ -1202,19 +1205,19 @@ func TestALookAndAShadowBesideCountedKeysHaveNoSay(t *testing.T) {
 	few := store.Limit{Rate: 6, Period: plenty.Period, Burst: 6}
 	take(t, s, ns, "full", few, 6)
 	take(t, s, ns, "take", plenty, 1)
-	look := store.Request{Namespace: ns, Key: "full", Limit: few}
-	shadow := store.Request{Namespace: ns, Key: "full", Limit: few, N: 1, Shadow: true}
+	look := store.Request{Namespace: ns, Key: "full", Limit: few, N: 1, Op: store.OpLook}
+	shadow := store.Request{Namespace: ns, Key: "full", Limit: few, N: 1, Op: store.OpShadow}
 	taken := store.Request{Namespace: ns, Key: "take", Limit: plenty, N: 2}
 	for i, requests := range [][]store.Request{{look, taken}, {taken, look}, {shadow, taken}, {taken, shadow}} {
 		replies := make([]store.Reply, 2)
-		if err := s.TakeAll(ctx, requests, replies); err != nil {
+		if err := s.Decide(ctx, requests, replies); err != nil {
 			t.Fatal(err)
 		}
 		if replies[i%2].OK() || !replies[1-i%2].OK() || replies[1-i%2].X != int64(1+2*i) {
 			t.Errorf("%v: %+v", requests, replies)
 		}
 	}
-	if r, err := s.Peek(ctx, ns, "full", few, 1); err != nil || r.OK() || r.X != 6 {
+	if r, err := store.Peek(ctx, s, ns, "full", few, 1); err != nil || r.OK() || r.X != 6 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -1225,7 +1228,7 @@ func TestAStoreThatWasNotMadeTakesNothing(t *testing.T) {
 	var requests []store.Request
 	for n := range 3 {
 		requests = append(requests, store.Request{Namespace: ns, Key: strconv.Itoa(n), Limit: plenty, N: 1})
-		if err := new(memstore.Store).TakeAll(ctx, requests, make([]store.Reply, n+1)); err == nil {
+		if err := new(memstore.Store).Decide(ctx, requests, make([]store.Reply, n+1)); err == nil {
 			t.Errorf("%d keys: no error", n+1)
 		}
 	}

@@ -62,8 +62,22 @@ type request struct {
 	n      int64
 }
 
-// operationOf is the operation of this name under l.
-func operationOf(name string, l store.Limit) string {
+// operations are the names of those whose argument is the turn.
+var operations = [...]string{store.OpTake: "take", store.OpShadow: "shadow", store.OpLook: "look", store.OpGate: "gate"}
+
+// operationOf is the operation of r.
+func operationOf(r *store.Request) string {
+	switch r.Op {
+	case store.OpUpTo:
+		return "upto"
+	case store.OpOverdraw:
+		return "charge " + strconv.FormatInt(r.Most, 10)
+	}
+	return within(operations[r.Op], r.Limit)
+}
+
+// within is the operation of this name under l.
+func within(name string, l store.Limit) string {
 	if before := l.Before(); before > 0 {
 		return name + " " + strconv.FormatInt(before, 10)
 	}

@@ -19,8 +19,8 @@ func (s *Store) Together(key, other string) bool {
 	return single || key == other || s.tags != nil && tagOf(s.tags, key) == tagOf(s.tags, other)
 }
 
-// TakeAll implements [store.Store]. It is a group of a script of the rules of the requests.
-func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+// Decide implements [store.Store]. The requests are a group in a script of their rules.
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if s.link == nil {
 		return errNotMade
 	}
@@ -35,16 +35,7 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	}
 	for i := range requests {
 		of := &requests[i]
-		name := "take"
-		switch {
-		case of.Gate:
-			name = "gate"
-		case of.Shadow:
-			name = "shadow"
-		case of.N == 0:
-			name = "look"
-		}
-		s.ask(c.request(i), of.Namespace, of.Key, operationOf(name, of.Limit), of.Limit, max(1, of.N))
+		s.ask(c.request(i), of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
 	}
 	return s.decide(b, c, replies)
 }

@@ -178,34 +178,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return s.call(b, ns, key, operationOf("take", l), l, n)
-}
-
-// TakeUpTo implements [store.Store].
-func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx, false, ns, key)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return s.call(b, ns, key, "upto", l, n)
-}
-
-// Overdraw implements [store.Store].
-func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	b, err := s.admit(ctx, false, ns, key)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return s.call(b, ns, key, "charge "+strconv.FormatInt(most, 10), l, n)
-}
-
-// Peek implements [store.Store].
-func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx, false, ns, key)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return s.call(b, ns, key, operationOf("look", l), l, n)
+	return s.call(b, ns, key, within("take", l), l, n)
 }
 
 // Refund implements [store.Store].

@@ -127,7 +127,7 @@ type look struct {
 
 // look looks at a key under the share by. It changes nothing.
 func (r *region) look(ctx context.Context, ns *store.Namespace, key string, by store.Limit) (look, error) {
-	told, err := r.bottom.Peek(ctx, ns, key, by, 1)
+	told, err := store.Peek(ctx, r.bottom, ns, key, by, 1)
 	if err != nil {
 		return look{}, err
 	}
@@ -171,7 +171,7 @@ func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err 
 	}
 	take, cancel := context.WithDeadline(context.WithoutCancel(ctx), f.deadline)
 	defer cancel()
-	told, err := r.TakeUpTo(take, f.ns, f.key, by, n)
+	told, err := store.TakeUpTo(take, r.Store, f.ns, f.key, by, n)
 	if err != nil || !told.OK() {
 		return debit, err
 	}

@@ -173,21 +173,25 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 func (s *Store) Unwrap() store.Store { return s.Store }
 
 // operation is Take or TakeUpTo of a store.
-type operation func(s store.Store, ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error)
+type operation func(ctx context.Context, s store.Store, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error)
+
+func take(ctx context.Context, s store.Store, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.Take(ctx, ns, key, l, n)
+}
 
 // Take admits n events if the own share has room for them, or can fetch it.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, share, err := s.decide(ctx, store.Store.Take, ns, key, l, n, n)
+	r, share, err := s.ask(ctx, take, ns, key, l, n, n)
 	if err != nil {
 		return store.Reply{}, err
 	}
 	return r.Plainly(ns.Rule, share, n, n), nil
 }
 
-// TakeUpTo admits as many of n events as the own share has room for, and fetches if that has room
+// takeUpTo admits as many of n events as the own share has room for, and fetches if that has room
 // for none. If it has room for some, it fetches for the next call.
-func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, share, err := s.decide(ctx, store.Store.TakeUpTo, ns, key, l, n, 1)
+func (s *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, share, err := s.ask(ctx, store.TakeUpTo, ns, key, l, n, 1)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -200,32 +204,42 @@ func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 	return r.Plainly(ns.Rule, share, fit, fit), nil
 }
 
-// decide asks the own share for n events, and once more if room for as many as want was fetched.
-func (s *Store) decide(ctx context.Context, op operation, ns *store.Namespace, key string, l store.Limit, n, want int64) (r store.Reply, share store.Limit, err error) {
+// ask asks the own share for n events, and once more if room for as many as want was fetched.
+func (s *Store) ask(ctx context.Context, op operation, ns *store.Namespace, key string, l store.Limit, n, want int64) (r store.Reply, share store.Limit, err error) {
 	if share, err = s.own.share(ns.Rule, l); err != nil {
 		return r, share, err
 	}
-	r, err = op(s.Store, ctx, ns, key, share, n)
+	r, err = op(ctx, s.Store, ns, key, share, n)
 	if err == nil && s.fetch(ctx, ns, key, l, share, want, r) && ctx.Err() == nil {
-		r, err = op(s.Store, ctx, ns, key, share, n)
+		r, err = op(ctx, s.Store, ns, key, share, n)
 	}
 	return r, share, err
 }
 
-// TakeAll decides by the own shares. It fetches for each that denies.
-func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+// Decide decides by the own shares. It fetches for each that denies. A look asks no other region, so
+// Take may admit what a look says is denied.
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	if len(requests) == 1 {
+		switch q := &requests[0]; q.Op {
+		case store.OpUpTo:
+			replies[0], err = s.takeUpTo(ctx, q.Namespace, q.Key, q.Limit, q.N)
+			return err
+		case store.OpOverdraw:
+			replies[0], err = s.overdraw(ctx, q.Namespace, q.Key, q.Limit, q.N, q.Most)
+			return err
+		}
+	}
 	shares := slices.Clone(requests)
 	for i := range shares {
-		var err error
 		if shares[i].Limit, err = s.own.share(shares[i].Namespace.Rule, shares[i].Limit); err != nil {
 			return err
 		}
 	}
-	if err := s.Store.TakeAll(ctx, shares, replies); err != nil {
+	if err := s.Store.Decide(ctx, shares, replies); err != nil {
 		return err
 	}
 	if s.fetchAll(ctx, requests, shares, replies) && ctx.Err() == nil {
-		if err := s.Store.TakeAll(ctx, shares, replies); err != nil {
+		if err := s.Store.Decide(ctx, shares, replies); err != nil {
 			return err
 		}
 	}
@@ -235,10 +249,10 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	}
 	for i := range shares {
 		q, charged := &shares[i], int64(0)
-		if all {
+		if all && !q.Looks() {
 			charged = q.N
 		}
-		replies[i] = replies[i].Plainly(q.Namespace.Rule, q.Limit, max(1, q.N), charged)
+		replies[i] = replies[i].Plainly(q.Namespace.Rule, q.Limit, q.N, charged)
 	}
 	return nil
 }
@@ -247,7 +261,7 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 func (s *Store) fetchAll(ctx context.Context, requests, shares []store.Request, replies []store.Reply) (again bool) {
 	for i := range shares {
 		q := &shares[i]
-		if q.N == 0 || replies[i].OK() {
+		if q.Looks() || replies[i].OK() {
 			continue
 		}
 		found := s.fetch(ctx, q.Namespace, q.Key, requests[i].Limit, q.Limit, q.N, replies[i])
@@ -259,22 +273,8 @@ func (s *Store) fetchAll(ctx context.Context, requests, shares []store.Request, 
 	return again
 }
 
-// Peek tells what the own share would answer. It does not ask other regions, so Take may
-// admit what Peek says is denied.
-func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	share, err := s.own.share(ns.Rule, l)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	r, err := s.Store.Peek(ctx, ns, key, share, n)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return r.Plainly(ns.Rule, share, n, 0), nil
-}
-
-// Overdraw charges the own share, which may then hold its part of most.
-func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+// overdraw charges the own share, which may then hold its part of most.
+func (s *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	rule, whole := ns.Rule, most
 	share, err := s.own.share(rule, l)
 	if err != nil {
@@ -284,7 +284,7 @@ func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 		most, _ = exact.MulDiv(most, share.Rate, l.Rate)
 		most = max(most, share.Burst)
 	}
-	r, err := s.Store.Overdraw(ctx, ns, key, share, n, most)
+	r, err := store.Overdraw(ctx, s.Store, ns, key, share, n, most)
 	if err != nil || r.Plain() {
 		return r, err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
@@ -55,13 +56,18 @@ func (f *faraway) run(ctx context.Context, op string, do func() error) error {
 	return err
 }
 
+// Decide implements [store.Store].
+func (f *faraway) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, f, f.Store, requests, replies)
+}
+
 func (f *faraway) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
-	err = f.run(ctx, "peek", func() error { r, err = f.Store.Peek(ctx, ns, key, l, n); return err })
+	err = f.run(ctx, "peek", func() error { r, err = store.Peek(ctx, f.Store, ns, key, l, n); return err })
 	return r, err
 }
 
 func (f *faraway) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
-	err = f.run(ctx, "debit", func() error { r, err = f.Store.TakeUpTo(ctx, ns, key, l, n); return err })
+	err = f.run(ctx, "debit", func() error { r, err = store.TakeUpTo(ctx, f.Store, ns, key, l, n); return err })
 	return r, err
 }
 

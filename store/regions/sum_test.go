@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -114,9 +115,14 @@ func (l *link) call(do func() error) error {
 	return nil
 }
 
+// Decide implements [store.Store].
+func (l *link) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, l, l.Store, requests, replies)
+}
+
 func (l *link) Peek(ctx context.Context, ns *store.Namespace, key string, by store.Limit, n int64) (r store.Reply, err error) {
 	err = l.call(func() error {
-		r, err = l.Store.Peek(ctx, ns, key, by, n)
+		r, err = store.Peek(ctx, l.Store, ns, key, by, n)
 		return err
 	})
 	return r, err
@@ -136,7 +142,7 @@ func (l *link) Take(ctx context.Context, ns *store.Namespace, key string, by sto
 // TakeUpTo is a debit.
 func (l *link) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, by store.Limit, n int64) (r store.Reply, err error) {
 	err = l.call(func() error {
-		if r, err = l.Store.TakeUpTo(ctx, ns, key, by, n); err == nil && r.OK() {
+		if r, err = store.TakeUpTo(ctx, l.Store, ns, key, by, n); err == nil && r.OK() {
 			l.p.debit = flight{from: l.w.now, n: min(n, ns.Rule.Available(by, r))}
 		}
 		return err
@@ -248,7 +254,7 @@ func (w *world) checkCounts() {
 		if (w.now+w.off[i])/minute*minute != window || w.space == nil {
 			return
 		}
-		r, err := s.Peek(w.t.Context(), w.space, "key", store.Limit{Rate: 1, Period: minute, Burst: 1}, 1)
+		r, err := store.Peek(w.t.Context(), s, w.space, "key", store.Limit{Rate: 1, Period: minute, Burst: 1}, 1)
 		require.NoError(w.t, err)
 		if w.algorithm == "fixed_window" {
 			r.Y, r.Z = 0, r.Y

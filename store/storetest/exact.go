@@ -156,9 +156,9 @@ func (p *tap) Take(ctx context.Context, ns *store.Namespace, key string, l store
 	return p.Store.Take(ctx, ns, key, l, n)
 }
 
-func (p *tap) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	p.calls, p.space, p.limit = p.calls+1, ns, l
-	return p.Store.Peek(ctx, ns, key, l, n)
+func (p *tap) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	p.calls, p.space, p.limit = p.calls+1, requests[0].Namespace, requests[0].Limit
+	return p.Store.Decide(ctx, requests, replies)
 }
 
 func (p *tap) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
@@ -185,7 +185,7 @@ func peekAnswersAsTake(t testing.TB, s *suite, a algorithm) {
 				t.Fatalf("%v: Peek changed what it saw: %+v, then %+v", l, before, again)
 			}
 			n := 1 + rng.Int64N(2+int64(before.Limit))
-			want, err := b.store.Peek(context.Background(), seen.space, k.name, seen.limit, n)
+			want, err := store.Peek(context.Background(), b.store, seen.space, k.name, seen.limit, n)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -90,7 +90,7 @@ func (m *reference) put(ns *store.Namespace, key string, next []byte) {
 func (m *reference) now() int64 { return m.clock().UnixMicro() }
 
 // step decides on n events, and returns the value with the events charged, for put. It
-// returns nil if the reply is not OK. If most is above 0 it is an Overdraw, and charges
+// returns nil if the reply is not OK. If most is above 0 it is an overdraft, and charges
 // the events anyway.
 func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n, most int64) (next []byte, r store.Reply, err error) {
 	v, err := m.get(ns, key, now)
@@ -120,36 +120,6 @@ func (m *reference) Take(_ context.Context, ns *store.Namespace, key string, l s
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	next, r, err := m.step(ns, key, l, m.now(), n, 0)
-	m.put(ns, key, next)
-	return r, err
-}
-
-// TakeUpTo implements [store.Store].
-func (m *reference) TakeUpTo(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now()
-	next, r, err := m.step(ns, key, l, now, n, 0)
-	if err == nil && !r.OK() && n > 1 {
-		next, r, err = m.step(ns, key, l, now, max(1, ns.Rule.Available(l, r)), 0)
-	}
-	m.put(ns, key, next)
-	return r, err
-}
-
-// Peek implements [store.Store].
-func (m *reference) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, r, err := m.step(ns, key, l, m.now(), n, 0)
-	return r, err
-}
-
-// Overdraw implements [store.Store].
-func (m *reference) Overdraw(_ context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	next, r, err := m.step(ns, key, l, m.now(), n, most)
 	m.put(ns, key, next)
 	return r, err
 }
@@ -188,19 +158,23 @@ func (m *reference) Reset(_ context.Context, ns *store.Namespace, key string) er
 // Together implements [store.Store]. All keys are in one map.
 func (m *reference) Together(string, string) bool { return true }
 
-// TakeAll implements [store.Store].
-func (m *reference) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) (err error) {
+// Decide implements [store.Store].
+func (m *reference) Decide(_ context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, all, next := m.now(), true, make([][]byte, len(requests))
 	for i, q := range requests {
-		if next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, max(q.N, 1), 0); err != nil {
+		next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, q.N, q.Most)
+		if err == nil && q.Op == store.OpUpTo && !replies[i].OK() && q.N > 1 {
+			next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, max(1, q.Namespace.Rule.Available(q.Limit, replies[i])), 0)
+		}
+		if err != nil {
 			return err
 		}
 		all = all && (replies[i].OK() || !q.Votes())
 	}
 	for i, q := range requests {
-		if all && replies[i].OK() && q.N > 0 {
+		if all && !q.Looks() {
 			m.put(q.Namespace, q.Key, next[i])
 		}
 	}

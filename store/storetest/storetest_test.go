@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -47,13 +48,18 @@ func (w withoutLogs) Take(ctx context.Context, ns *store.Namespace, key string, 
 	return w.reference.Take(ctx, ns, key, l, n)
 }
 
+// Decide implements [store.Store].
+func (w withoutLogs) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, w, w.reference, requests, replies)
+}
+
 func (w withoutLogs) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	for _, q := range requests {
 		if q.Namespace.Rule.NewLog != nil {
 			return errLog
 		}
 	}
-	return w.reference.TakeAll(ctx, requests, replies)
+	return w.reference.Decide(ctx, requests, replies)
 }
 
 func TestAStoreCanDoWithoutAnAlgorithm(t *testing.T) {
@@ -171,11 +177,16 @@ func (w *wrong) Take(_ context.Context, ns *store.Namespace, key string, l store
 	return w.reference.Take(background, ns, key, l, n)
 }
 
+// Decide implements [store.Store].
+func (w *wrong) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, w, w.reference, requests, replies)
+}
+
 func (w *wrong) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if w.peek != nil {
 		return w.peek(w.reference, ns, key, l, n)
 	}
-	return w.reference.Peek(background, ns, key, l, n)
+	return store.Peek(background, w.reference, ns, key, l, n)
 }
 
 func (w *wrong) Refund(_ context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
@@ -196,21 +207,21 @@ func (w *wrong) Overdraw(_ context.Context, ns *store.Namespace, key string, l s
 	if w.force != nil {
 		return w.force(w.reference, ns, key, l, n, most)
 	}
-	return w.reference.Overdraw(background, ns, key, l, n, most)
+	return store.Overdraw(background, w.reference, ns, key, l, n, most)
 }
 
 func (w *wrong) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
 	if w.all != nil {
 		return w.all(w.reference, requests, replies)
 	}
-	return w.reference.TakeAll(background, requests, replies)
+	return w.reference.Decide(background, requests, replies)
 }
 
 // afterOverdraw changes the state that Overdraw has written.
 func afterOverdraw(f func(*store.State, store.Limit)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
 		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-			r, err := m.Overdraw(background, ns, key, l, n, most)
+			r, err := store.Overdraw(background, m, ns, key, l, n, most)
 			edit(m, ns, key, func(s *store.State) { f(s, l) })
 			return r, err
 		}}
@@ -236,7 +247,7 @@ func withKeys(f func(ns *store.Namespace, key string) (*store.Namespace, string)
 			},
 			peek: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 				ns, key = f(ns, key)
-				return m.Peek(background, ns, key, l, n)
+				return store.Peek(background, m, ns, key, l, n)
 			},
 			refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 				ns, key = f(ns, key)
@@ -301,7 +312,7 @@ var planted = []struct {
 	}, "all"},
 	{"Peek is of one event", func(m *reference) store.Store {
 		return &wrong{reference: m, peek: func(m *reference, ns *store.Namespace, key string, l store.Limit, _ int64) (store.Reply, error) {
-			return m.Peek(background, ns, key, l, 1)
+			return store.Peek(background, m, ns, key, l, 1)
 		}}
 	}, "all"},
 	{"when the turn comes does not matter", withTurn(func(int64) int64 { return 0 }), "token_bucket leaky_bucket"},
@@ -352,12 +363,12 @@ var planted = []struct {
 	{"a debt overwrites the one before", func(m *reference) store.Store {
 		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 			edit(m, ns, key, func(s *store.State) { s.Whole = min(s.Whole, l.Rate) })
-			return m.Overdraw(background, ns, key, l, n, most)
+			return store.Overdraw(background, m, ns, key, l, n, most)
 		}}
 	}, "fixed_window sliding_window"},
 	{"a Charge is of one event less", func(m *reference) store.Store {
 		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-			return m.Overdraw(background, ns, key, l, max(1, n-1), most)
+			return store.Overdraw(background, m, ns, key, l, max(1, n-1), most)
 		}}
 	}, "all"},
 	{"a debt is refunded as what was within the limit", func(m *reference) store.Store {
@@ -415,7 +426,7 @@ var planted = []struct {
 	}, "states"},
 	{"two calls read before either writes", func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-			r, err := m.Peek(background, ns, key, l, n)
+			r, err := store.Peek(background, m, ns, key, l, n)
 			if !r.OK() {
 				return r, err
 			}
@@ -450,47 +461,51 @@ var planted = []struct {
 	{"of several requests, a shadow's denial denies", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {
-				requests[i].Shadow = false
+				if requests[i].Op == store.OpShadow {
+					requests[i].Op = store.OpTake
+				}
 			}
-			return m.TakeAll(background, requests, replies)
+			return m.Decide(background, requests, replies)
 		}}
 	}, "stores"},
 	{"of several requests, a look charges an event", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {
-				if requests[i].N == 0 {
-					requests[i].N, requests[i].Shadow = 1, true
+				if requests[i].Op == store.OpLook {
+					requests[i].Op = store.OpShadow
 				}
 			}
-			return m.TakeAll(background, requests, replies)
+			return m.Decide(background, requests, replies)
 		}}
 	}, "stores"},
 	{"of several requests, a gate has no say", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {
-				requests[i].Gate = false
+				if requests[i].Op == store.OpGate {
+					requests[i].Op = store.OpLook
+				}
 			}
-			return m.TakeAll(background, requests, replies)
+			return m.Decide(background, requests, replies)
 		}}
 	}, "stores"},
 	{"of several requests, a gate charges an event", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {
-				if requests[i].Gate {
-					requests[i].N = 1
+				if requests[i].Op == store.OpGate {
+					requests[i].Op = store.OpTake
 				}
 			}
-			return m.TakeAll(background, requests, replies)
+			return m.Decide(background, requests, replies)
 		}}
 	}, "stores"},
 	{"of several requests, shadows are not charged", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {
-				if requests[i].Shadow {
-					requests[i].N = 0
+				if requests[i].Op == store.OpShadow {
+					requests[i].Op = store.OpLook
 				}
 			}
-			return m.TakeAll(background, requests, replies)
+			return m.Decide(background, requests, replies)
 		}}
 	}, "stores"},
 	{"of several requests, all have the first one's turn", func(m *reference) store.Store {
@@ -498,7 +513,7 @@ var planted = []struct {
 			for i := range requests {
 				requests[i].Limit = requests[i].Limit.TurnBefore(requests[0].Limit.Before())
 			}
-			return m.TakeAll(background, requests, replies)
+			return m.Decide(background, requests, replies)
 		}}
 	}, "token_bucket leaky_bucket"},
 	{"keys end at a zero byte", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {

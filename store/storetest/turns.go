@@ -50,7 +50,7 @@ func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 		}
 		for range 2 {
 			replies := make([]store.Reply, 2)
-			if err := b.store.TakeAll(context.Background(), requests, replies); err != nil {
+			if err := b.store.Decide(context.Background(), requests, replies); err != nil {
 				t.Fatal(err)
 			}
 			if replies[0].OK() != want[0] || replies[1].OK() != want[1] {
