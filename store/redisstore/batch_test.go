@@ -165,38 +165,71 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	}
 }
 
-// alwaysBatched is a store that makes every call that it can by the script of batches.
-type alwaysBatched struct{ *redisstore.Store }
+// alwaysBatched is a store whose calls each share a script with another one, which comes first or last.
+type alwaysBatched struct {
+	*redisstore.Store
+	calls *atomic.Int64
+}
 
-func (s alwaysBatched) one(ctx context.Context, ns *store.Namespace, add func(*redisstore.Batch)) (store.Reply, error) {
+// other is the key of the other call.
+const other = "the key of the other call"
+
+func (s alwaysBatched) one(ctx context.Context, ns *store.Namespace, add func(b *redisstore.Batch, key string), key string) (store.Reply, error) {
+	replies := make([]store.Reply, 1)
+	err := s.group(ctx, ns, add, key, replies)
+	return replies[0], err
+}
+
+func (s alwaysBatched) group(ctx context.Context, ns *store.Namespace, add func(b *redisstore.Batch, key string), key string, replies []store.Reply) error {
 	if err := ctx.Err(); err != nil {
-		return store.Reply{}, err
+		return err
 	}
-	b := s.Batch(ns)
-	add(b)
-	replies, errs, _ := b.Make()
-	return replies[0], errs[0]
+	b, mine := s.Batch(ns), int(s.calls.Add(1)%2)
+	for i := range 2 {
+		if i == mine {
+			add(b, key)
+		} else {
+			add(b, other)
+		}
+	}
+	all, errs, _ := b.Make()
+	if errs[mine] == nil {
+		copy(replies, all[mine*len(replies):])
+	}
+	return errs[mine]
 }
 
 func (s alwaysBatched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Take(key, l, n) })
+	return s.one(ctx, ns, func(b *redisstore.Batch, key string) { b.Take(key, l, n) }, key)
 }
 
 func (s alwaysBatched) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.TakeUpTo(key, l, n) })
+	return s.one(ctx, ns, func(b *redisstore.Batch, key string) { b.TakeUpTo(key, l, n) }, key)
 }
 
 func (s alwaysBatched) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Overdraw(key, l, n, most) })
+	return s.one(ctx, ns, func(b *redisstore.Batch, key string) { b.Overdraw(key, l, n, most) }, key)
 }
 
 func (s alwaysBatched) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Peek(key, l, n) })
+	return s.one(ctx, ns, func(b *redisstore.Batch, key string) { b.Peek(key, l, n) }, key)
 }
 
 func (s alwaysBatched) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	_, err := s.one(ctx, ns, func(b *redisstore.Batch) { b.Refund(key, l, c) })
+	_, err := s.one(ctx, ns, func(b *redisstore.Batch, key string) { b.Refund(key, l, c) }, key)
 	return err
+}
+
+func (s alwaysBatched) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return s.group(ctx, requests[0].Namespace, func(b *redisstore.Batch, key string) {
+		group := slices.Clone(requests)
+		for i := range group {
+			if key == other {
+				group[i].Key = fmt.Sprint(other, i)
+			}
+		}
+		b.All(group)
+	}, "", replies)
 }
 
 func TestConformanceOfBatches(t *testing.T) {
@@ -215,9 +248,9 @@ func TestConformanceOfBatches(t *testing.T) {
 		t.Run(name, func(t *testing.T) { // TestConformanceOnRedis has fewer calls at once
 			storetest.Run(t, open(client), storetest.Traces(effort.Of(1, 1, 6)), storetest.ExpiresInRealTime())
 		})
-		t.Run(name+", each call a batch", func(t *testing.T) {
+		t.Run(name+", no call alone in its script", func(t *testing.T) {
 			storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
-				return alwaysBatched{open(client)(t, clock).(*redisstore.Store)}
+				return alwaysBatched{open(client)(t, clock).(*redisstore.Store), new(atomic.Int64)}
 			}, storetest.Traces(effort.Of(1, 1, 6)), storetest.ExpiresInRealTime())
 		})
 	}
@@ -955,15 +988,21 @@ func TestAPanicOfAHookIsThatOfEachCallAndEndsNothingElse(t *testing.T) {
 	require.Equal(t, admitted.Load(), charged)
 }
 
-func TestARuleWithoutAScriptForBatchesGoesAlone(t *testing.T) {
-	s := newStore(t, redistest.Shared(t).Client(t))
-	worst(16, 4, func() time.Duration {
-		if _, err := s.Take(context.Background(), space, "k", limit, 1); err != nil {
-			t.Error(err)
-		}
-		return 0
-	})
-	require.EqualValues(t, 64, used(t, s, "k"))
+func TestARuleWithoutAScriptIsAnError(t *testing.T) {
+	m := redistest.Mini(t)
+	s, without := newStore(t, m.Client(t)), store.NewNamespace(&store.Rule{Name: "without"}, "test")
+	require.NoError(t, s.Prepare(without.Rule, limit, true))
+	wrong := func(err error) {
+		require.EqualError(t, err, `ratelimit: store failed: the rule "without" has no script`)
+		require.ErrorIs(t, err, store.ErrStore)
+	}
+	_, err := s.Take(t.Context(), without, "k", limit, 1)
+	wrong(err)
+	wrong(s.TakeAll(t.Context(), []store.Request{
+		{Namespace: space, Key: "k", Limit: limit, N: 1}, {Namespace: without, Key: "k", Limit: limit, N: 1},
+	}, make([]store.Reply, 2)))
+	require.Zero(t, m.CommandCount())
+	require.Zero(t, s.Stats().UnderWay)
 }
 
 func TestADoneContextIsNotBatched(t *testing.T) {
@@ -1030,17 +1069,22 @@ func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 	})
 }
 
-// A client sends an abandoned batch as peek: see sending.
-func TestABatchThatWasGivenUpChargesNothing(t *testing.T) {
+// A client sends what was abandoned as none: see sending.
+func TestWhatWasGivenUpChargesNothing(t *testing.T) {
 	t.Parallel()
 	for name, client := range servers(t) {
 		for _, algorithm := range algorithms {
 			rule := spaceOf(t, algorithm).Rule
-			reply, err := client.Eval(t.Context(), rule.BatchScript(rule), []string{t.Name(), t.Name()}, "peek", "",
-				1, "charge", 7, 60_000_000, 7, 1, 100, 1, "take", 7, 60_000_000, 7, 1).Slice()
-			require.NoError(t, err)
-			require.Empty(t, reply, name)
-			require.Zero(t, client.Exists(t.Context(), t.Name()).Val())
+			none := func(rules []*store.Rule, keys []string, args ...any) {
+				reply, err := client.Eval(t.Context(), rule.Script(rules), keys, append([]any{"none"}, args...)...).Slice()
+				require.NoError(t, err)
+				require.Empty(t, reply, name)
+				require.Zero(t, client.Exists(t.Context(), keys...).Val())
+			}
+			none([]*store.Rule{rule}, []string{t.Name()}, 7, 60_000_000, 7, 1)
+			none([]*store.Rule{rule}, []string{t.Name(), t.Name()}, "", 1, 1, "1 charge 100", 7, 60_000_000, 7, 1, 1, 1, "1", 7, 60_000_000, 7, 1)
+			other := spaceOf(t, algorithms[0]).Rule
+			none([]*store.Rule{rule, other}, []string{t.Name(), t.Name() + "2"}, "", 1, 2, "1", 7, 60_000_000, 7, 1, "2", 7, 60_000_000, 7, 1)
 		}
 	}
 }

@@ -611,7 +611,7 @@ func TestATripThatMadeItsConnectionShortensTheDistance(t *testing.T) {
 
 // A batch that was given up before it was written replies nothing. Its other calls go again.
 func TestABatchThatWasGivenUpHasNoReplyToRead(t *testing.T) {
-	g := group{calls: []*call{{}, {}}, several: true, op: operation{sending: new(sending)}}
+	g := group{calls: []*call{{}, {}}, requests: 2, op: operation{sending: new(sending)}}
 	cmd := newMixed(t.Context(), []any{evalsha}, len(g.calls))
 	cmd.reply.WriteString("*0\r\n")
 	require.False(t, g.op.sending.giveUp())

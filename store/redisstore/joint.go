@@ -26,6 +26,11 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 		return err
 	}
 	defer s.leave(&b)
+	return s.decide(b, s.groupOf(requests), replies)
+}
+
+// groupOf is the call of a TakeAll.
+func (s *Store) groupOf(requests []store.Request) *call {
 	c := new(call)
 	if len(requests) > 1 {
 		c.more = make([]request, len(requests)-1)
@@ -43,5 +48,5 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 		}
 		s.ask(c.request(i), of.Namespace, of.Key, operationOf(name, of.Limit), of.Limit, max(1, of.N))
 	}
-	return s.decide(b, c, replies)
+	return c
 }

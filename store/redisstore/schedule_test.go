@@ -791,7 +791,7 @@ func TestCallsThatMayNotDialLookAgain(t *testing.T) {
 		p := s.link.pipeline
 		p.conns.dials.vain, p.conns.dials.last, p.conns.dials.pause = p.conns.dials.free, begun, 3*untilDial
 		b := s.budget(t.Context())
-		bt, i, _ := p.enter(b, &call{script: s.reset, task: task{op: "reset"}})
+		bt, i, _ := p.enter(b, s.resetOf("k"))
 		require.Equal(t, 3*untilDial, <-dialed)
 		_, f := p.wait(b, bt, i, "k")
 		require.Error(t, f.err)

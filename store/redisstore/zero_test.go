@@ -25,8 +25,7 @@ func TestAStoreThatNewHasNotMadeAnswersErrors(t *testing.T) {
 	ask("Peek", err)
 	ask("Refund", s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}))
 	ask("Reset", s.Reset(ctx, space, "k"))
-	joint := &store.Rule{Name: "joint", JointScript: func([]*store.Rule) string { return "return {1, 0, 0, 0}" }}
-	ask("TakeAll", s.TakeAll(ctx, []store.Request{{Namespace: store.NewNamespace(joint, "x"), Key: "k", Limit: limit, N: 1}}, make([]store.Reply, 1)))
+	ask("TakeAll", s.TakeAll(ctx, []store.Request{{Namespace: space, Key: "k", Limit: limit, N: 1}}, make([]store.Reply, 1)))
 	ask("TakeAll of none", s.TakeAll(ctx, nil, nil))
 	_, err = s.Check(ctx)
 	ask("Check", err)
