@@ -812,9 +812,14 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 
 // mixed charges an event of year(100_000), by operation i.
 func mixed(s *redisstore.Store, ns *store.Namespace, key string, i int) (err error) {
-	switch i % 4 {
+	switch i % 5 {
 	case 0:
 		_, err = s.Take(context.Background(), ns, key, year(100_000), 1)
+	case 4:
+		err = s.TakeAll(context.Background(), []store.Request{
+			{Namespace: ns, Key: key, Limit: year(100_000), N: 1},
+			{Namespace: store.NewNamespace(ns.Rule, "another"), Key: key, Limit: year(100_000), N: 1},
+		}, make([]store.Reply, 2))
 	case 1:
 		_, err = s.TakeUpTo(context.Background(), ns, key, year(100_000), 1)
 	case 2:

@@ -41,10 +41,10 @@ func (s *Store) groupOf(requests []store.Request) *call {
 		switch {
 		case of.Gate:
 			name = "gate"
-		case of.Shadow:
-			name = "shadow"
 		case of.N == 0:
 			name = "look"
+		case of.Shadow:
+			name = "shadow"
 		}
 		s.ask(c.request(i), of.Namespace, of.Key, operationOf(name, of.Limit), of.Limit, max(1, of.N))
 	}

@@ -340,6 +340,7 @@ func grouped(sizes ...int) (groups []group) {
 	sending := new(sending)
 	for i, n := range sizes {
 		sc := newScript(fmt.Sprint("script ", i))
+		sc.shared = true
 		g := group{op: operation{sending: sending}}
 		for j := range n {
 			r := request{rule: new(store.Rule), number: 1, op: "take", key: "k", limit: store.Limit{Rate: 1, Period: 1, Burst: 1}, n: 1}
