@@ -83,7 +83,7 @@ if alone then
   if not ok and n > 1 and op == 'upto' then
     ok, x, y, z, planned = plan(KEYS[1], l, now, callers, max(1, available(l, x, y, z)))
   end
-  if planned and name ~= 'look' then
+  if planned and name ~= 'look' and name ~= 'gate' then
     commit(KEYS[1], planned)
   end
   return { ok and 1 or 0, x, y, z }
