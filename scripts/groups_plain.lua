@@ -50,10 +50,11 @@ if ARGV[1] == 'groups' and rawget(_G, 'struct') then
         for i = 1, size do
           local key, text, life, log = KEYS[k + i], texts[i], lives[i], logs and logs[i]
           WRITE
-          if failed and i > 1 then -- a server refuses the first write of a script, or none
-            error(failed)
+          if failed then
+            assert(i == 1, failed) -- a server refuses the first write of a script, or none
+            fine = false
+            break
           end
-          fine = fine and not failed
         end
       end
       if fine then
