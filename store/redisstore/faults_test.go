@@ -464,7 +464,7 @@ var rare = []uint64{
 //	the window, so 1,024 calls are under way:  "only 163 of 1999 are served", one by one 250, seed 179
 //	over, so a caller's deadline has a class:  "its context has ended", seed 0
 //	pulse.ask, so who rested finds it silent:  "no trouble", but ErrUnavailable, seed 1781
-//	peek, so late calls are run all the same:  "is charged", though told of no room, seed 7
+//	none, so late calls are run all the same:  "is charged", though told of no room, seed 7
 //	NoRetry, so go-redis sends calls again:    "is sent 3 times, and refused 1 times", seed 33
 func TestSchedulesOfFaults(t *testing.T) {
 	t.Parallel()
