@@ -363,3 +363,33 @@ func TestAnAllThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	require.EqualValues(t, 1, charged(t, server, h.space, "k"))
 	require.EqualValues(t, 2, charged(t, server, h.space, "k2"))
 }
+
+// Ready tells a server that has lost its scripts those of Alls too.
+func TestReadyTellsTheScriptsOfAlls(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	s, spaces := newStore(t, client), spacesOf(t, algorithms...)
+	all := func(spaces ...*store.Namespace) {
+		group := make([]store.Request, len(spaces))
+		for i, ns := range spaces {
+			group[i] = store.Request{Namespace: ns, Key: fmt.Sprint("k", i), Limit: year(100), N: 1}
+		}
+		require.NoError(t, s.TakeAll(t.Context(), group, make([]store.Reply, len(group))))
+	}
+	asked := func() {
+		all(spaces[0])
+		all(spaces[1:3]...)
+		all(spaces[2], spaces[1], spaces[2])
+		all(spaces...)
+	}
+	for _, ns := range spaces {
+		require.NoError(t, s.Prepare(ns.Rule, year(100), true))
+	}
+	asked()
+	require.NoError(t, client.ScriptFlush(t.Context()).Err())
+	require.NoError(t, s.Ready(t.Context()))
+	require.NoError(t, client.ConfigResetStat(t.Context()).Err())
+	asked()
+	stats := client.Info(t.Context(), "commandstats").Val()
+	require.Contains(t, stats, "cmdstat_evalsha:calls=4,")
+	require.NotContains(t, stats, "cmdstat_eval:")
+}
