@@ -50,9 +50,8 @@ if ARGV[1] == 'groups' and rawget(_G, 'struct') then
         for i = 1, size do
           local key, text, life, log = KEYS[k + i], texts[i], lives[i], logs and logs[i]
           WRITE
-          if failed and i > 1 then -- a server refuses the first write of a script, or none
-            error(failed)
-          elseif failed then
+          if failed then
+            assert(i == 1, failed) -- a server refuses the first write of a script, or none
             fine = false
             break
           end

@@ -165,38 +165,59 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	}
 }
 
-// alwaysBatched is a store that makes every call that it can by the script of batches.
-type alwaysBatched struct{ *redisstore.Store }
+// alwaysBatched is a store whose calls each share a script with another one, which comes first or last.
+type alwaysBatched struct {
+	*redisstore.Store
+	calls *atomic.Int64
+}
 
-func (s alwaysBatched) one(ctx context.Context, ns *store.Namespace, add func(*redisstore.Batch)) (store.Reply, error) {
+// other is the key of the other call.
+const other = "the key of the other call"
+
+func (s alwaysBatched) one(ctx context.Context, ns *store.Namespace, add func(b *redisstore.Batch, key string), key string) (store.Reply, error) {
+	replies := make([]store.Reply, 1)
+	err := s.group(ctx, ns, add, key, replies)
+	return replies[0], err
+}
+
+func (s alwaysBatched) group(ctx context.Context, ns *store.Namespace, add func(b *redisstore.Batch, key string), key string, replies []store.Reply) error {
 	if err := ctx.Err(); err != nil {
-		return store.Reply{}, err
+		return err
 	}
-	b := s.Batch(ns)
-	add(b)
-	replies, errs, _ := b.Make()
-	return replies[0], errs[0]
+	b, mine := s.Batch(ns), int(s.calls.Add(1)%2)
+	for i := range 2 {
+		if i == mine {
+			add(b, key)
+		} else {
+			add(b, other)
+		}
+	}
+	all, errs, _ := b.Make()
+	if errs[mine] == nil {
+		copy(replies, all[mine*len(replies):])
+	}
+	return errs[mine]
 }
 
 func (s alwaysBatched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Take(key, l, n) })
-}
-
-func (s alwaysBatched) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.TakeUpTo(key, l, n) })
-}
-
-func (s alwaysBatched) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Overdraw(key, l, n, most) })
-}
-
-func (s alwaysBatched) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Peek(key, l, n) })
+	return s.one(ctx, ns, func(b *redisstore.Batch, key string) { b.Take(key, l, n) }, key)
 }
 
 func (s alwaysBatched) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	_, err := s.one(ctx, ns, func(b *redisstore.Batch) { b.Refund(key, l, c) })
+	_, err := s.one(ctx, ns, func(b *redisstore.Batch, key string) { b.Refund(key, l, c) }, key)
 	return err
+}
+
+func (s alwaysBatched) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return s.group(ctx, requests[0].Namespace, func(b *redisstore.Batch, key string) {
+		group := slices.Clone(requests)
+		for i := range group {
+			if key == other {
+				group[i].Key = fmt.Sprint(other, i)
+			}
+		}
+		b.All(group)
+	}, "", replies)
 }
 
 func TestConformanceOfBatches(t *testing.T) {
@@ -215,9 +236,9 @@ func TestConformanceOfBatches(t *testing.T) {
 		t.Run(name, func(t *testing.T) { // TestConformanceOnRedis has fewer calls at once
 			storetest.Run(t, open(client), storetest.Traces(effort.Of(1, 1, 6)), storetest.ExpiresInRealTime())
 		})
-		t.Run(name+", each call a batch", func(t *testing.T) {
+		t.Run(name+", no call alone in its script", func(t *testing.T) {
 			storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
-				return alwaysBatched{open(client)(t, clock).(*redisstore.Store)}
+				return alwaysBatched{open(client)(t, clock).(*redisstore.Store), new(atomic.Int64)}
 			}, storetest.Traces(effort.Of(1, 1, 6)), storetest.ExpiresInRealTime())
 		})
 	}
@@ -582,7 +603,7 @@ func charged(t *testing.T, server *redistest.Server, ns *store.Namespace, key st
 // missing is how many tokens are missing, or not whole yet.
 func missing(t *testing.T, s *redisstore.Store, ns *store.Namespace, key string, l store.Limit) int64 {
 	t.Helper()
-	r, err := s.Peek(t.Context(), ns, key, l, 1)
+	r, err := store.Peek(t.Context(), s, ns, key, l, 1)
 	require.NoError(t, err)
 	if r.Z > 0 {
 		return r.Y + 1
@@ -699,13 +720,13 @@ func TestAMixedBatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 	earlier := charge(t, newStore(t, server.Client(t)), "token_bucket", "refunded", 10, 100)
 	h := holdTrips(t, server, redisstore.WithTimeout(2*time.Second)) // one batch on a busy machine too
 	all := []<-chan error{
-		h.waitFor(t, func() error { _, err := h.TakeUpTo(t.Context(), h.space, "upto", year(100), 200); return err }),
+		h.waitFor(t, func() error { _, err := store.TakeUpTo(t.Context(), h, h.space, "upto", year(100), 200); return err }),
 		h.waitFor(t, func() error {
-			_, err := h.Overdraw(t.Context(), h.space, "overdrawn", year(100), 120, 1<<30)
+			_, err := store.Overdraw(t.Context(), h, h.space, "overdrawn", year(100), 120, 1<<30)
 			return err
 		}),
 		h.waitFor(t, func() error { return h.Refund(t.Context(), h.space, "refunded", year(100), earlier) }),
-		h.waitFor(t, func() error { _, err := h.Peek(t.Context(), h.space, "refunded", year(100), 1); return err }),
+		h.waitFor(t, func() error { _, err := store.Peek(t.Context(), h, h.space, "refunded", year(100), 1); return err }),
 		h.wait(t, t.Context(), "taken"),
 	}
 	h.releaseButOne(t)
@@ -726,7 +747,7 @@ func TestARefundThatLeavesTheQueueGivesNothingBack(t *testing.T) {
 	h := holdTrips(t, server)
 	ctx, cancel := context.WithCancel(t.Context())
 	leaves := h.waitFor(t, func() error { return h.Refund(ctx, h.space, "k", year(100), earlier) })
-	stays := h.waitFor(t, func() error { _, err := h.TakeUpTo(t.Context(), h.space, "k", year(100), 2); return err })
+	stays := h.waitFor(t, func() error { _, err := store.TakeUpTo(t.Context(), h, h.space, "k", year(100), 2); return err })
 	cancel()
 	require.Equal(t, context.Canceled, <-leaves)
 	h.proxy.Release()
@@ -779,13 +800,18 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 
 // mixed charges an event of year(100_000), by operation i.
 func mixed(s *redisstore.Store, ns *store.Namespace, key string, i int) (err error) {
-	switch i % 4 {
+	switch i % 5 {
 	case 0:
 		_, err = s.Take(context.Background(), ns, key, year(100_000), 1)
+	case 4:
+		err = s.Decide(context.Background(), []store.Request{
+			{Namespace: ns, Key: key, Limit: year(100_000), N: 1},
+			{Namespace: store.NewNamespace(ns.Rule, "another"), Key: key, Limit: year(100_000), N: 1},
+		}, make([]store.Reply, 2))
 	case 1:
-		_, err = s.TakeUpTo(context.Background(), ns, key, year(100_000), 1)
+		_, err = store.TakeUpTo(context.Background(), s, ns, key, year(100_000), 1)
 	case 2:
-		_, err = s.Overdraw(context.Background(), ns, key, year(100_000), 1, 1<<30)
+		_, err = store.Overdraw(context.Background(), s, ns, key, year(100_000), 1, 1<<30)
 	case 3:
 		l := year(100_000)
 		l = l.TurnBefore(1)
@@ -955,15 +981,21 @@ func TestAPanicOfAHookIsThatOfEachCallAndEndsNothingElse(t *testing.T) {
 	require.Equal(t, admitted.Load(), charged)
 }
 
-func TestARuleWithoutAScriptForBatchesGoesAlone(t *testing.T) {
-	s := newStore(t, redistest.Shared(t).Client(t))
-	worst(16, 4, func() time.Duration {
-		if _, err := s.Take(context.Background(), space, "k", limit, 1); err != nil {
-			t.Error(err)
-		}
-		return 0
-	})
-	require.EqualValues(t, 64, used(t, s, "k"))
+func TestARuleWithoutAScriptIsAnError(t *testing.T) {
+	m := redistest.Mini(t)
+	s, without := newStore(t, m.Client(t)), store.NewNamespace(&store.Rule{Name: "without"}, "test")
+	require.NoError(t, s.Prepare(without.Rule, limit, true))
+	wrong := func(err error) {
+		require.EqualError(t, err, `ratelimit: store failed: the rule "without" has no script`)
+		require.ErrorIs(t, err, store.ErrStore)
+	}
+	_, err := s.Take(t.Context(), without, "k", limit, 1)
+	wrong(err)
+	wrong(s.Decide(t.Context(), []store.Request{
+		{Namespace: space, Key: "k", Limit: limit, N: 1}, {Namespace: without, Key: "k", Limit: limit, N: 1},
+	}, make([]store.Reply, 2)))
+	require.Zero(t, m.CommandCount())
+	require.Zero(t, s.Stats().UnderWay)
 }
 
 func TestADoneContextIsNotBatched(t *testing.T) {
@@ -1030,17 +1062,22 @@ func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 	})
 }
 
-// A client sends an abandoned batch as peek: see sending.
-func TestABatchThatWasGivenUpChargesNothing(t *testing.T) {
+// A client sends what was abandoned as none: see sending.
+func TestWhatWasGivenUpChargesNothing(t *testing.T) {
 	t.Parallel()
 	for name, client := range servers(t) {
 		for _, algorithm := range algorithms {
 			rule := spaceOf(t, algorithm).Rule
-			reply, err := client.Eval(t.Context(), rule.BatchScript(rule), []string{t.Name(), t.Name()}, "peek", "",
-				1, "charge", 7, 60_000_000, 7, 1, 100, 1, "take", 7, 60_000_000, 7, 1).Slice()
-			require.NoError(t, err)
-			require.Empty(t, reply, name)
-			require.Zero(t, client.Exists(t.Context(), t.Name()).Val())
+			none := func(rules []*store.Rule, keys []string, args ...any) {
+				reply, err := client.Eval(t.Context(), rule.Script(rules), keys, append([]any{"none"}, args...)...).Slice()
+				require.NoError(t, err)
+				require.Empty(t, reply, name)
+				require.Zero(t, client.Exists(t.Context(), keys...).Val())
+			}
+			none([]*store.Rule{rule}, []string{t.Name()}, 7, 60_000_000, 7, 1)
+			none([]*store.Rule{rule}, []string{t.Name(), t.Name()}, "", 1, 1, "1 charge 100", 7, 60_000_000, 7, 1, 1, 1, "1", 7, 60_000_000, 7, 1)
+			other := spaceOf(t, algorithms[0]).Rule
+			none([]*store.Rule{rule, other}, []string{t.Name(), t.Name() + "2"}, "", 1, 2, "1", 7, 60_000_000, 7, 1, "2", 7, 60_000_000, 7, 1)
 		}
 	}
 }

@@ -98,7 +98,7 @@ func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
 	// The fault bites: go-redis' own command fails.
 	naive := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	defer naive.Close()
-	err = naive.Eval(t.Context(), refuse("LOADING planted", 3).Rule.Script, []string{"naive"}).Err()
+	err = naive.Eval(t.Context(), refuse("LOADING planted", 3).Rule.Script(nil), []string{"naive"}).Err()
 	require.ErrorContains(t, err, "LOADING")
 }
 

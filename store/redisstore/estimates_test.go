@@ -432,7 +432,7 @@ func full(t testing.TB) *Store {
 	s, err := New(client)
 	require.NoError(t, err)
 	p := s.link.pipeline
-	p.store.link.pulse.beat()
+	p.pulse.beat()
 	p.expected.inside.Store(longestLine)
 	p.refusals.loops.limit.Store(mostCount)
 	return s
@@ -482,19 +482,19 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	s := full(t)
 	s.link.pipeline.expected.inside.Store(0)
 	for range 2 * longestLine {
-		_, err := s.admit(t.Context(), true)
+		_, err := s.admit(t.Context(), true, nil, "")
 		require.NoError(t, err)
 	}
-	b, err := s.admit(t.Context(), false)
+	b, err := s.admit(t.Context(), false, nil, "")
 	require.NoError(t, err)
 	require.EqualValues(t, 2*longestLine+1, s.Stats().UnderWay)
 	e := &s.link.pipeline.expected
 	e.room.Store(10)
 	e.pace.Store(int64(s.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
 	e.inside.Store(9)
-	_, err = s.admit(t.Context(), false)
+	_, err = s.admit(t.Context(), false, nil, "")
 	require.NoError(t, err)
-	_, err = s.admit(t.Context(), false)
+	_, err = s.admit(t.Context(), false, nil, "")
 	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside as many")
 	e.inside.Store(1)
 	s.leave(&b)
@@ -526,9 +526,9 @@ func TestWhatGivesRoomGoesAhead(t *testing.T) {
 	s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
 	s.Occupy()
 	asks, _, _ := p.enter(s.budget(ctx), new(call))
-	_, err := s.admit(ctx, false)
+	_, err := s.admit(ctx, false, nil, "")
 	require.ErrorIs(t, err, store.ErrOverloaded)
-	b, err := s.admit(ctx, true)
+	b, err := s.admit(ctx, true, nil, "")
 	require.NoError(t, err)
 	ahead, _, _ := p.enter(b, new(call))
 	trip := &trip{begun: time.Now()}
@@ -565,7 +565,7 @@ func TestACallThatAnotherHasGivenUpHasAClass(t *testing.T) {
 	defer client.Close()
 	s, err := New(client, WithTimeout(time.Second))
 	require.NoError(t, err)
-	p := newPipeline(s, client, false)
+	p := newPipeline(s, &server{client: client, timeout: s.timeout, pulse: pulse{base: time.Now()}}, false)
 	_, f := p.wait(budget{Context: context.Background(), end: now.Add(time.Second)}, bt, 0, "key")
 	require.True(t, f.again)
 	require.ErrorIs(t, f.error(), store.ErrUnavailable)
@@ -611,7 +611,7 @@ func TestATripThatMadeItsConnectionShortensTheDistance(t *testing.T) {
 
 // A batch that was given up before it was written replies nothing. Its other calls go again.
 func TestABatchThatWasGivenUpHasNoReplyToRead(t *testing.T) {
-	g := group{calls: []*call{{}, {}}, several: true, op: operation{sending: new(sending)}}
+	g := group{calls: []*call{{}, {}}, requests: 2, op: operation{sending: new(sending)}}
 	cmd := newMixed(t.Context(), []any{evalsha}, len(g.calls))
 	cmd.reply.WriteString("*0\r\n")
 	require.False(t, g.op.sending.giveUp())

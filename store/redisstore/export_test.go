@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,6 +16,36 @@ const DefaultTimeout = defaultTimeout
 
 // Jitter has the store take random times from f.
 func (s *Store) Jitter(f func(most time.Duration) time.Duration) { s.jitter = f }
+
+// ScriptOf makes the whole script of a rule whose Lua decides on one key. It has ARGV as a request alone has it, and
+// returns a reply, an error reply, or anything else if it is alone. No request of a group waits for the others.
+func ScriptOf(lua string) func([]*store.Rule) string {
+	text := strings.Replace(`
+local function decide(KEYS, ARGV)
+	LUA
+end
+if ARGV[1] == 'none' then
+	return {}
+elseif ARGV[1] ~= 'groups' then
+	return decide(KEYS, ARGV)
+end
+local replies, run = {}, 3
+while ARGV[run] do
+	local groups, requests = ARGV[run] + 0, ARGV[run + 1] + 0
+	for i = 0, groups * requests - 1 do
+		local a = run + 2 + i % requests * 5
+		local op = string.match(ARGV[a], '^%d+ (.*)') or 'take'
+		local clock = ARGV[2] ~= '' and ARGV[2] or nil
+		local reply = decide({ KEYS[#replies / 4 + 1] }, { op, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], clock })
+		for j, v in ipairs(reply.err and { reply.err, 0, 0, 0 } or reply) do
+			replies[#replies + 1] = v
+		end
+	end
+	run = run + 2 + 5 * requests
+end
+return replies`, "LUA", lua, 1)
+	return func([]*store.Rule) string { return text }
+}
 
 // RedisKey is the Redis key of key's state.
 func (s *Store) RedisKey(ns *store.Namespace, key string) string { return s.key(ns, key) }
@@ -47,11 +78,10 @@ func (s *Store) Batch(ns *store.Namespace) *Batch { return &Batch{s: s, ns: ns} 
 func (b *Batch) add(key, op string, l store.Limit, n int64) {
 	c := new(call)
 	b.s.ask(&c.first, b.ns, key, op, l, n)
-	c.script, _ = b.s.scriptOf(c)
 	b.calls = append(b.calls, c)
 }
 
-func (b *Batch) Take(key string, l store.Limit, n int64)     { b.add(key, operationOf("take", l), l, n) }
+func (b *Batch) Take(key string, l store.Limit, n int64)     { b.add(key, within("take", l), l, n) }
 func (b *Batch) TakeUpTo(key string, l store.Limit, n int64) { b.add(key, "upto", l, n) }
 func (b *Batch) Peek(key string, l store.Limit, n int64)     { b.add(key, "look", l, n) }
 func (b *Batch) Overdraw(key string, l store.Limit, n, most int64) {
@@ -59,24 +89,33 @@ func (b *Batch) Overdraw(key string, l store.Limit, n, most int64) {
 }
 func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, refund(c), l, c.N) }
 
-// Make makes the calls, in one script. again tells which of
-// those that failed would be tried again.
+// All adds a TakeAll.
+func (b *Batch) All(requests []store.Request) { b.calls = append(b.calls, b.s.groupOf(requests)) }
+
+// Make makes the calls, in one script. It returns the replies of all requests, and of each call the error, and whether
+// it would be tried again.
 func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 	p := b.s.link.pipeline
 	ctx, cancel := context.WithTimeout(context.Background(), lasting)
 	defer cancel()
-	g := group{calls: b.calls, requests: len(b.calls), op: operation{sending: new(sending)}}
+	g := group{calls: b.calls, op: operation{sending: new(sending)}}
+	for _, c := range b.calls {
+		if c.script, _ = b.s.scriptOf(c); c.script != b.calls[0].script {
+			panic("calls of different rules have no script in common")
+		}
+		g.requests += c.size()
+	}
 	_ = p.exec(ctx, new(trip), []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
-		var reply [1]store.Reply
+		reply := make([]store.Reply, c.size())
 		err, f := c.err, new(fault)
 		if err == nil {
-			err = parse(c.values, reply[:])
+			err = parse(c.values, reply)
 		} else {
-			f = b.s.failed(c.first.key, err, true)
+			f = b.s.failed(p.server, c.first.key, err, true)
 			err = f.error()
 		}
-		replies, errs, again = append(replies, reply[0]), append(errs, err), append(again, f.again)
+		replies, errs, again = append(replies, reply...), append(errs, err), append(again, f.again)
 		c.values, c.err = nil, nil
 	}
 	return replies, errs, again
@@ -185,8 +224,8 @@ func (s *Store) Rested() bool {
 	p := s.link.pipeline
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.link.pulse.last.Store(-int64(time.Hour))
-	s.link.pulse.asked.Store(-int64(time.Hour))
+	s.link.plain.pulse.last.Store(-int64(time.Hour))
+	s.link.plain.pulse.asked.Store(-int64(time.Hour))
 	return p.trips+p.late == 0
 }
 

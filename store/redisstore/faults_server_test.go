@@ -20,28 +20,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// The scripts of a [bookkeeper]: it knows them by these texts.
-const (
-	oneCall   = "one call"
-	manyCalls = "many calls"
-	allOrNone = "all or none"
-)
-
-var bookkeeping = store.NewNamespace(&store.Rule{
-	Name: "book", Script: oneCall,
-	BatchScript: func(*store.Rule) string { return manyCalls },
-	JointScript: func([]*store.Rule) string { return allOrNone },
-}, "test")
+// bookkeeping is a rule that a [bookkeeper] knows: it reads the arguments, whatever the script is.
+var bookkeeping = store.NewNamespace(&store.Rule{Name: "book", Script: func([]*store.Rule) string { return "book" }}, "test")
 
 // mostFits is the most events that a bookkeeper admits.
 const mostFits = 2
 
-// names are the names of the scripts, as EVALSHA has them.
-var names = map[string]string{oneCall: nameOf(oneCall), manyCalls: nameOf(manyCalls), allOrNone: nameOf(allOrNone)}
-
 // bookkeeper is a server in a bubble of testing/synctest, and the network before it. It speaks
-// RESP, and it admits a call if n is at most mostFits, the burst. It remembers of each key what was asked
-// and charged. What it does are timers: it has no goroutines.
+// RESP, and it decides on groups of requests as scripts/groups.lua does. A request fits if n is at most mostFits,
+// the burst. It remembers of each key what was asked and charged. What it does are timers: it has no goroutines.
 type bookkeeper struct {
 	mu      sync.Mutex // protects all below, and all wires
 	began   time.Time
@@ -196,16 +183,6 @@ func nameOf(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// textOf is the script of an EVAL or EVALSHA.
-func textOf(args []string) string {
-	for text, name := range names {
-		if args[1] == text || args[1] == name {
-			return text
-		}
-	}
-	panic(args[1])
-}
-
 // keysOf returns the keys of an EVAL or EVALSHA.
 func keysOf(args []string) []string { return args[3 : 3+number(args[2])] }
 
@@ -217,25 +194,32 @@ type request struct {
 	answer  string // the error that it got
 }
 
-// requests returns what an EVAL or EVALSHA asks.
-func requests(args []string) (list []request) {
-	text, keys := textOf(args), keysOf(args)
+// requests returns what an EVAL or EVALSHA asks, by group.
+func requests(args []string) (groups [][]request) {
+	keys := keysOf(args)
 	args = args[3+len(keys):]
-	op, n, left := args[0], args[4], int64(0)
-	if text == manyCalls {
-		args = args[2:]
-	}
-	for i, key := range keys {
-		switch {
-		case text == allOrNone: // a number, the limit and n of each
-			n = args[5*i+5]
-		case text == manyCalls && left == 0: // how often, the operation, the limit and n of each run
-			left, op, n, args = number(args[0]), args[1], args[5], args[6:]
+	switch args[0] {
+	case "none":
+		for _, key := range keys {
+			groups = append(groups, []request{{key: key}})
 		}
-		left--
-		list = append(list, request{key: key, n: number(n), charges: op != "peek"})
+	case "groups":
+		for args = args[2:]; len(args) > 0; { // after the clock, of each run
+			count, size := int(number(args[0])), int(number(args[1]))
+			for range count {
+				group := make([]request, size)
+				for i := range group { // the rule and the operation, the limit, and n
+					_, op, _ := strings.Cut(args[2+5*i], " ")
+					group[i] = request{key: keys[i], n: number(args[6+5*i]), charges: op != "look"}
+				}
+				groups, keys = append(groups, group), keys[size:]
+			}
+			args = args[2+5*size:]
+		}
+	default:
+		groups = [][]request{{{key: keys[0], n: number(args[4]), charges: args[0] != "look"}}}
 	}
-	return list
+	return groups
 }
 
 // eval runs a script, if it may.
@@ -243,45 +227,53 @@ func (b *bookkeeper) eval(j job) {
 	if j.args[0] == "eval" {
 		b.learn(j.args[1])
 	}
-	text, answer := textOf(j.args), b.answer
-	list, known := requests(j.args), b.scripts[nameOf(text)]
-	if answer == "" && !known {
-		answer = "NOSCRIPT No matching script"
-	}
-	reply := "-" + answer + "\r\n"
+	groups, answer := requests(j.args), b.answer
 	writes := strings.HasPrefix(answer, "OOM") || strings.HasPrefix(answer, "READONLY") // known at the first write
-	if writes && text != manyCalls && j.args[3+len(list)] == "peek" {
-		answer = "" // which a look has none of
+	if !b.scripts[j.args[1]] && j.args[0] == "evalsha" && (answer == "" || writes) {
+		answer, writes = "NOSCRIPT No matching script", false
 	}
+	reply, told := "", slices.Concat(groups...)
 	switch {
-	case answer != "" && (text != manyCalls || !known || !writes):
-	case text == manyCalls && j.args[3+len(list)] == "peek":
-		list, reply = nil, "*0\r\n"
+	case answer != "" && !writes:
+		reply = "-" + answer + "\r\n"
+		for i := range told {
+			told[i].answer = answer
+		}
+	case j.args[3+len(told)] == "none":
+		told, reply = nil, "*0\r\n"
 	default:
-		all := !slices.ContainsFunc(list, func(r request) bool { return text == allOrNone && r.n > mostFits })
-		reply = fmt.Sprintf("*%d\r\n", 4*len(list))
-		for _, r := range list {
-			if answer != "" {
-				reply += fmt.Sprintf("$%d\r\n%s\r\n:0\r\n:0\r\n:0\r\n", len(answer), answer)
-			} else {
-				reply += b.decide(r, all)
+		reply, told = fmt.Sprintf("*%d\r\n", 4*len(told)), nil
+		for _, group := range groups {
+			all := !slices.ContainsFunc(group, func(r request) bool { return r.charges && r.n > mostFits })
+			refused := answer != "" && all && slices.ContainsFunc(group, func(r request) bool { return r.charges })
+			if refused && len(groups) == 1 {
+				reply = "-" + answer + "\r\n"
+			} else if refused {
+				reply += fmt.Sprintf("$%d\r\n%s\r\n", len(answer), answer) + strings.Repeat(":0\r\n", 4*len(group)-1)
+			}
+			for _, r := range group {
+				if refused {
+					r.answer = answer
+				} else {
+					reply += b.decide(r, all)
+				}
+				told = append(told, r)
 			}
 		}
 	}
 	b.note("%s get %.10q", keysOf(j.args), reply)
 	j.w.reply(reply, func() {
-		for i := range list {
-			list[i].answer = answer
-			if answer != "" {
-				b.page(list[i].key).refused++
+		for _, r := range told {
+			if r.answer != "" {
+				b.page(r.key).refused++
 			}
 		}
-		j.w.tell(list)
+		j.w.tell(told)
 	})
 }
 
-// decide makes a call, and returns its part of the reply: whether it fits, whose it is, and n. A
-// call that fits is charged if all do.
+// decide decides on a request, and returns its part of the reply: whether it fits, whose it is, and n. One that fits
+// is charged if all do.
 func (b *bookkeeper) decide(r request, all bool) string {
 	ok := 0
 	if r.n <= mostFits {
@@ -402,9 +394,9 @@ func (w *wire) Write(data []byte) (int, error) {
 	w.in = append(w.in, data...)
 	for args := w.command(); args != nil; args = w.command() {
 		w.asked++
-		if strings.HasPrefix(args[0], "eval") && args[3+number(args[2])] != "peek" {
+		if strings.HasPrefix(args[0], "eval") && args[3+number(args[2])] != "none" {
 			b.note("%s is sent", keysOf(args))
-			for _, r := range requests(args) {
+			for _, r := range slices.Concat(requests(args)...) {
 				if r.charges {
 					b.page(r.key).sent++
 				}

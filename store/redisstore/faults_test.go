@@ -292,10 +292,10 @@ func (st *story) call(s *redisstore.Store, i int, c planned) {
 	case "take":
 		to.replies[0], to.err = s.Take(ctx, bookkeeping, key, limit, c.n)
 	case "peek":
-		to.replies[0], to.err = s.Peek(ctx, bookkeeping, key, limit, c.n)
+		to.replies[0], to.err = store.Peek(ctx, s, bookkeeping, key, limit, c.n)
 	case "all":
 		to.replies = make([]store.Reply, 2)
-		to.err = s.TakeAll(ctx, []store.Request{
+		to.err = s.Decide(ctx, []store.Request{
 			{Namespace: bookkeeping, Key: key + "a", Limit: limit, N: c.n},
 			{Namespace: bookkeeping, Key: key + "b", Limit: limit, N: 1},
 		}, to.replies)
@@ -464,7 +464,7 @@ var rare = []uint64{
 //	the window, so 1,024 calls are under way:  "only 163 of 1999 are served", one by one 250, seed 179
 //	over, so a caller's deadline has a class:  "its context has ended", seed 0
 //	pulse.ask, so who rested finds it silent:  "no trouble", but ErrUnavailable, seed 1781
-//	peek, so late calls are run all the same:  "is charged", though told of no room, seed 7
+//	none, so late calls are run all the same:  "is charged", though told of no room, seed 7
 //	NoRetry, so go-redis sends calls again:    "is sent 3 times, and refused 1 times", seed 33
 func TestSchedulesOfFaults(t *testing.T) {
 	t.Parallel()

@@ -21,14 +21,22 @@ func (s *Store) Together(key, other string) bool {
 
 // Decide implements [store.Store]. The requests are a group in a script of their rules.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if s.link == nil {
+	switch {
+	case s.link == nil:
 		return errNotMade
+	case len(requests) == 0:
+		return nil
 	}
 	b, err := s.admit(ctx, false, requests[0].Namespace, requests[0].Key)
 	if err != nil {
 		return err
 	}
 	defer s.leave(&b)
+	return s.decide(b, s.groupOf(requests), replies)
+}
+
+// groupOf is the call of a Decide.
+func (s *Store) groupOf(requests []store.Request) *call {
 	c := new(call)
 	if len(requests) > 1 {
 		c.more = make([]request, len(requests)-1)
@@ -37,5 +45,5 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 		of := &requests[i]
 		s.ask(c.request(i), of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
 	}
-	return s.decide(b, c, replies)
+	return c
 }

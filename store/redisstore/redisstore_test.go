@@ -23,12 +23,12 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 // counter admits while no more than Burst events were charged within Period of the last.
 // It answers what it was given. Do not copy it as a rate limiter.
-var counter = &store.Rule{Name: "counter", Script: `
+var counter = &store.Rule{Name: "counter", Script: redisstore.ScriptOf(`
 local used = tonumber(redis.call('GET', KEYS[1]) or '0')
 local n = tonumber(ARGV[5])
-if ARGV[1] == 'refund' then
+if string.sub(ARGV[1], 1, 6) == 'refund' then
 	redis.call('DECRBY', KEYS[1], ARGV[5])
-	return {1, n, tonumber(ARGV[6]), tonumber(ARGV[7])}
+	return {0, 0, 0, 0}
 end
 local ok = used + n <= tonumber(ARGV[4])
 if ok and ARGV[1] == 'take' then
@@ -36,16 +36,16 @@ if ok and ARGV[1] == 'take' then
 	redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(tonumber(ARGV[3]) / 1000)))
 end
 return {ok and 1 or 0, used, tonumber(ARGV[6]) or 0, tonumber(ARGV[2])}
-`}
+`)}
 
 var (
 	space = store.NewNamespace(counter, "test")
 	limit = store.Limit{Rate: 7, Period: 60_000_000, Burst: 1 << 30}
 )
 
-// rule is a rule of which only the script matters.
-func rule(script string) *store.Namespace {
-	return store.NewNamespace(&store.Rule{Name: "script", Script: script}, "test")
+// rule is a rule of which only the script matters: see [redisstore.ScriptOf].
+func rule(lua string) *store.Namespace {
+	return store.NewNamespace(&store.Rule{Name: "script", Script: redisstore.ScriptOf(lua)}, "test")
 }
 
 func newStore(t testing.TB, client redisstore.Client, opts ...redisstore.Option) *redisstore.Store {
@@ -60,7 +60,7 @@ func newStore(t testing.TB, client redisstore.Client, opts ...redisstore.Option)
 // used is how many events key has been charged in the namespace.
 func used(t testing.TB, s store.Store, key string) int64 {
 	t.Helper()
-	r, err := s.Peek(t.Context(), space, key, limit, 1)
+	r, err := store.Peek(t.Context(), s, space, key, limit, 1)
 	require.NoError(t, err)
 	return r.X
 }
@@ -76,7 +76,7 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, store.Reply{Outcome: store.Admitted, X: 0, Y: 0, Z: 7}, r)
 
-	r, err = caller.Peek(ctx, space, "k", limit, 3)
+	r, err = store.Peek(ctx, caller, space, "k", limit, 3)
 	require.NoError(t, err)
 	require.Equal(t, store.Reply{Outcome: store.Admitted, X: 3, Y: at.UnixMicro(), Z: 7}, r)
 
@@ -101,7 +101,7 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 		require.Equal(t, store.Reply{Outcome: store.Admitted, X: want, Y: 6, Z: 1}, echo(arg))
 	}
 	for s, want := range map[*redisstore.Store]string{server: "", caller: fmt.Sprint(" ", at.UnixMicro())} {
-		ns := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101 1` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
+		ns := rule(`if table.concat(ARGV, ' ') ~= 'refund 71 81 91 101 1 31 41 51 61` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
 		require.NoError(t, s.Refund(ctx, ns, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Receipt{N: 61, At: 71, Due: 81, Rate: 91, Period: 101, Overdrawn: true}))
 	}
 }
@@ -147,7 +147,7 @@ func TestKeysAreEqualIfAndOnlyIfTheirBytesAre(t *testing.T) {
 	// So are the other parts of the Redis key.
 	other := newStore(t, redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)+"2"))
 	require.EqualValues(t, 0, used(t, other, "a"))
-	r, err := s.Peek(t.Context(), store.NewNamespace(counter, "test2"), "a", limit, 1)
+	r, err := store.Peek(t.Context(), s, store.NewNamespace(counter, "test2"), "a", limit, 1)
 	require.NoError(t, err)
 	require.EqualValues(t, 0, r.X)
 }
@@ -208,15 +208,18 @@ func TestRepliesThatAreNotFourIntegers(t *testing.T) {
 func TestRepliesOfABatchThatAreNone(t *testing.T) {
 	s := newStore(t, redistest.Shared(t).Client(t))
 	for _, script := range []string{
-		`return 1`, `return 'OK'`, `return {}`, `return {1, 2, 3}`, `return {1, 2, 3, 4, 5}`, `return {1, 'two', 3, 4}`, `return {1, {2}, 3, 4}`,
+		`return 1`, `return 'OK'`, `return {}`, `return {1, 2, 3, 4, 5, 6, 7}`, `return {1, 2, 3, 4, 5, 6, 7, 8, 9}`,
+		`return {1, 'two', 3, 4, 5, 6, 7, 8}`, `return {1, 2, 3, 4, 5, {6}, 7, 8}`,
 	} {
-		ns := store.NewNamespace(&store.Rule{Name: "none", Script: script, BatchScript: func(*store.Rule) string { return script }}, "none")
-		b := s.Batch(ns)
+		b := s.Batch(store.NewNamespace(&store.Rule{Name: "none", Script: func([]*store.Rule) string { return script }}, "none"))
 		b.Take("secret", limit, 1)
+		b.Take("another", limit, 1)
 		_, errs, again := b.Make()
-		require.ErrorIs(t, errs[0], store.ErrTimeout, script)
-		require.ErrorContains(t, errs[0], "a reply that cannot be read", script)
-		require.False(t, again[0], "it may have run")
+		for i, err := range errs {
+			require.ErrorIs(t, err, store.ErrTimeout, script)
+			require.ErrorContains(t, err, "a reply that cannot be read", script)
+			require.False(t, again[i], "it may have run")
+		}
 	}
 }
 
@@ -228,7 +231,7 @@ func TestStoredValueOfTheWrongType(t *testing.T) {
 	_, err := s.Take(ctx, space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrStore)
 	require.ErrorContains(t, err, "WRONGTYPE")
-	_, err = s.Peek(ctx, space, "k", limit, 1)
+	_, err = store.Peek(ctx, s, space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrStore)
 	require.ErrorIs(t, s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}), store.ErrStore)
 	require.NoError(t, s.Reset(ctx, space, "k"))
@@ -245,7 +248,7 @@ func TestDoneContextSendsNothing(t *testing.T) {
 	past, cancel := context.WithDeadline(context.Background(), time.Unix(1, 0))
 	defer cancel()
 	for range 3 { // the first looks whether the way has become shorter, and the others are too short for it
-		_, err = s.Peek(past, space, "k", limit, 1)
+		_, err = store.Peek(past, s, space, "k", limit, 1)
 		require.Equal(t, context.DeadlineExceeded, err)
 	}
 	require.Equal(t, context.Canceled, s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}))

@@ -20,7 +20,7 @@ func together(t *testing.T, ctxs ...context.Context) (bt *batch, wait []func() *
 	p := s.link.pipeline
 	free := sync.OnceFunc(s.Occupy())
 	for _, ctx := range ctxs {
-		b, c := s.budget(ctx), &call{script: s.reset, key: "k", task: task{op: "reset"}, args: []any{nil, nil, 1, "k", nil}, at: keyArg + 1}
+		b, c := s.budget(ctx), s.resetOf("k")
 		joined, i, _ := p.enter(b, c)
 		require.NotNil(t, joined)
 		require.True(t, bt == nil || bt == joined)

@@ -62,7 +62,7 @@ func TestNoMoreTripsBeginThanMay(t *testing.T) {
 	}
 	s := full(t)
 	for hooks, want := range map[bool]bool{false: false, true: true} {
-		p := newPipeline(s, s.link.pipeline.client, hooks)
+		p := newPipeline(s, &s.link.plain, hooks)
 		p.trips = 1
 		require.Equal(t, want, p.full())
 	}
@@ -134,7 +134,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s, p := far(t)
-			pulse := &s.link.pulse
+			pulse := &s.link.plain.pulse
 			p.conns.ready = 3
 			time.Sleep(time.Hour)
 			p.conns.used = time.Now()
@@ -143,7 +143,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 			require.Equal(t, []int{1, 2, 1}, []int{p.trips, p.conns.ready, p.conns.busy})
 			require.Equal(t, began, p.began, "others gather behind it")
 			require.Equal(t, began, p.distance.looked)
-			require.False(t, s.silent(), "nobody has asked for an hour")
+			require.False(t, s.link.plain.silent(), "nobody has asked for an hour")
 			time.Sleep(7 * ms)
 			if c.answered {
 				pulse.beat()
@@ -169,10 +169,10 @@ func TestWhenTheServerIsAsked(t *testing.T) {
 		want        bool
 	}{{true, 0, 0, true}, {true, 1, 0, false}, {true, 0, 1, false}, {true, 1, 1, false}, {false, 0, 0, false}, {false, 1, 0, false}} {
 		s, p := far(t)
-		s.link.pulse.asked.Store(0)
+		s.link.plain.pulse.asked.Store(0)
 		p.conns.ready, p.trips, p.late = 2, c.trips, c.late
 		p.begin(c.made)
-		require.Equal(t, c.want, s.link.pulse.asked.Load() != 0, "%+v", c)
+		require.Equal(t, c.want, s.link.plain.pulse.asked.Load() != 0, "%+v", c)
 		taken := 0
 		if c.made {
 			taken = 1
@@ -189,13 +189,13 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 		s, p := far(t)
 		time.Sleep(time.Hour)
 		p.trips = mostTrips // so that none begins
-		require.True(t, s.silent())
+		require.True(t, s.link.plain.silent())
 		p.conns.ready = 0
 		_, _, _ = p.enter(s.budget(t.Context()), new(call))
-		require.True(t, s.silent(), "there was no rest: all connections are lost")
+		require.True(t, s.link.plain.silent(), "there was no rest: all connections are lost")
 		p.conns.ready = 1
 		_, _, _ = p.enter(s.budget(t.Context()), new(call))
-		require.False(t, s.silent())
+		require.False(t, s.link.plain.silent())
 		time.Sleep(time.Second)
 	})
 }
@@ -204,11 +204,11 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 func TestAWarmedStoreKnowsItsServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := full(t)
-		p := newPipeline(s, s.link.pipeline.client, true)
+		p := newPipeline(s, &s.link.plain, true)
 		time.Sleep(time.Hour)
-		require.True(t, s.silent())
+		require.True(t, s.link.plain.silent())
 		p.warmed(7, 30*ms)
-		require.False(t, s.silent())
+		require.False(t, s.link.plain.silent())
 		require.True(t, p.conns.reached)
 		require.Equal(t, 7, p.conns.ready)
 		require.Equal(t, 30*ms, p.distance.is())
@@ -299,7 +299,7 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 				p.conns.busy = 1
 			}
 			if c.silent {
-				s.link.pulse.last.Store(0)
+				s.link.plain.pulse.last.Store(0)
 			}
 			p.mu.Unlock()
 			require.Equal(t, 2, tr.calls)
@@ -420,11 +420,11 @@ func TestEachAnswerIsASignOfLife(t *testing.T) {
 		bt.calls[1].err = errApart
 		_, f = p.wait(s.budget(t.Context()), bt, 1, "k")
 		require.ErrorIs(t, f.err, errApart, "it goes again, by itself")
-		require.True(t, s.silent())
+		require.True(t, s.link.plain.silent())
 		values, f := p.wait(s.budget(t.Context()), bt, 0, "k")
 		require.Nil(t, f)
 		require.Equal(t, []int64{1}, values)
-		require.False(t, s.silent())
+		require.False(t, s.link.plain.silent())
 	})
 }
 
@@ -489,7 +489,7 @@ func TestWhoIsTooLateToGo(t *testing.T) {
 			s, p := far(t)
 			p.trips = mostTrips
 			if time.Sleep(time.Hour); c.answered {
-				s.link.pulse.beat()
+				s.link.plain.pulse.beat()
 			}
 			time.Sleep(p.timeout - 1)
 			now := time.Now()
@@ -656,11 +656,11 @@ func TestTheAccountOfATrip(t *testing.T) {
 				p.abandon(tr)
 				require.Equal(t, []int{0, 1, 0}, []int{p.trips, p.late, p.conns.busy})
 			}
-			s.link.pulse.last.Store(0)
+			s.link.plain.pulse.last.Store(0)
 			require.Nil(t, p.finish(tr, c.err, now, 0))
 			p.abandon(tr)
 			require.Equal(t, []int{0, 0, 0, c.ready}, []int{p.trips, p.late, p.conns.busy, p.conns.ready}, "%+v", c)
-			require.Equal(t, answeredBy(c.err), !s.silent())
+			require.Equal(t, answeredBy(c.err), !s.link.plain.silent())
 			require.Equal(t, c.learns, p.length > 0)
 			require.Equal(t, answeredBy(c.err), p.distance.is() == 5*ms, "a shorter way is a shorter way")
 			require.Equal(t, !c.made && !answeredBy(c.err), p.conns.failed.Equal(now), "%+v", c)
@@ -737,7 +737,7 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 			time.Sleep(20 * ms)
 			synctest.Wait()
 			require.Equal(t, want, dials, err)
-			if cause := s.link.pulse.cause.Swap(nil); cause != nil {
+			if cause := s.link.plain.pulse.cause.Swap(nil); cause != nil {
 				return *cause
 			}
 			return nil
@@ -791,7 +791,7 @@ func TestCallsThatMayNotDialLookAgain(t *testing.T) {
 		p := s.link.pipeline
 		p.conns.dials.vain, p.conns.dials.last, p.conns.dials.pause = p.conns.dials.free, begun, 3*untilDial
 		b := s.budget(t.Context())
-		bt, i, _ := p.enter(b, &call{script: s.reset, task: task{op: "reset"}})
+		bt, i, _ := p.enter(b, s.resetOf("k"))
 		require.Equal(t, 3*untilDial, <-dialed)
 		_, f := p.wait(b, bt, i, "k")
 		require.Error(t, f.err)
