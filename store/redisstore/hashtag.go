@@ -47,12 +47,12 @@ func (s *Store) checkTags(client Client) error {
 	return nil
 }
 
-// hashTags returns n tags. The slot of tag i is i·16384/n, and it is the least number, in decimal,
-// that has this slot.
+// hashTags returns n tags. The slot of tag i is the middle of the i-th of n equal ranges, and
+// the tag is the least number, in decimal, that has this slot.
 func hashTags(n int) []string {
 	tags, of, left := make([]string, n), make(map[int]int, n), n
 	for i := range n {
-		of[i*mostSlots/n] = i
+		of[(2*i+1)*mostSlots/(2*n)] = i
 	}
 	for number := 0; left > 0; number++ {
 		tag := strconv.Itoa(number)

@@ -47,15 +47,23 @@ func TestHooksSeeTheCommands(t *testing.T) {
 		defer client.Close()
 		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, ContextTimeoutEnabled: contextTimeouts})
 		defer ring.Close()
+		shard, err := ring.GetShardClientForKey("any")
+		require.NoError(t, err)
 		for _, c := range []redis.UniversalClient{client, ring} {
-			before, after := new(tracer), new(tracer)
-			c.AddHook(before)
+			before, after, server := new(tracer), new(tracer), redis.UniversalClient(client)
+			if c == redis.UniversalClient(ring) {
+				server = shard
+				past := new(tracer)
+				c.AddHook(past)
+				defer func() { require.Zero(t, past.seen.Load(), "calls go past the ring") }()
+			}
+			server.AddHook(before)
 			s := newStore(t, c)
-			c.AddHook(after)
+			server.AddHook(after)
 			_, err := s.Take(t.Context(), space, "k", limit, 1)
 			require.NoError(t, err)
 			name := fmt.Sprintf("%T, ContextTimeoutEnabled %t", c, contextTimeouts)
-			if c == redis.UniversalClient(client) && !contextTimeouts {
+			if !contextTimeouts {
 				// The documentation of the package says so: correct it there if this
 				// fails.
 				require.Zero(t, before.seen.Load()+after.seen.Load(), name)
@@ -85,15 +93,15 @@ func (b *broken) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func TestAPanicOfAHookIsThatOfTheCall(t *testing.T) {
 	addr := redistest.Shared(t).Addr()
-	for _, contextTimeouts := range []bool{false, true} {
-		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, ContextTimeoutEnabled: contextTimeouts})
-		defer ring.Close()
-		hook := &broken{by: func() { panic("planted") }}
-		ring.AddHook(hook)
-		s := newStore(t, ring)
-		require.PanicsWithValue(t, "planted", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
-		if hook.by = runtime.Goexit; !contextTimeouts { // or else it is the caller's own
-			require.PanicsWithError(t, "redisstore: a hook has ended its goroutine", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
-		}
-	}
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, ContextTimeoutEnabled: true})
+	defer ring.Close()
+	hook := &broken{by: func() { panic("planted") }}
+	ring.OnNewNode(func(c *redis.Client) { c.AddHook(hook) })
+	shard, err := ring.GetShardClientForKey("any")
+	require.NoError(t, err)
+	shard.AddHook(hook)
+	s := newStore(t, ring)
+	require.PanicsWithValue(t, "planted", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
+	hook.by = runtime.Goexit // on a goroutine of the store
+	require.PanicsWithError(t, "redisstore: a hook has ended its goroutine", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
 }
