@@ -316,14 +316,17 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 
 // pass calls the protected handler. c is the charge that its context knows, if any.
 func (h *handler) pass(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t taken, c *charge) {
-	if h.refund == nil {
+	switch {
+	case h.refund != nil:
+		if c == nil {
+			c = &charge{taken: t}
+		}
+		h.refunding(ctx, w, r, h.next, key, res, c)
+	case t.slot != nil && hasBody(r):
+		watchAnswer(w, r).serve(h.next)
+	default:
 		h.next.ServeHTTP(w, r)
-		return
 	}
-	if c == nil {
-		c = &charge{taken: t}
-	}
-	h.refunding(ctx, w, r, h.next, key, res, c)
 }
 
 // misconfigured answers where there is no middleware because of err.
