@@ -294,3 +294,58 @@ func TestABodyThatIsTooLargeHoldsNoSlot(t *testing.T) {
 	require.NoError(t, err)
 	requireHeld(t, l, 0)
 }
+
+// A log around the middleware finds what the mux within has matched, as it would without the middleware.
+func TestPathValuesAreKnownAroundTheMiddleware(t *testing.T) {
+	mux := http.NewServeMux()
+	for _, pattern := range []string{"POST /users/{id}", "/files/{dir}/{rest...}", "x.example/{$}", "/a/{b}/{c}/{$}", "/plain"} {
+		mux.HandleFunc(pattern, func(http.ResponseWriter, *http.Request) {})
+	}
+	mux.HandleFunc("/set/{id}", func(_ http.ResponseWriter, r *http.Request) { r.SetPathValue("id", "of the handler") })
+	other := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { // as routers do that know other patterns
+		r.Pattern = "/other/{id:[0-9]{3}}/{rest}"
+		r.SetPathValue("id", "123")
+		r.SetPathValue("rest", "x")
+	})
+	outer := func(h http.Handler) http.Handler {
+		m := http.NewServeMux()
+		m.Handle("/{id}/{rest...}", h)
+		m.Handle("POST /{id}/{rest...}", h)
+		return m
+	}
+	names := []string{"id", "dir", "rest", "b", "c", "$", "", "none"}
+	for _, c := range []struct {
+		h    func(func(http.Handler) http.Handler) http.Handler
+		path string
+		same bool // behind each middleware, and not only what a mux within has matched
+		want map[string]string
+	}{
+		{func(m func(http.Handler) http.Handler) http.Handler { return m(mux) }, "/users/7", true, map[string]string{"id": "7"}},
+		{func(m func(http.Handler) http.Handler) http.Handler { return m(mux) }, "/files/a/b/c", true, map[string]string{"dir": "a", "rest": "b/c"}},
+		{func(m func(http.Handler) http.Handler) http.Handler { return m(mux) }, "/a/1/2/", true, map[string]string{"b": "1", "c": "2"}},
+		{func(m func(http.Handler) http.Handler) http.Handler { return m(mux) }, "/a/1/", true, nil},
+		{func(m func(http.Handler) http.Handler) http.Handler { return m(mux) }, "/plain", true, nil},
+		{func(m func(http.Handler) http.Handler) http.Handler { return m(mux) }, "/set/7", true, map[string]string{"id": "of the handler"}},
+		{func(m func(http.Handler) http.Handler) http.Handler { return m(other) }, "/other/123/x", true, map[string]string{"id": "123", "rest": "x"}},
+		{func(m func(http.Handler) http.Handler) http.Handler { return outer(m(http.NotFoundHandler())) }, "/users/7", true,
+			map[string]string{"id": "users", "rest": "7"}},
+		{func(m func(http.Handler) http.Handler) http.Handler { return outer(m(mux)) }, "/users/7", false, map[string]string{"id": "7"}},
+	} {
+		for variant, limit := range variants(t) {
+			for _, body := range []string{"", "body"} {
+				r := httptest.NewRequest(http.MethodPost, c.path, strings.NewReader(body))
+				if body == "" {
+					r.Body = http.NoBody
+				}
+				w := httptest.NewRecorder()
+				c.h(limit).ServeHTTP(w, r)
+				require.NotEqual(t, 429, w.Code)
+				for _, name := range names {
+					if _, matched := c.want[name]; c.same || matched {
+						require.Equal(t, c.want[name], r.PathValue(name), "%s of %s, %s", name, c.path, variant)
+					}
+				}
+			}
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -80,8 +81,17 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 }
 
 // learn puts into r what was found out in inner, a copy of it. The server removes the files of a form that it knows.
+// Logs around the middleware look for the pattern of a mux and its path values, whose names only the pattern has.
 func learn(r, inner *http.Request) {
 	r.Form, r.PostForm, r.MultipartForm, r.Pattern = inner.Form, inner.PostForm, inner.MultipartForm, inner.Pattern
+	for _, rest, found := strings.Cut(r.Pattern, "{"); found; _, rest, found = strings.Cut(rest, "{") {
+		var name string
+		name, rest, _ = strings.Cut(rest, "}")
+		name, _, _ = strings.Cut(strings.TrimSuffix(name, "..."), ":") // some routers have an expression there
+		if v := inner.PathValue(name); v != r.PathValue(name) {
+			r.SetPathValue(name, v)
+		}
+	}
 }
 
 // hungUp reports whether ctx has ended with the client, and not with a slot ([WithCancelLost]).
