@@ -132,6 +132,7 @@ func TestACallThatNoWaitingAdmitsIsRefused(t *testing.T) {
 		_, a := c.call(t.Context())
 		require.Equal(t, codes.ResourceExhausted, a.code())
 		require.EqualValues(t, -1, a.retryInfo())
+		require.Equal(t, "rate limit: the call costs more than the limit ever admits, so waiting will not help", a.status.Message())
 		require.Equal(t, []string{"2/m"}, a.quotas())
 		require.Zero(t, c.sent)
 	}
