@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
+	"net/http/httputil"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
@@ -348,4 +351,45 @@ func TestPathValuesAreKnownAroundTheMiddleware(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A server sets the trailer of its own request when the body has been read. Its map is there before if the client has
+// announced it, as net/http wants it to.
+func TestATrailerIsThereWhenTheBodyHasBeenRead(t *testing.T) {
+	for variant, limit := range variants(t) {
+		got := make(chan string, 1)
+		server := httptest.NewServer(limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			got <- r.Trailer.Get("Sum")
+		})))
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		require.NoError(t, err)
+		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nTrailer: Sum\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 7\r\n\r\n")
+		require.NoError(t, err)
+		require.Equal(t, "7", <-got, variant)
+		require.NoError(t, conn.Close())
+		server.Close()
+	}
+}
+
+// A ReverseProxy answers 502 to a body that is too large for it. That is the client's fault, and is known as such if the
+// limit on bodies is around the middleware.
+func TestABodyThatIsTooLargeForAProxyIsCounted(t *testing.T) {
+	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+	defer backend.Close()
+	target, err := url.Parse(backend.URL)
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy.ErrorLog = quiet
+	limit := httplimit.Middleware(window(t, memory(t), ratelimit.PerDay(5)), httplimit.WithRefund(httplimit.Failed))
+	front := httptest.NewServer(http.MaxBytesHandler(limit(proxy), 10))
+	defer front.Close()
+	codes := make(map[int]int)
+	for range 20 {
+		res, err := http.Post(front.URL, "text/plain", strings.NewReader(strings.Repeat("x", 1000)))
+		require.NoError(t, err)
+		codes[res.StatusCode]++
+		res.Body.Close()
+	}
+	require.Equal(t, map[int]int{http.StatusBadGateway: 5, http.StatusTooManyRequests: 15}, codes)
 }

@@ -247,7 +247,8 @@ func WithPlainText() ServerOption {
 // methods, and another Body, at the price of some allocations. A body that is too large for an
 // [http.MaxBytesReader] ends the connection, as it does with the server's own ResponseWriter.
 //
-// An [http.TimeoutHandler] goes around the middleware. Inside, its 503 refunds work that goes on.
+// Put [http.MaxBytesHandler] and [http.TimeoutHandler] around the middleware. Inside, a ReverseProxy
+// answers 502 to a body that is too large, and a timeout 503 to work that still runs: Failed refunds both.
 //
 // Nothing is given back if the handler returns without having written to that ResponseWriter. A
 // framework may have answered past it: docs/http.md shows how to put the middleware into some.
