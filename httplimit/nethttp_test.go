@@ -78,15 +78,18 @@ func TestWhatNetHTTPLooksForInAResponseWriterIsThere(t *testing.T) {
 		var want map[string]bool
 		all := variants(t)
 		for _, name := range append([]string{"no middleware"}, keys(all)...) {
-			var got map[string]bool
-			server := httptest.NewUnstartedServer(all[name](http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { got = look(w) })))
+			found := make(chan map[string]bool, 1)
+			server := httptest.NewUnstartedServer(all[name](http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { found <- look(w) })))
 			server.EnableHTTP2 = h2
 			server.StartTLS()
 			res, err := server.Client().Get(server.URL)
 			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, res.Body) // until the handler is done
+			require.NoError(t, err)
 			res.Body.Close()
 			server.Close()
 			require.Equal(t, h2, res.ProtoMajor == 2)
+			got := <-found
 			if want == nil {
 				want = got
 			}
@@ -187,6 +190,7 @@ func TestABodyThatIsTooLargeEndsTheConnection(t *testing.T) {
 					read := bufio.NewReader(conn)
 					res, err := http.ReadResponse(read, nil)
 					if err == nil && res.StatusCode < 200 {
+						require.Empty(t, res.Header["Connection"])
 						res, err = http.ReadResponse(read, nil)
 					}
 					require.NoError(t, err, "an answer comes before the rest of the body")
