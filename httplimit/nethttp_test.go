@@ -137,10 +137,14 @@ func TestABodyThatIsTooLargeEndsTheConnection(t *testing.T) {
 		"a page": {tooLarge(func(w http.ResponseWriter, _ *http.Request, _ error) { _, _ = w.Write([]byte(long)) }), 200},
 		"a text": {tooLarge(func(w http.ResponseWriter, _ *http.Request, _ error) { _, _ = io.WriteString(w, long) }), 200},
 		"a file": {tooLarge(func(w http.ResponseWriter, _ *http.Request, _ error) {
-			_, _ = io.Copy(w, strings.NewReader(long))
+			_, _ = io.Copy(w, io.LimitReader(strings.NewReader(long), 1<<20)) // which has no WriteTo
 		}), 200},
 		"what is flushed": {tooLarge(func(w http.ResponseWriter, _ *http.Request, _ error) {
 			_ = http.NewResponseController(w).Flush()
+			_, _ = io.WriteString(w, long)
+		}), 200},
+		"what its writer flushes": {tooLarge(func(w http.ResponseWriter, _ *http.Request, _ error) {
+			w.(http.Flusher).Flush()
 			_, _ = io.WriteString(w, long)
 		}), 200},
 		"hints before it": {tooLarge(func(w http.ResponseWriter, _ *http.Request, _ error) {
@@ -190,7 +194,7 @@ func TestABodyThatIsTooLargeEndsTheConnection(t *testing.T) {
 					read := bufio.NewReader(conn)
 					res, err := http.ReadResponse(read, nil)
 					if err == nil && res.StatusCode < 200 {
-						require.Empty(t, res.Header["Connection"])
+						require.False(t, res.Close)
 						res, err = http.ReadResponse(read, nil)
 					}
 					require.NoError(t, err, "an answer comes before the rest of the body")
@@ -252,6 +256,22 @@ func TestAConnectionIsUsedAgainAsWithoutTheMiddleware(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// A handler may answer before it has read all that is still to come.
+func TestOnlyAReadThatFillsItsBufferMayBeTheLastOfABodyTooLarge(t *testing.T) {
+	for size, want := range map[int]string{9: "close", 10: "close", 11: "", 100: ""} {
+		for _, variant := range []string{"WithRefund", "slots"} {
+			h := variants(t)[variant](http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = r.Body.Read(make([]byte, size))
+				w.WriteHeader(http.StatusBadRequest)
+			}))
+			parts := io.MultiReader(strings.NewReader(strings.Repeat("x", 10)), strings.NewReader("more"))
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", parts))
+			require.Equal(t, want, w.Header().Get("Connection"), "%d, %s", size, variant)
 		}
 	}
 }
