@@ -46,6 +46,8 @@ func TestABannedCallerIsToldWhenTheBanEnds(t *testing.T) {
 				now.Store(start.Add(15*time.Minute - left).UnixMicro())
 				a := call(t, client)
 				require.Equal(t, codes.ResourceExhausted, a.code())
+				require.Equal(t, "rate limit: the client is banned", a.status.Message(), "for wrong passwords, perhaps")
+				require.Equal(t, []string{"rate limit: the client is banned"}, a.violations())
 				require.Equal(t, left, a.retryInfo())
 				require.Empty(t, a.header["ratelimit"], "a ban has no numbers")
 			}

@@ -230,7 +230,7 @@ func (c client) heed(key string, err error, mds ...metadata.MD) {
 }
 
 // retryAfter returns how long a server asks to be left alone: RetryInfo of its status, or
-// else retry-after of the metadata in whole seconds, and 0 if it says neither.
+// else retry-after of the metadata, as httplimit reads it, and 0 if it says neither.
 func retryAfter(s *status.Status, mds []metadata.MD) time.Duration {
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().IsValid() {
@@ -239,7 +239,7 @@ func retryAfter(s *status.Status, mds []metadata.MD) time.Duration {
 	}
 	for _, md := range mds {
 		for _, text := range md.Get(retryAfterHeader) {
-			if after, ok := cooldown.ParseSeconds(text); ok {
+			if after, ok := cooldown.ParseWait(text, time.Now()); ok {
 				return after
 			}
 		}

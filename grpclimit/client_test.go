@@ -132,6 +132,7 @@ func TestACallThatNoWaitingAdmitsIsRefused(t *testing.T) {
 		_, a := c.call(t.Context())
 		require.Equal(t, codes.ResourceExhausted, a.code())
 		require.EqualValues(t, -1, a.retryInfo())
+		require.Equal(t, "rate limit: the call costs more than the limit ever admits, so waiting will not help", a.status.Message())
 		require.Equal(t, []string{"2/m"}, a.quotas())
 		require.Zero(t, c.sent)
 	}
@@ -167,6 +168,7 @@ func TestACallThatIsSkippedOrFreeIsSent(t *testing.T) {
 }
 
 func TestAServerThatSaysWhenToComeBackIsHeeded(t *testing.T) {
+	soon := time.Date(2000, 1, 1, 0, 0, 5, 0, time.UTC) // 5 s after a bubble begins
 	header := func(text string) metadata.MD { return metadata.Pairs("retry-after", text) }
 	for name, c := range map[string]struct {
 		answer error
@@ -176,6 +178,10 @@ func TestAServerThatSaysWhenToComeBackIsHeeded(t *testing.T) {
 		"by its status":                      {comeBack(codes.ResourceExhausted, 7*time.Second), nil, 7 * time.Second},
 		"when it is unavailable":             {comeBack(codes.Unavailable, 7*time.Second), nil, 7 * time.Second},
 		"by metadata":                        {status.Error(codes.ResourceExhausted, ""), header("5"), 5 * time.Second},
+		"by a fraction":                      {status.Error(codes.ResourceExhausted, ""), header("4.2"), 5 * time.Second},
+		"by Unix seconds":                    {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(soon.Unix())), 5 * time.Second},
+		"by Unix milliseconds":               {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(soon.UnixMilli())), 5 * time.Second},
+		"not by a time that is over":         {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(soon.Unix() - 3600)), 0},
 		"the status wins":                    {comeBack(codes.ResourceExhausted, 7*time.Second), header("5"), 7 * time.Second},
 		"up to a bound":                      {comeBack(codes.ResourceExhausted, time.Hour), nil, time.Minute},
 		"up to a bound, by metadata":         {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(math.MaxInt64)), time.Minute},

@@ -198,6 +198,18 @@ func (a answer) quotas() (ids []string) {
 	return ids
 }
 
+// violations are the descriptions of what was violated in the status.
+func (a answer) violations() (texts []string) {
+	for _, d := range a.status.Details() {
+		if failure, ok := d.(*errdetails.QuotaFailure); ok {
+			for _, v := range failure.GetViolations() {
+				texts = append(texts, v.GetDescription())
+			}
+		}
+	}
+	return texts
+}
+
 func call(t testing.TB, client pb.TestServiceClient, metadataPairs ...string) (a answer) {
 	t.Helper()
 	ctx := metadata.AppendToOutgoingContext(t.Context(), metadataPairs...)

@@ -326,7 +326,8 @@ func WithoutWaiting() ClientOption {
 // Without it servers are not heeded, which saves allocations.
 //
 // A server is heeded when it ends a call with [codes.ResourceExhausted] or
-// [codes.Unavailable] and says when to come back, in RetryInfo or in retry-after in seconds.
+// [codes.Unavailable] and says when to come back, in RetryInfo or in retry-after, which is read as that of
+// an httplimit.Transport.
 // Later calls of the same key, and those that wait already, wait until then, and after that
 // for the limiter. They keep their order. With [WithoutWaiting] they are refused. A call that the
 // server has denied is not sent again.

@@ -386,13 +386,18 @@ func TestADeadlineOfTheLimiterThatIsNotTheCallsIsAnOutage(t *testing.T) {
 
 func TestNoWaitingHelpsSoNoneIsAdvised(t *testing.T) {
 	cost := grpclimit.WithCost(func(context.Context, string, any) int { return 11 })
-	client := dial(t, listen(t, &service{}, unaryServer(t, bucket(t, ratelimit.PerMinute(10)), cost)))
-	a := call(t, client)
-	require.Equal(t, codes.ResourceExhausted, a.code())
-	require.EqualValues(t, -1, a.retryInfo())
-	require.Equal(t, []string{"10/m"}, a.quotas())
-	require.Equal(t, []string{`"10/m";r=10`}, a.header["ratelimit"])
-	require.Empty(t, a.header["retry-after"])
+	small, large := bucket(t, ratelimit.PerMinute(10)), bucket(t, ratelimit.PerMinute(100))
+	for left, l := range map[string]ratelimit.Limiter{
+		`"10/m";r=10`: small, `"100/m";r=100,"10/m";r=10`: ratelimittest.All(t, large, small),
+	} {
+		a := call(t, dial(t, listen(t, &service{}, unaryServer(t, l, cost))))
+		require.Equal(t, codes.ResourceExhausted, a.code())
+		require.Equal(t, "rate limit: the call costs more than the limit ever admits, so waiting will not help", a.status.Message())
+		require.EqualValues(t, -1, a.retryInfo())
+		require.Equal(t, []string{"10/m"}, a.quotas())
+		require.Equal(t, []string{left}, a.header["ratelimit"])
+		require.Empty(t, a.header["retry-after"])
+	}
 }
 
 func TestCostsSkipsAndWhatIsFree(t *testing.T) {

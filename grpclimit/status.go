@@ -43,7 +43,8 @@ func ErrorStatus(err error) *status.Status {
 // for a [DeniedHandler] that answers some calls itself. It is [codes.ResourceExhausted] with
 // QuotaFailure and RetryInfo, [codes.PermissionDenied] if a list denies
 // ([ratelimit.SourceList]), or [codes.Unavailable] with RetryInfo if the limiter is closed
-// by an outage ([ratelimit.SourceFailClosed]).
+// by an outage ([ratelimit.SourceFailClosed]). If the call costs more than the limit ever admits
+// ([ratelimit.Never]), the message says so, and there is no RetryInfo.
 func DeniedStatus(d Decision) *status.Status {
 	all := d.report(nil)
 	return denial(&all)
@@ -57,6 +58,13 @@ func denial(d *report.Decision) *status.Status {
 	case d.Result.Source() == ratelimit.SourceFailClosed:
 		return refusal(codes.Unavailable, "rate limit: closed, no decision is known", d.Result.RetryAfter)
 	}
+	message := "rate limit exceeded"
+	switch {
+	case d.ByBan(): // whose strikes may be wrong passwords as well as denials
+		message = "rate limit: the client is banned"
+	case d.Result.RetryAfter == ratelimit.Never:
+		message = "rate limit: the call costs more than the limit ever admits, so waiting will not help"
+	}
 	failure := new(errdetails.QuotaFailure)
 	for i := range d.Policies {
 		if part, ok := d.Part(i); ok && !part.Allowed {
@@ -64,9 +72,9 @@ func denial(d *report.Decision) *status.Status {
 		}
 	}
 	if len(failure.Violations) == 0 {
-		failure.Violations = []*errdetails.QuotaFailure_Violation{{QuotaId: unnamed, Description: "rate limit exceeded"}}
+		failure.Violations = []*errdetails.QuotaFailure_Violation{{QuotaId: unnamed, Description: message}}
 	}
-	return refusal(codes.ResourceExhausted, "rate limit exceeded", d.Result.RetryAfter, failure)
+	return refusal(codes.ResourceExhausted, message, d.Result.RetryAfter, failure)
 }
 
 // violation names p. Its subject stays empty, since that would be the key.

@@ -63,7 +63,7 @@ func TestABanHasAProblemTypeOfItsOwn(t *testing.T) {
 				require.NoError(t, json.Unmarshal(w.Body.Bytes(), &problem))
 				require.Equal(t, "https://iana.org/assignments/http-problem-types#"+want, problem.Type, "%s, %d", name, i)
 				if want == "abnormal-usage-detected" {
-					require.Equal(t, "Too many requests were refused. Try again in 900 s.", problem.Detail)
+					require.Equal(t, "The client is banned. Try again in 900 s.", problem.Detail)
 					require.Equal(t, 900, problem.RetryAfter)
 					require.Equal(t, "900", w.Header().Get("Retry-After"))
 				}

@@ -300,6 +300,32 @@ func TestHoweverAHandlerEnds(t *testing.T) {
 	}
 }
 
+// A timeout goes around the middleware, as docs/http.md says: the slot is that of the work, and not of the answer.
+func TestWorkBehindATimeoutKeepsItsSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := living(t)
+		l, rate := slots(t, s, 2), window(t, s, ratelimit.PerDay(100), ratelimit.WithName("rate"))
+		var running, most atomic.Int32
+		work := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			most.Store(max(most.Load(), running.Add(1)))
+			time.Sleep(time.Second)
+			running.Add(-1)
+			w.WriteHeader(http.StatusOK) // too late
+		})
+		limit := httplimit.Middleware(ratelimittest.All(t, rate, l), global, httplimit.WithRefund(httplimit.Failed))
+		h := http.TimeoutHandler(limit(work), time.Millisecond, "late")
+		codes := make(map[int]int)
+		for range 12 {
+			codes[serve(h, get(alice)).StatusCode]++
+		}
+		require.Equal(t, map[int]int{http.StatusServiceUnavailable: 2, http.StatusTooManyRequests: 10}, codes)
+		time.Sleep(2 * time.Second)
+		require.EqualValues(t, 2, most.Load())
+		require.Zero(t, spent(t, l, "global"))
+		require.Equal(t, 2, spent(t, rate, "global"), "the work was done")
+	})
+}
+
 // A refund is of the rates. The slot stays held until the handler is done.
 func TestARefundIsNotOfTheSlot(t *testing.T) {
 	for _, s := range []store.Store{living(t), elsewhere(t)} {

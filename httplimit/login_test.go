@@ -152,6 +152,7 @@ func TestTheTenthWrongPasswordBeginsABan(t *testing.T) {
 				w := logIn(h, 1, password)
 				require.Equal(t, "3600", w.Header().Get("Retry-After"))
 				require.Contains(t, w.Body.String(), "abnormal-usage-detected")
+				require.Contains(t, w.Body.String(), `"The client is banned. Try again in 3600 s."`, "no request was refused, but passwords")
 				require.Contains(t, w.Body.String(), `["ban"]`)
 			}
 			c.Advance(15 * time.Minute) // the limits have room again

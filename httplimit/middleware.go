@@ -48,8 +48,8 @@ import (
 // does not reach the handler. The answer is
 //
 //   - 429 with a problem of RFC 9457, which names the policies that denied
-//     ([ratelimit.PolicyAppender]), and Retry-After, unless no waiting helps. Its type is
-//     quota-exceeded or, of a [ratelimit.Ban], abnormal-usage-detected;
+//     ([ratelimit.PolicyAppender]), and Retry-After. If no waiting helps, its detail says so, and
+//     there is no Retry-After. Its type is quota-exceeded or, of a [ratelimit.Ban], abnormal-usage-detected;
 //   - 403 with a problem and no such field if a list denies ([ratelimit.SourceList]);
 //   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
 //   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
@@ -72,7 +72,9 @@ import (
 // If l counts slots (package inflight), alone or beside rates, a request holds one until its handler
 // is done, whether it returns or panics. A connection that the handler takes over holds it until it
 // is closed. An adaptor that runs its handlers after the middleware, as fiber's does, gives slots back too
-// early: docs/http.md has another. Retry-After of a denial by slots alone is a second ([WithSlotRetryAfter]).
+// early: docs/http.md has another. So does an [http.TimeoutHandler] inside the middleware: put it
+// around. Retry-After of a denial by slots alone is a second ([WithSlotRetryAfter]). A request that has
+// a slot and a body costs some 15 allocations more.
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold requests back.
@@ -316,14 +318,17 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 
 // pass calls the protected handler. c is the charge that its context knows, if any.
 func (h *handler) pass(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t taken, c *charge) {
-	if h.refund == nil {
+	switch {
+	case h.refund != nil:
+		if c == nil {
+			c = &charge{taken: t}
+		}
+		h.refunding(ctx, w, r, h.next, key, res, c)
+	case t.slot != nil && hasBody(r):
+		watchAnswer(w, r).serve(h.next)
+	default:
 		h.next.ServeHTTP(w, r)
-		return
 	}
-	if c == nil {
-		c = &charge{taken: t}
-	}
-	h.refunding(ctx, w, r, h.next, key, res, c)
 }
 
 // misconfigured answers where there is no middleware because of err.

@@ -161,6 +161,42 @@ func TestWhereNoWaitingHelpsThereIsNoTimeToComeBack(t *testing.T) {
 	require.NotContains(t, problem, "retryAfter")
 }
 
+// What waiting does not help is told so, with a reason, whichever limit it is.
+func TestARequestThatCostsMoreThanTheLimitIsToldSo(t *testing.T) {
+	for name, s := range map[string]store.Store{"memory": memory(t), "redis": onRedis(t)} {
+		policy := ratelimit.WithName("small")
+		small, bucket := window(t, s, ratelimit.PerMinute(3), policy), ratelimittest.New(t, "leaky_bucket", s, ratelimit.PerMinute(3), policy)
+		full := window(t, s, ratelimit.PerMinute(1000), ratelimit.WithName("full")) // which waiting helps
+		_, err := full.AllowN(t.Context(), "192.0.2.1", 1000)
+		require.NoError(t, err)
+		for kind, c := range map[string]struct {
+			l        ratelimit.Limiter
+			violated []any
+		}{
+			"a window": {small, []any{"small"}}, "a bucket": {bucket, []any{"small"}},
+			"nothing is admitted": {window(t, s, ratelimit.PerMinute(0), policy), []any{"small"}},
+			"beside another":      {ratelimittest.All(t, plenty(t), small), []any{"small"}},
+			"beside a full one":   {ratelimittest.All(t, full, small), []any{"full", "small"}},
+			"beside slots":        {ratelimittest.All(t, slots(t, s, 10), small), []any{"small"}},
+		} {
+			h := protect(t, c.l, httplimit.WithCost(func(*http.Request) int { return 4 }))
+			for range 2 { // nothing is charged
+				res := serve(h, get(alice))
+				require.Equal(t, http.StatusTooManyRequests, res.StatusCode, "%s, %s", kind, name)
+				require.NotContains(t, res.Header, "Retry-After")
+				require.NotContains(t, res.Header.Get("RateLimit"), ";t=")
+				var problem map[string]any
+				require.NoError(t, json.Unmarshal([]byte(body(t, res)), &problem))
+				require.Equal(t, map[string]any{
+					"type":  "https://iana.org/assignments/http-problem-types#quota-exceeded",
+					"title": "Too Many Requests", "status": 429.0, "violated-policies": c.violated,
+					"detail": "The request costs more than the limit ever admits, so waiting will not help.",
+				}, problem, "%s, %s", kind, name)
+			}
+		}
+	}
+}
+
 func TestARefusalCanBePlainTextOrAnything(t *testing.T) {
 	closed := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
 	res := serve(protect(t, closed, httplimit.WithPlainText()), get(alice))

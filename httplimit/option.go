@@ -244,7 +244,11 @@ func WithPlainText() ServerOption {
 // off or has broken chunks. An f that is true for 499 lets a client that always does so make any
 // number of requests. Behind a [net/http/httputil.ReverseProxy] each would be a 502. Failed and
 // Successful are false for it. The handler gets another ResponseWriter, with the same optional
-// methods, and another Body, at the price of some allocations.
+// methods, and another Body, at the price of some allocations. A body that is too large for an
+// [http.MaxBytesReader] ends the connection, as it does with the server's own ResponseWriter.
+//
+// Put [http.MaxBytesHandler] and [http.TimeoutHandler] around the middleware. Inside, a ReverseProxy
+// answers 502 to a body that is too large, and a timeout 503 to work that still runs: Failed refunds both.
 //
 // Nothing is given back if the handler returns without having written to that ResponseWriter. A
 // framework may have answered past it: docs/http.md shows how to put the middleware into some.

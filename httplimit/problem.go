@@ -36,7 +36,8 @@ func status(d *report.Decision) int {
 // WriteProblem writes a refusal as the middleware does by default, for a [DeniedHandler]
 // that answers some requests itself. The status is 429, with a type of its own if the client is banned
 // ([ratelimit.SourceBan]), or 403 if a list denies ([ratelimit.SourceList]), or 503 if the limiter is closed by an outage
-// ([ratelimit.SourceFailClosed]). The body is that of RFC 9457.
+// ([ratelimit.SourceFailClosed]). The body is that of RFC 9457. If the request costs more than the limit ever admits
+// ([ratelimit.Never]), its detail says so.
 func WriteProblem(w http.ResponseWriter, d Decision) {
 	all := d.report(nil)
 	code := status(&all)
@@ -55,8 +56,12 @@ func WritePlainText(w http.ResponseWriter, d Decision) {
 // tooManyHead is what nearly all refusals begin with.
 var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests, "Too many requests."))
 
-// bannedHead is what a refusal by a ban begins with.
-var bannedHead = string(appendHead(nil, abnormalUsage, http.StatusTooManyRequests, "Too many requests were refused."))
+// bannedHead is what a refusal by a ban begins with. Its strikes may be wrong passwords as well as denials.
+var bannedHead = string(appendHead(nil, abnormalUsage, http.StatusTooManyRequests, "The client is banned."))
+
+// tooCostlyHead is what a refusal of a request that can never be admitted begins with.
+var tooCostlyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests,
+	"The request costs more than the limit ever admits, so waiting will not help."))
 
 // appendProblem appends the body of a refusal.
 func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) []byte {
@@ -67,8 +72,11 @@ func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) [
 		b = appendHead(b, lessCapacity, code, "The service cannot check its limits now.")
 	default:
 		head := tooManyHead
-		if d.ByBan() {
+		switch {
+		case d.ByBan():
 			head = bannedHead
+		case d.Result.RetryAfter == ratelimit.Never:
+			head = tooCostlyHead
 		}
 		b = append(b, head...)
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -55,10 +56,9 @@ const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it
 
 // refunding lets next answer, and refunds the charge if its status says so.
 func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
-	status, returned := 0, false
-	inner, body := watchBody(r)
-	defer learn(r, inner)
+	a, returned := watchAnswer(w, r), false
 	defer func() { // also when next panics, which goes on
+		status := a.status
 		switch {
 		case status == 0 && returned: // 200, or a status that a framework has written past w
 			if r.Context().Err() == nil { // else nobody needs an answer
@@ -68,7 +68,7 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 		case status == 0:
 			status = http.StatusInternalServerError
 		}
-		if !Successful(status) && (hungUp(r.Context()) || body.broken.Load()) {
+		if !Successful(status) && (hungUp(r.Context()) || a.body.broken.Load()) {
 			status = clientClosedRequest
 		}
 		if m.refund(status) {
@@ -76,13 +76,22 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 			_ = c.refund(ctx, key, res)
 		}
 	}()
-	next.ServeHTTP(watched(w, &status), inner)
+	a.serve(next)
 	returned = true
 }
 
 // learn puts into r what was found out in inner, a copy of it. The server removes the files of a form that it knows.
+// Logs around the middleware look for the pattern of a mux and its path values, whose names only the pattern has.
 func learn(r, inner *http.Request) {
 	r.Form, r.PostForm, r.MultipartForm, r.Pattern = inner.Form, inner.PostForm, inner.MultipartForm, inner.Pattern
+	for _, rest, found := strings.Cut(r.Pattern, "{"); found; _, rest, found = strings.Cut(rest, "{") {
+		var name string
+		name, rest, _ = strings.Cut(rest, "}")
+		name, _, _ = strings.Cut(strings.TrimSuffix(name, "..."), ":") // some routers have an expression there
+		if v := inner.PathValue(name); v != r.PathValue(name) {
+			r.SetPathValue(name, v)
+		}
+	}
 }
 
 // hungUp reports whether ctx has ended with the client, and not with a slot ([WithCancelLost]).
@@ -90,26 +99,70 @@ func hungUp(ctx context.Context) bool {
 	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), inflight.ErrLost)
 }
 
-// body is that of a request. It knows whether reading it has failed, which only the client can
-// cause unless it was closed before.
-type body struct {
-	io.ReadCloser
-	closed, broken atomic.Bool // a proxy's transport may still read it when the handler returns
+// answer is one that is watched.
+type answer struct {
+	w      http.ResponseWriter
+	outer  *http.Request
+	r      *http.Request // as the handler gets it
+	body   body
+	status int // the first one written that is not informational, 0 until then
 }
 
-// watchBody returns r with another body, if it has one. That is a copy: by its own Body the server tells whether
-// to wait for what nobody has read, and whether what comes next is another request.
-func watchBody(r *http.Request) (*http.Request, *body) {
-	b := &body{ReadCloser: r.Body}
-	if r.Body != nil && r.Body != http.NoBody { // which a proxy looks for
-		r = r.WithContext(r.Context())
-		r.Body = b
+// watchAnswer returns the answer to r. If that has a body, the handler gets a copy of r with another one: by its own
+// Body the server tells whether to wait for what nobody has read, and whether what comes next is another request.
+func watchAnswer(w http.ResponseWriter, r *http.Request) *answer {
+	a := &answer{outer: r, r: r}
+	if hasBody(r) {
+		a.body.ReadCloser = r.Body
+		a.r = r.WithContext(r.Context())
+		a.r.Body = &a.body
 	}
-	return r, b
+	a.w = a.watched(w)
+	return a
+}
+
+// hasBody reports whether r has a body. A proxy looks for one that is http.NoBody.
+func hasBody(r *http.Request) bool { return r.Body != nil && r.Body != http.NoBody }
+
+// serve lets next answer.
+func (a *answer) serve(next http.Handler) {
+	defer learn(a.outer, a.r)
+	next.ServeHTTP(a.w, a.r)
+	a.begin(http.StatusOK) // if nothing was written
+}
+
+// begin is called before the header is written. An http.MaxBytesReader tells the server's own ResponseWriter, by a method
+// that no other one can have, to end the connection and not to wait for the rest of the body.
+func (a *answer) begin(status int) {
+	if a.status == 0 && status >= http.StatusOK && a.body.cut.Load() && a.r.ProtoMajor == 1 {
+		a.w.Header().Set("Connection", "close")
+	}
+}
+
+// wrote is called when the header is written.
+func (a *answer) wrote(status int) {
+	if a.status == 0 && (status >= http.StatusOK || status == http.StatusSwitchingProtocols) {
+		a.status = status
+	}
+}
+
+// writes is called before something of the body, or the header alone, is written.
+func (a *answer) writes() {
+	a.begin(http.StatusOK)
+	a.wrote(http.StatusOK)
+}
+
+// body is that of a request. It knows whether reading it has failed, which only the client can
+// cause unless it was closed before. It knows also whether the last Read has filled its buffer and found no end. So does
+// the last one of an http.MaxBytesReader, if that finds that the body is too large.
+type body struct {
+	io.ReadCloser
+	closed, broken, cut atomic.Bool // a proxy's transport may still read it when the handler returns
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.cut.Store(err == nil && n == len(p))
 	if err != nil && !errors.Is(err, io.EOF) && !b.closed.Load() {
 		b.broken.Store(true)
 	}
@@ -121,14 +174,8 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// watched returns w with the same optional methods. It sets status to the first one written
-// that is not informational.
-func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
-	wrote := func(code int) {
-		if *status == 0 && (code >= http.StatusOK || code == http.StatusSwitchingProtocols) {
-			*status = code
-		}
-	}
+// watched returns w with the same optional methods, by which a is written.
+func (a *answer) watched(w http.ResponseWriter) http.ResponseWriter {
 	if _, ok := w.(http.Flusher); !ok {
 		if _, ok := in[http.Flusher](w); ok { // so that nobody gets past w to it
 			w = &flushing{w}
@@ -137,30 +184,35 @@ func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 	w, _ = hijackable(w)
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{
 		WriteHeader: func(do httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
-			return func(code int) { do(code); wrote(code) } // in this order: net/http panics on invalid codes
+			return func(code int) { // in this order: net/http panics on invalid codes
+				a.begin(code)
+				do(code)
+				a.wrote(code)
+			}
 		},
 		Write: func(do httpsnoop.WriteFunc) httpsnoop.WriteFunc {
-			return func(b []byte) (int, error) { wrote(http.StatusOK); return do(b) }
+			return func(b []byte) (int, error) { a.writes(); return do(b) }
 		},
 		WriteString: func(do httpsnoop.WriteStringFunc) httpsnoop.WriteStringFunc {
-			return func(s string) (int, error) { wrote(http.StatusOK); return do(s) }
+			return func(s string) (int, error) { a.writes(); return do(s) }
 		},
 		ReadFrom: func(do httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
 			return func(src io.Reader) (int64, error) {
+				a.begin(http.StatusOK)
 				n, err := do(src)
 				if n > 0 { // else net/http has written no status yet, and the handler can
-					wrote(http.StatusOK)
+					a.wrote(http.StatusOK)
 				}
 				return n, err
 			}
 		},
 		Flush: func(do httpsnoop.FlushFunc) httpsnoop.FlushFunc {
-			return func() { wrote(http.StatusOK); do() }
+			return func() { a.writes(); do() }
 		},
 		FlushError: func(do httpsnoop.FlushErrorFunc) httpsnoop.FlushErrorFunc {
-			return func() error { wrote(http.StatusOK); return do() }
+			return func() error { a.writes(); return do() }
 		},
-		Hijack: hijacked(wrote),
+		Hijack: hijacked(a.wrote),
 	})
 }
 

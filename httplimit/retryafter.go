@@ -33,8 +33,8 @@ func list(h http.Header, name string) string {
 
 // parseRetryAfter returns when h, of a refusal that arrived at now, says to come back. It
 // reads Retry-After, the RateLimit fields of any draft and the legacy ones, and takes the
-// first that is valid. Times of day are relative to the answer's Date, so that the local
-// clock may be wrong.
+// first that is valid. Times are relative to the answer's Date, so that the local clock may be
+// wrong.
 func parseRetryAfter(h http.Header, now time.Time) (d time.Duration, ok bool) {
 	if date, err := http.ParseTime(value(h, "Date")); err == nil {
 		now = date
@@ -43,31 +43,21 @@ func parseRetryAfter(h http.Header, now time.Time) (d time.Duration, ok bool) {
 	if at, err := http.ParseTime(text); err == nil {
 		return max(at.Sub(now), 0), true
 	}
-	if d, ok := cooldown.ParseSeconds(text); ok {
+	if d, ok := cooldown.ParseWait(text, now); ok {
 		return d, true
 	}
-	if d, ok := parseRateLimit(list(h, rateLimit)); ok {
+	if d, ok := parseRateLimit(list(h, rateLimit), now); ok {
 		return d, true
 	}
-	if d, ok := cooldown.ParseSeconds(value(h, resetField)); ok {
+	if d, ok := cooldown.ParseWait(value(h, resetField), now); ok {
 		return d, true
 	}
-	return parseReset(value(h, xReset), now)
-}
-
-// parseReset reads X-RateLimit-Reset, which is Unix seconds at most services and
-// seconds from now at some: those of more than ten years are Unix seconds.
-func parseReset(text string, now time.Time) (time.Duration, bool) {
-	d, ok := cooldown.ParseSeconds(text)
-	if ok && d > 10*365*24*time.Hour {
-		d = max(time.Unix(int64(d/time.Second), 0).Sub(now), 0)
-	}
-	return d, ok
+	return cooldown.ParseWait(value(h, xReset), now)
 }
 
 // parseRateLimit reads a RateLimit field: the longest t of the items of draft 10 with
 // nothing left, or reset of draft 7. Everything else is ignored.
-func parseRateLimit(text string) (longest time.Duration, ok bool) {
+func parseRateLimit(text string, now time.Time) (longest time.Duration, ok bool) {
 	for _, item := range split(text, ',') {
 		values := make(map[string]string)
 		for _, param := range split(item, ';') {
@@ -78,7 +68,7 @@ func parseRateLimit(text string) (longest time.Duration, ok bool) {
 		if values["r"] == "0" {
 			wait = values["t"]
 		}
-		if d, valid := cooldown.ParseSeconds(wait); valid {
+		if d, valid := cooldown.ParseWait(wait, now); valid {
 			longest, ok = max(longest, d), true
 		}
 	}

@@ -25,7 +25,9 @@ import (
 //
 // A Transport heeds the server. After 429 and 503 later requests of the same key, and those
 // that wait already, wait as long as Retry-After says, in seconds or as a date. If that
-// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. No field of more than
+// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. In each of them a fraction of
+// a second counts as a whole one, and a number of more than ten years that is a time in Unix seconds
+// or milliseconds, within ten years of now, is that time. No field of more than
 // 4 KiB is read. Servers are believed up to a minute ([WithMaxPause]). RateLimit fields of
 // other answers do not count: theirs is the time of the whole quota. After a pause requests go on
 // in the order in which they came to it, and after those that the limiter held until then.

@@ -141,7 +141,7 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 		}, 30 * time.Second},
 		{"legacy, in seconds from now", 429, func() map[string]string { return map[string]string{"X-RateLimit-Reset": "30"} }, 30 * time.Second},
 		{"what can be read", 429, func() map[string]string {
-			return map[string]string{"Retry-After": "soon", "RateLimit-Reset": "1.5", "X-RateLimit-Reset": "30"}
+			return map[string]string{"Retry-After": "soon", "RateLimit-Reset": "1.5 s", "X-RateLimit-Reset": "30"}
 		}, 30 * time.Second},
 		{"garbage", 429, func() map[string]string { return map[string]string{"Retry-After": "soon", "RateLimit": `"";;=`} }, 0},
 		{"negative", 429, func() map[string]string { return map[string]string{"Retry-After": "-5"} }, 0},
@@ -164,6 +164,68 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Many services write Unix seconds or milliseconds where seconds from now are meant, and others a fraction.
+func TestATimeIsReadWhateverItsFormAndField(t *testing.T) {
+	const longest = 24 * time.Hour
+	in := func(d time.Duration) time.Time { return time.Now().Add(d) }
+	for form, c := range map[string]struct {
+		text func() string
+		want time.Duration
+	}{
+		"seconds":                          {func() string { return "5" }, 5 * time.Second},
+		"a fraction":                       {func() string { return "4.2" }, 5 * time.Second},
+		"less than a second":               {func() string { return "0.001" }, time.Second},
+		"a fraction that is none":          {func() string { return "5.000" }, 5 * time.Second},
+		"Unix seconds":                     {func() string { return fmt.Sprint(in(5 * time.Second).Unix()) }, 5 * time.Second},
+		"Unix seconds with a fraction":     {func() string { return fmt.Sprintf("%d.250", in(4*time.Second).Unix()) }, 5 * time.Second},
+		"Unix milliseconds":                {func() string { return fmt.Sprint(in(5 * time.Second).UnixMilli()) }, 5 * time.Second},
+		"Unix milliseconds, not whole":     {func() string { return fmt.Sprint(in(4750 * time.Millisecond).UnixMilli()) }, 4750 * time.Millisecond},
+		"Unix milliseconds and a fraction": {func() string { return fmt.Sprintf("%d.5", in(4999*time.Millisecond).UnixMilli()) }, 5 * time.Second},
+		"Unix seconds that are over":       {func() string { return fmt.Sprint(in(-time.Hour).Unix()) }, 0},
+		"Unix milliseconds that are over":  {func() string { return fmt.Sprint(in(-time.Hour).UnixMilli()) }, 0},
+		"a day":                            {func() string { return "86400" }, longest},
+		"ten years":                        {func() string { return "315360000" }, longest},
+		"no time near now":                 {func() string { return "315360001" }, longest},
+		"nines":                            {func() string { return strings.Repeat("9", 12) }, longest},
+		"beyond 64 bits":                   {func() string { return strings.Repeat("9", 100) }, longest},
+		"beyond 64 bits, with a fraction":  {func() string { return strings.Repeat("9", 100) + "." + strings.Repeat("9", 100) }, longest},
+		"no digits after the point":        {func() string { return "5." }, 0},
+		"no digits before the point":       {func() string { return ".5" }, 0},
+		"two points":                       {func() string { return "5.0.0" }, 0},
+		"a sign after the point":           {func() string { return "5.-1" }, 0},
+		"an exponent":                      {func() string { return "5e3" }, 0},
+	} {
+		for name, field := range map[string]string{
+			"Retry-After": "%s", "RateLimit-Reset": "%s", "X-RateLimit-Reset": "%s",
+			"RateLimit": "limit=9, remaining=0, reset=%s", "Ratelimit": `"a";r=0;t=%s`,
+		} {
+			t.Run(form+" in "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					sup := &supplier{answers: []answer{{429, map[string]string{name: fmt.Sprintf(field, c.text())}}, fine}}
+					tr := transport(t, sup, plenty(t), httplimit.WithMaxPause(longest))
+					require.NoError(t, call(t, tr, "http://example.com/"))
+					require.NoError(t, call(t, tr, "http://example.com/"))
+					require.Equal(t, c.want, sup.sent[1].Sub(sup.sent[0]))
+				})
+			})
+		}
+	}
+}
+
+// A Unix time is relative to the answer's Date, as a date is.
+func TestAUnixTimeOfAClockThatIsAheadIsReadByItsDate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ahead := time.Now().Add(365 * 24 * time.Hour).UTC()
+		sup := &supplier{answers: []answer{{429, map[string]string{
+			"Date": ahead.Format(http.TimeFormat), "Retry-After": fmt.Sprint(ahead.Unix() + 5),
+		}}, fine}}
+		tr := transport(t, sup, plenty(t))
+		require.NoError(t, call(t, tr, "http://example.com/"))
+		require.NoError(t, call(t, tr, "http://example.com/"))
+		require.Equal(t, 5*time.Second, sup.sent[1].Sub(sup.sent[0]))
+	})
 }
 
 func TestAWaitEndsWithTheContext(t *testing.T) {

@@ -203,15 +203,39 @@ func (s *Set) leave(key string, place *list.Element) {
 	}
 }
 
-// maxSeconds is the most that a time.Duration can hold.
-const maxSeconds = uint64(math.MaxInt64 / time.Second)
+const (
+	// maxSeconds is the most that a time.Duration can hold.
+	maxSeconds = uint64(math.MaxInt64 / time.Second)
 
-// ParseSeconds reads a whole number of seconds, such as that of Retry-After. More than a
-// time.Duration can hold is read as the most that it can.
-func ParseSeconds(text string) (d time.Duration, ok bool) {
-	s, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond the range s is the largest uint64
+	// decade is the longest wait that is believed, and how far a time may be from now.
+	decade = 10 * 365 * 24 * time.Hour
+)
+
+// ParseWait reads how long from now a field such as Retry-After asks to wait: a number of seconds, of which a
+// fraction counts as a whole one. Many services write a time in Unix seconds or milliseconds instead, so a number
+// of more than ten years is that time if it is within ten years of now. Otherwise it is what it says, or the
+// most that a time.Duration can hold.
+func ParseWait(text string, now time.Time) (d time.Duration, ok bool) {
+	whole, fraction, pointed := strings.Cut(strings.TrimSpace(text), ".")
+	n, err := strconv.ParseUint(whole, 10, 64)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange): // beyond the range n is the largest uint64
+		return 0, false
+	case pointed && (fraction == "" || strings.Trim(fraction, "0123456789") != ""):
 		return 0, false
 	}
-	return time.Duration(min(s, maxSeconds)) * time.Second, true
+	n = min(n, maxSeconds*1000)
+	if strings.Trim(fraction, "0") != "" {
+		n++
+	}
+	wait := time.Duration(min(n, maxSeconds)) * time.Second
+	if wait <= decade {
+		return wait, true
+	}
+	for _, at := range []time.Time{time.Unix(int64(min(n, maxSeconds)), 0), time.UnixMilli(int64(n))} {
+		if d := at.Sub(now); d.Abs() <= decade {
+			return max(d, 0), true
+		}
+	}
+	return wait, true
 }

@@ -153,18 +153,26 @@ func TestAWaitThatBecomesTooLongWhileTheLineGoesOnEndsAtOnce(t *testing.T) {
 	})
 }
 
-func TestSecondsAreReadUpToTheLongestDuration(t *testing.T) {
+func TestAWaitIsReadUpToTheLongestDuration(t *testing.T) {
+	now := time.Date(2026, 11, 29, 10, 0, 0, 500, time.UTC)
 	longest := time.Duration(math.MaxInt64).Truncate(time.Second)
 	for text, want := range map[string]time.Duration{
-		"0": 0, "30": 30 * time.Second, " 30\t": 30 * time.Second,
-		"9223372036": longest, "9223372037": longest, "18446744073709551616": longest, "99999999999999999999999": longest,
+		"0": 0, "30": 30 * time.Second, " 30\t": 30 * time.Second, "0.0": 0, "0.001": time.Second, "1.5": 2 * time.Second,
+		"315360000": decade, "315360000.1": decade + time.Second, "315360001": decade + time.Second,
+		fmt.Sprint(now.Unix()): 0, fmt.Sprint(now.Unix() + 1): time.Second - 500, fmt.Sprint(now.UnixMilli() + 2): 2*time.Millisecond - 500,
+		fmt.Sprint(now.Add(decade).Unix()): decade - 500, fmt.Sprint(now.Add(-decade).Unix() + 1): 0,
+		fmt.Sprint(now.Add(decade).Unix() + 1):  time.Duration(now.Add(decade).Unix()+1) * time.Second,
+		fmt.Sprint(now.Add(-decade).Unix() - 1): time.Duration(now.Add(-decade).Unix()-1) * time.Second,
+		fmt.Sprint(now.Add(decade).UnixMilli()): decade - 500, fmt.Sprint(now.Add(decade).UnixMilli() + 1): longest,
+		fmt.Sprint(now.Add(-decade).UnixMilli() + 1): 0, fmt.Sprint(now.Add(-decade).UnixMilli() - 1): longest,
+		"9223372036": longest, "9223372037": longest, "18446744073709551615.9": longest, "18446744073709551616": longest, "99999999999999999999999": longest,
 	} {
-		d, ok := ParseSeconds(text)
+		d, ok := ParseWait(text, now)
 		require.True(t, ok, text)
 		require.Equal(t, want, d, text)
 	}
-	for _, text := range []string{"", " ", "-5", "+5", "1.5", "1e3", "0x10", "soon", "5 s"} {
-		_, ok := ParseSeconds(text)
+	for _, text := range []string{"", " ", "-5", "+5", "1.", ".5", "1.-5", "1.5.0", "1. 5", "1e3", "1.5e3", "0x10", "soon", "5 s"} {
+		_, ok := ParseWait(text, now)
 		require.False(t, ok, text)
 	}
 }
