@@ -87,6 +87,9 @@ func (set *settings) options(log *slog.Logger) []serve.Option {
 	if len(set.proxies) > 0 {
 		opts = append(opts, serve.WithProxies(set.proxies...))
 	}
+	if set.fields != "" {
+		opts = append(opts, serve.WithFields(set.fields))
+	}
 	return opts
 }
 
