@@ -112,22 +112,15 @@ func (s *Service) canRead(rules *Rules) error {
 	return nil
 }
 
-// asker is who asks for a check.
-type asker struct {
-	*http.Request
-	isProxy bool // its fields are believed
-}
-
 // request makes the request of a check. A descriptor is left out if a header field of it is, as
 // Envoy does.
 func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, error) {
 	req := &pb.RateLimitRequest{Domain: c.domain}
-	a := &asker{Request: r}
-	_, _, a.isProxy = s.proxies.Peer(r)
+	_, _, isProxy := s.proxies.Peer(r)
 	for _, descriptor := range c.descriptors {
 		d := &common.RateLimitDescriptor{}
 		for _, src := range descriptor {
-			value, err := s.value(src, a)
+			value, err := s.value(src, r, isProxy)
 			if err != nil {
 				s.metrics.decided(&question{domain: s.now.Load().domains[c.domain]}, err)
 				return nil, err
@@ -146,22 +139,22 @@ func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, erro
 }
 
 // value is what an entry says about a request. It is "" for a header field that there is not.
-func (s *Service) value(src source, a *asker) (string, error) {
+func (s *Service) value(src source, r *http.Request, isProxy bool) (string, error) {
 	switch src.what {
 	case "address":
-		return s.address(a)
+		return s.address(r, isProxy)
 	case "header":
-		values := a.Header.Values(src.name)
+		values := r.Header.Values(src.name)
 		if len(values) > 1 {
 			return "", invalid("%d fields %s", len(values), src.name)
 		}
-		return a.Header.Get(src.name), nil
+		return r.Header.Get(src.name), nil
 	}
 	name := s.family[src.what]
-	if !a.isProxy || name == "" {
+	if !isProxy || name == "" {
 		return "", invalid("the peer is none of the proxies, which say the %s", src.what)
 	}
-	values := a.Header.Values(name)
+	values := r.Header.Values(name)
 	if len(values) != 1 {
 		return "", invalid("%d fields %s: want one", len(values), name)
 	}
@@ -173,11 +166,11 @@ func (s *Service) value(src source, a *asker) (string, error) {
 }
 
 // address is that of the client. A proxy has to say one: its own is that of nobody.
-func (s *Service) address(a *asker) (string, error) {
-	if a.isProxy && !s.proxies.Client(netip.Addr{}, a.Header[forwardedFor]).IsValid() {
+func (s *Service) address(r *http.Request, isProxy bool) (string, error) {
+	if isProxy && !s.proxies.Client(netip.Addr{}, r.Header[forwardedFor]).IsValid() {
 		return "", invalid("%s: no address at its end", forwardedFor)
 	}
-	key, err := s.client.Of(a.Request)
+	key, err := s.client.Of(r)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errInvalid, err)
 	}
