@@ -220,6 +220,8 @@ func TestAbsurdSizes(t *testing.T) {
 	client := pb.NewRateLimitServiceClient(dial(t, s.grpc, insecure.NewCredentials()))
 	_, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(t.Context(), "x", strings.Repeat("x", 1<<20)), user("ann"))
 	require.ErrorContains(t, err, "header list size")
+	_, err = client.ShouldRateLimit(metadata.AppendToOutgoingContext(t.Context(), "tracestate", strings.Repeat("x", 60_000)), user("bob"))
+	require.NoError(t, err, "as much as Envoy takes of a client, and may pass on")
 	many := user("ann")
 	many.Descriptors = slices.Repeat(many.Descriptors, 10_000)
 	_, err = client.ShouldRateLimit(t.Context(), many)
@@ -336,6 +338,7 @@ func TestArguments(t *testing.T) {
 	t.Parallel()
 	good, bad := writeFile(t, "good.yaml", limits), writeFile(t, "bad.yaml", "domain: d\nx: y\n")
 	more := writeFile(t, "more.yaml", "domain: edge\ndescriptors: [{key: more}]\n")
+	byPath := writeFile(t, "path.yaml", limits+"checks: {client: [{user: path}]}\n")
 	for args, want := range map[string]struct {
 		code int
 		says string
@@ -348,6 +351,10 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -tls-clients x":                   {2, "no effect"},
 		"-config GOOD -header-limit X-Limit":            {2, "no effect without -headers"},
 		"-config GOOD -http= -proxies 10.0.0.0/8":       {2, "no effect without -http"},
+		"-config GOOD -proxies 10.0.0.1,unix":           {2, "no effect: -http is no Unix socket"},
+		"-config GOOD -fields original":                 {2, "no effect without -proxies"},
+		"-config GOOD -proxies 10.0.0.1 -fields both":   {1, "want original or forwarded"},
+		"-config PATH -proxies 10.0.0.1":                {1, `path.yaml: check "client" counts a method, a path or a host: -fields must name`},
 		"-config GOOD -private= -top-keys 100":          {2, "no effect without -private"},
 		"-config GOOD -top-keys 3":                      {1, "NewTopKeys(3)"},
 		"-config GOOD -log xml":                         {2, "text or json"},
@@ -368,7 +375,7 @@ func TestArguments(t *testing.T) {
 		"ask edge": {2, "want a domain and a descriptor"},
 		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
 	} {
-		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more).Replace(args)
+		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "PATH", byPath).Replace(args)
 		var out output
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // or else it serves
 		defer cancel()
