@@ -138,6 +138,7 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 	if rule == nil {
 		return nil
 	}
+	key = countedAs(key)
 	p.rule, p.shown, p.limit = rule, rule.shown, rule.limit
 	if rule.byValue {
 		p.label = q.domain.label(rule, entries)
@@ -145,7 +146,7 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 	if p.unlimited = rule.shown == nil; p.unlimited {
 		return nil
 	}
-	p.key, p.limiter = countedAs(key), now.limiters[rule.index]
+	p.key, p.limiter = string(key), now.limiters[rule.index]
 	if p.back && !canGiveBack(rule.algorithm) {
 		return invalid("descriptor %d: a %s takes nothing back without the answer to its charge", i, rule.algorithm)
 	}
@@ -187,14 +188,14 @@ func checkEntries(i int, entries []*common.RateLimitDescriptor_Entry) error {
 
 const maxKey = 8 << 10 // bytes of a key that is counted as it is
 
-// countedAs is the text of a key. A long one is its hash, so that what a client can make long is counted too:
+// countedAs is a key as it is counted. A long one is its hash, so that what a client can make long is counted too:
 // Envoy lets through what is refused. No other key is like that, as each has a = or a ~.
-func countedAs(key []byte) string {
-	if len(key) > maxKey {
-		sum := sha256.Sum256(key)
-		return "sha256:" + hex.EncodeToString(sum[:])
+func countedAs(key []byte) []byte {
+	if len(key) <= maxKey {
+		return key
 	}
-	return string(key)
+	sum := sha256.Sum256(key)
+	return hex.AppendEncode([]byte("sha256:"), sum[:])
 }
 
 // canGiveBack is whether an algorithm gives back without a receipt: see [ratelimit.Credit].
@@ -226,7 +227,7 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	}
 	l := ratelimit.Limit{Rate: int(o.GetRequestsPerUnit()), Period: period}
 	var buf [256]byte
-	p.key, p.shown, p.limit = countedAs(entriesKey(d.GetEntries(), buf[:0])), shownLimit(l, ""), l
+	p.key, p.shown, p.limit = string(countedAs(entriesKey(d.GetEntries(), buf[:0]))), shownLimit(l, ""), l
 	var err error
 	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]...))
 	return err

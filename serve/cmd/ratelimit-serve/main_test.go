@@ -248,6 +248,15 @@ func TestAProxyThatIsNotTrusted(t *testing.T) {
 	}
 }
 
+// Who forgets the family of fields that a check needs is told of the flag, and nothing starts.
+func TestFieldsThatNobodyHasNamed(t *testing.T) {
+	t.Parallel()
+	config := writeFile(t, "limits.yaml", limits+"checks: {client: [{user: path}]}\n")
+	var stderr output
+	require.Equal(t, 1, run(t.Context(), []string{"-config", config, "-proxies", "10.0.0.1"}, io.Discard, &stderr))
+	require.Contains(t, stderr.String(), `limits.yaml: check "client" counts a method, a path or a host: -fields must name`)
+}
+
 // A port that is taken, and a store that is away when the server starts.
 func TestStarts(t *testing.T) {
 	t.Parallel()
@@ -338,7 +347,6 @@ func TestArguments(t *testing.T) {
 	t.Parallel()
 	good, bad := writeFile(t, "good.yaml", limits), writeFile(t, "bad.yaml", "domain: d\nx: y\n")
 	more := writeFile(t, "more.yaml", "domain: edge\ndescriptors: [{key: more}]\n")
-	byPath := writeFile(t, "path.yaml", limits+"checks: {client: [{user: path}]}\n")
 	for args, want := range map[string]struct {
 		code int
 		says string
@@ -354,7 +362,6 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -proxies 10.0.0.1,unix":           {2, "no effect: -http is no Unix socket"},
 		"-config GOOD -fields original":                 {2, "no effect without -proxies"},
 		"-config GOOD -proxies 10.0.0.1 -fields both":   {1, "want original or forwarded"},
-		"-config PATH -proxies 10.0.0.1":                {1, `path.yaml: check "client" counts a method, a path or a host: -fields must name`},
 		"-config GOOD -private= -top-keys 100":          {2, "no effect without -private"},
 		"-config GOOD -top-keys 3":                      {1, "NewTopKeys(3)"},
 		"-config GOOD -log xml":                         {2, "text or json"},
@@ -375,7 +382,7 @@ func TestArguments(t *testing.T) {
 		"ask edge": {2, "want a domain and a descriptor"},
 		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
 	} {
-		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "PATH", byPath).Replace(args)
+		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more).Replace(args)
 		var out output
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // or else it serves
 		defer cancel()
