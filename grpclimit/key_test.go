@@ -6,8 +6,11 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	pb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
@@ -203,4 +206,29 @@ func TestHealthChecksAndReflectionAreRecognized(t *testing.T) {
 	} {
 		require.Equal(t, want, grpclimit.HealthAndReflection(t.Context(), method), method)
 	}
+}
+
+// A server answers no other spelling of a method, so that a caller has no second limit for one.
+func TestOtherSpellingsOfAMethodAreNotServed(t *testing.T) {
+	svc := &service{}
+	byRoute := grpclimit.WithKey(grpclimit.Route())
+	lim := bucket(t, ratelimit.PerHour(1))
+	conn := dialConn(t, listen(t, svc, unaryServer(t, lim, byRoute), streamServer(t, lim, byRoute)))
+	for _, method := range []string{pb.TestService_UnaryCall_FullMethodName, pb.TestService_FullDuplexCall_FullMethodName} {
+		name := strings.TrimPrefix(method, "/")
+		for _, spelt := range []string{
+			method, name, "/" + method, "/./" + name, "/x/.." + method, method + "/", method + "?x", strings.Replace(method, "/UnaryCall", "//UnaryCall", 1),
+			strings.ToLower(method), strings.Replace(method, "Call", "%43all", 1), method, name,
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, spelt)
+			if err == nil {
+				_ = stream.SendMsg(&pb.SimpleRequest{})
+				_ = stream.CloseSend()
+				_ = stream.RecvMsg(&pb.SimpleResponse{}) // its handler has ended then, if there is one
+			}
+			cancel()
+		}
+	}
+	require.EqualValues(t, 2, svc.calls.Load(), "one of each method")
 }

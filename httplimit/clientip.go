@@ -2,7 +2,6 @@ package httplimit
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 
@@ -142,26 +141,15 @@ func (k *ipKey) warn(r *http.Request) {
 // find returns the address of the client, invalid if there is none. text is the address as a
 // part of RemoteAddr, if it is there in canonical form.
 func (k *ipKey) find(r *http.Request) (addr netip.Addr, text string) {
-	peer, text, ok := clientip.ParseAddr(r.RemoteAddr)
-	trusted := k.proxies.Trust(peer)
-	if !ok {
-		trusted = k.proxies.Unix && atUnixSocket(r)
-	}
+	peer, text, trusted := k.proxies.Peer(r)
 	if !trusted {
 		if !k.proxies.None() && len(r.Header[forwardedFor]) > 0 {
 			k.notice.say(r, unknownProxy)
 		}
-		return peer, text // invalid unless ok
+		return peer, text
 	}
 	if addr = k.proxies.Client(peer, r.Header[forwardedFor]); addr != peer {
 		text = ""
 	}
 	return addr, text
-}
-
-// atUnixSocket reports whether the server got r at a Unix socket. RemoteAddr does not say:
-// it is what the peer's socket is called.
-func atUnixSocket(r *http.Request) bool {
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && local.Network() == "unix"
 }

@@ -569,7 +569,7 @@ func ExampleNewTransport() {
 }
 
 // Other libraries count each path for itself. Route counts those of one pattern together.
-func ExampleKeyFunc_path() {
+func ExamplePath() {
 	mem, err := memstore.New()
 	if err != nil {
 		log.Fatal(err)
@@ -578,10 +578,9 @@ func ExampleKeyFunc_path() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	path := httplimit.KeyFunc("path", func(r *http.Request) (string, error) { return r.URL.Path, nil })
-	key := httplimit.Combined(httplimit.PeerIP(), path)
+	key := httplimit.Combined(httplimit.PeerIP(), httplimit.Path())
 	handler := httplimit.Middleware(limiter, httplimit.WithKey(key))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	for _, target := range []string{"/users/1", "/users/2", "/users/1"} {
+	for _, target := range []string{"/users/1", "/users/2", "//users/./1"} {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
 		fmt.Println(target, w.Code)
@@ -589,5 +588,5 @@ func ExampleKeyFunc_path() {
 	// Output:
 	// /users/1 200
 	// /users/2 200
-	// /users/1 429
+	// //users/./1 429
 }

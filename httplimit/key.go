@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"path"
 	"strconv"
 	"strings"
 
@@ -27,6 +28,7 @@ var (
 //	User               user:ann
 //	Route              route:GET /users/{id}
 //	Method             method:GET
+//	Path               path:/login
 //	Global             global
 //	KeyFunc            its name, a colon, and what its function returns
 //	Combined           combined:9:192.0.2.1,8:user:ann,
@@ -149,6 +151,35 @@ func Method() Key {
 		}
 		return "other", nil
 	}}
+}
+
+// Path is the path of the request's URL in one form, so that a client cannot spell it in another way to
+// be counted anew: slashes in a row are one slash, and "." and ".." are resolved, after decoding
+// what is percent-encoded. That is how nginx chooses a location. So "//login", "/./login",
+// "/x/../login" and "/%6Cogin" are "/login". Letter case, a slash at the end and parameters such as
+// ";a=1" stay, and the query is no part of it.
+//
+// A client can ask for any number of paths, and each has a limit of its own. So combine it with the
+// address by [Combined], or use [Route].
+func Path() Key {
+	return Key{kind: "path:", of: func(r *http.Request) (string, error) {
+		if r.URL == nil {
+			return "", ErrNoIdentity
+		}
+		return cleanPath(r.URL.Path), nil
+	}}
+}
+
+// cleanPath returns a decoded path in the form of [Path].
+func cleanPath(p string) string {
+	if p == "*" { // of OPTIONS
+		return p
+	}
+	clean := path.Clean("/" + p)
+	if clean != "/" && (strings.HasSuffix(p, "/") || strings.HasSuffix(p, "/.") || strings.HasSuffix(p, "/..")) {
+		clean += "/"
+	}
+	return clean
 }
 
 // Global is one key for all requests.

@@ -62,6 +62,56 @@ func TestInventedMethodsAreOneMethod(t *testing.T) {
 	}
 }
 
+// What a handler may take for one path has one count. Other paths have their own.
+func TestOtherSpellingsOfAPathAreOnePath(t *testing.T) {
+	for want, targets := range map[string][]string{
+		"/login": {
+			"/login", "//login", "///login", "/./login", "/x/../login", "/../login", "/x/y/../../login", "/%6Cogin", "/%6cogin",
+			"/%2Flogin", "/%2e/login", "/x/%2E%2e/login", "/x/%2e.%2flogin", "/login?a=/../b", "http://example.com/login", "/x%2f..//login",
+		},
+		"/login/":     {"/login/", "/login//", "/login/.", "/login/x/..", "/login/%2e", "/login%2F"},
+		"/":           {"/", "//", "/.", "/..", "/login/..", "/?x", "http://example.com", "/%2e%2e"},
+		"*":           {"*"},
+		"/Login":      {"/Login"},
+		"/login;a=1":  {"/login;a=1", "/login%3Ba=1", "//login;a=1"},
+		"/login%2e":   {"/login%252e"},
+		"/...":        {"/..."},
+		"/.login":     {"/.login"},
+		"/login.":     {"/login."},
+		`/x\..\login`: {`/x%5C..%5Clogin`},
+		"/login\xff":  {"/login%FF"},
+	} {
+		for _, target := range targets {
+			require.Equal(t, "path:"+want, keyOf(t, httplimit.Path(), httptest.NewRequest(http.MethodGet, target, nil)), target)
+		}
+	}
+	key := httplimit.Combined(httplimit.Path(), httplimit.PeerIP())
+	handler := protect(t, window(t, memory(t), ratelimit.PerHour(3)), httplimit.WithKey(key))
+	codes := map[int]int{}
+	for _, target := range []string{"/login", "//login", "/./login", "/x/../login", "/%6Cogin", "/login?b"} {
+		r := httptest.NewRequest(http.MethodGet, target, nil)
+		codes[serve(handler, r).StatusCode]++
+	}
+	require.Equal(t, map[int]int{200: 3, 429: 3}, codes)
+}
+
+// Of a mux the spellings of a path are redirected, which no handler answers, or count as one route.
+func TestOtherSpellingsOfAPathAreOneRoute(t *testing.T) {
+	served := 0
+	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })
+	lim := window(t, memory(t), ratelimit.PerHour(3))
+	mux := http.NewServeMux()
+	mux.Handle("/login", httplimit.Middleware(lim, httplimit.WithKey(httplimit.Route()))(handler))
+	for _, target := range []string{"/login", "//login", "/./login", "/x/../login", "/%6Cogin", "/%2e/login", "/%2Flogin", "/login?b"} {
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodConnect, "FOO"} {
+			r := httptest.NewRequest(http.MethodGet, target, nil)
+			r.Method = method
+			mux.ServeHTTP(httptest.NewRecorder(), r)
+		}
+	}
+	require.Equal(t, 3, served)
+}
+
 func TestARequestThatCannotBeIdentifiedIsNotCounted(t *testing.T) {
 	lim := window(t, memory(t), ratelimit.PerHour(100))
 	nobody := func(*http.Request) string { return "" }

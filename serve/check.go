@@ -1,8 +1,8 @@
 package serve
 
 import (
-	"cmp"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/textproto"
@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/clientaddr"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 )
 
 // check says which descriptors a proxy's subrequest has.
@@ -23,6 +23,7 @@ type check struct {
 	file        string
 	domain      string
 	descriptors [][]source
+	described   bool // it has a method, a path or a host, which a proxy says in fields
 }
 
 // source says what an entry's value is.
@@ -49,7 +50,9 @@ func (p *parser) checks(f field) {
 		}
 		c := &check{file: p.file, domain: p.domain.name}
 		for _, item := range p.list(one, "check "+name) {
-			c.descriptors = append(c.descriptors, p.sources(item))
+			all := p.sources(item)
+			c.descriptors = append(c.descriptors, all)
+			c.described = c.described || slices.ContainsFunc(all, func(src source) bool { return original[src.what] != "" })
 		}
 		if len(c.descriptors) == 0 || len(c.descriptors) > maxAsks {
 			p.fail(one.value, "check %s: want a list of 1 to %d descriptors", quote(name), maxAsks)
@@ -84,56 +87,42 @@ func validField(name string) bool {
 	})
 }
 
-// trust are the proxies whose fields are believed.
-type trust struct {
-	networks []netip.Prefix
-	unix     bool
-}
+// family are the names of the fields in which a proxy says what a client has asked for.
+type family map[string]string
 
-func parseTrust(texts []string) (t trust, err error) {
-	for _, text := range texts {
-		if text == "unix" {
-			t.unix = true
-			continue
-		}
-		network, err := netip.ParsePrefix(text)
-		if addr, err2 := netip.ParseAddr(text); err2 == nil {
-			network, err = netip.PrefixFrom(addr, addr.BitLen()), nil
-		}
-		if addr := clientaddr.Unmap(network.Addr()); addr.Is4() && !network.Addr().Is4() { // peers are compared as IPv4
-			network = netip.PrefixFrom(addr, max(network.Bits()-96, 0))
-		}
-		if err != nil || network.Bits() == 0 {
-			return t, fmt.Errorf("%w: proxy %s: want a network such as 10.0.0.0/8, an address, or unix", ratelimit.ErrInvalidOption, quote(text))
-		}
-		t.networks = append(t.networks, network)
-	}
-	if len(texts) == 0 {
-		return t, fmt.Errorf("%w: no proxies", ratelimit.ErrInvalidOption)
-	}
-	return t, nil
-}
+var (
+	original  = family{"method": "X-Original-Method", "path": "X-Original-Uri", "host": "X-Original-Host"}
+	forwarded = family{"method": "X-Forwarded-Method", "path": "X-Forwarded-Uri", "host": "X-Forwarded-Host"}
+)
 
-// has is whether the request comes from one of them.
-func (t *trust) has(r *http.Request) bool {
-	at, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return t.unix && (r.RemoteAddr == "" || r.RemoteAddr == "@")
+const forwardedFor = "X-Forwarded-For" // of both
+
+// canRead returns an error if a check has what proxies say, and nobody has told in which fields.
+func (s *Service) canRead(rules *Rules) error {
+	for _, name := range slices.Sorted(maps.Keys(rules.checks)) {
+		switch c := rules.checks[name]; {
+		case !c.described || s.family != nil:
+		case s.proxies.None():
+			s.log.Warn("a check counts a method, a path or a host, which only -proxies can say: it answers 400", "check", name, "file", c.file)
+		default:
+			return fmt.Errorf("%w: %s: check %s counts a method, a path or a host: -fields must name the header fields in which the proxies say that, original or forwarded",
+				ratelimit.ErrInvalidOption, c.file, quote(name))
+		}
 	}
-	addr := clientaddr.Unmap(at.Addr())
-	return slices.ContainsFunc(t.networks, func(n netip.Prefix) bool { return n.Contains(addr) })
+	return nil
 }
 
 // request makes the request of a check. A descriptor is left out if a header field of it is, as
 // Envoy does.
 func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, error) {
 	req := &pb.RateLimitRequest{Domain: c.domain}
-	seen := s.original(r)
+	_, _, isProxy := s.proxies.Peer(r)
 	for _, descriptor := range c.descriptors {
 		d := &common.RateLimitDescriptor{}
 		for _, src := range descriptor {
-			value, err := s.value(src, seen)
+			value, err := s.value(src, r, isProxy)
 			if err != nil {
+				s.metrics.decided(&question{domain: s.now.Load().domains[c.domain]}, err)
 				return nil, err
 			}
 			if value == "" {
@@ -149,41 +138,11 @@ func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, erro
 	return req, nil
 }
 
-// original is the request that a trusted proxy asks about, which it describes in header fields.
-func (s *Service) original(r *http.Request) *http.Request {
-	if !s.trusted.has(r) {
-		return r
-	}
-	seen := *r
-	target := *r.URL
-	seen.URL = &target
-	seen.Method = first(r.Header, r.Method, "X-Original-Method", "X-Forwarded-Method")
-	seen.Host = first(r.Header, r.Host, "X-Original-Host", "X-Forwarded-Host")
-	if u, err := url.ParseRequestURI(first(r.Header, "", "X-Original-Uri", "X-Original-Url", "X-Forwarded-Uri")); err == nil {
-		seen.URL = u
-	}
-	return &seen
-}
-
-// first is the value of the first of those fields that there is.
-func first(h http.Header, otherwise string, names ...string) string {
-	for _, name := range names {
-		if v := h.Get(name); v != "" {
-			return v
-		}
-	}
-	return otherwise
-}
-
-// value is what an entry says about a request, "" if there is none.
-func (s *Service) value(src source, r *http.Request) (string, error) {
+// value is what an entry says about a request. It is "" for a header field that there is not.
+func (s *Service) value(src source, r *http.Request, isProxy bool) (string, error) {
 	switch src.what {
-	case "method":
-		return r.Method, nil
-	case "path":
-		return cmp.Or(r.URL.Path, "/"), nil
-	case "host":
-		return strings.ToLower(r.Host), nil
+	case "address":
+		return s.address(r, isProxy)
 	case "header":
 		values := r.Header.Values(src.name)
 		if len(values) > 1 {
@@ -191,9 +150,59 @@ func (s *Service) value(src source, r *http.Request) (string, error) {
 		}
 		return r.Header.Get(src.name), nil
 	}
+	name := s.family[src.what]
+	if !isProxy || name == "" {
+		return "", invalid("the peer is none of the proxies, which say the %s", src.what)
+	}
+	values := r.Header.Values(name)
+	if len(values) != 1 {
+		return "", invalid("%d fields %s: want one", len(values), name)
+	}
+	value, ok := read[src.what](values[0])
+	if !ok {
+		return "", invalid("%s: no %s: %s", name, src.what, quote(values[0]))
+	}
+	return value, nil
+}
+
+// address is that of the client. A proxy has to say one: its own is that of nobody.
+func (s *Service) address(r *http.Request, isProxy bool) (string, error) {
+	if isProxy && !s.proxies.Client(netip.Addr{}, r.Header[forwardedFor]).IsValid() {
+		return "", invalid("%s: no address at its end", forwardedFor)
+	}
 	key, err := s.client.Of(r)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errInvalid, err)
 	}
 	return key, nil
+}
+
+// read makes what a field says into what is counted, in one form for all spellings.
+var read = map[string]func(text string) (value string, ok bool){
+	"method": readMethod, "path": readPath, "host": readHost,
+}
+
+func readMethod(text string) (string, bool) {
+	key, _ := httplimit.Method().Of(&http.Request{Method: text}) // always has one
+	return strings.TrimPrefix(key, "method:"), text != ""
+}
+
+func readPath(text string) (string, bool) {
+	text, _, _ = strings.Cut(text, "#") // as nginx ends it
+	u, err := url.ParseRequestURI(text)
+	if err != nil || u.Opaque != "" || strings.IndexByte(u.Path, 0) >= 0 {
+		return "", false
+	}
+	key, _ := httplimit.Path().Of(&http.Request{URL: u}) // always has one
+	return strings.TrimPrefix(key, "path:"), true
+}
+
+// readHost reads a host without its port, in small letters and without a dot at the end.
+func readHost(text string) (string, bool) {
+	u, err := url.Parse("//" + text)
+	if err != nil || u.Host != text || strings.Contains(text, ",") { // several, of a chain of proxies
+		return "", false
+	}
+	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
+	return host, host != ""
 }

@@ -1,9 +1,11 @@
 package serve_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -19,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/serve"
 )
@@ -118,7 +121,7 @@ func check(s *serve.Service, target string, fields ...string) *httptest.Response
 // A proxy's subrequest is counted by what it says about the request, if the proxy is trusted.
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	s, _ := inMemory(t, overHTTP, serve.WithProxies("10.0.0.0/8"))
+	s, _ := inMemory(t, overHTTP, serve.WithProxies("10.0.0.0/8"), serve.WithFields("original"))
 	for range 3 {
 		w := check(s, "/check/client", "X-Forwarded-For: 192.0.2.1")
 		require.Equal(t, http.StatusNoContent, w.Code)
@@ -135,39 +138,187 @@ func TestChecks(t *testing.T) {
 	require.Equal(t, http.StatusNoContent, check(s, "/check/client", "X-Forwarded-For: 192.0.2.2").Code)
 	require.Equal(t, http.StatusNoContent, check(s, "/check/client", "X-Forwarded-For: 192.0.2.1, 8.8.8.8").Code, "the right one counts")
 
-	for _, field := range []string{"X-Original-URI: /login?next=1", "X-Forwarded-Uri: /login"} {
-		require.Equal(t, http.StatusNoContent, check(s, "/check/login", field, "X-User: ann").Code)
+	login := func(path string, fields ...string) *httptest.ResponseRecorder {
+		return check(s, "/check/login", append(fields, "X-Original-Method: GET", "X-Original-URI: "+path)...)
 	}
-	require.Equal(t, http.StatusTooManyRequests, check(s, "/check/login", "X-Original-URI: /login", "X-User: ann").Code)
-	require.Equal(t, http.StatusNoContent, check(s, "/check/login", "X-Original-URI: /other", "X-User: ann").Code)
-	require.Equal(t, "2", check(s, "/check/path", "X-Original-URI: /").Header().Get("RateLimit-Remaining"))
-	require.Equal(t, "1", check(s, "/check/path", "X-Original-URI: http://example.com").Header().Get("RateLimit-Remaining"), "no path is /")
-	require.Equal(t, http.StatusNoContent, check(s, "/check/login", "X-Original-URI: /login").Code, "without the field the descriptor is left out")
-	require.Equal(t, http.StatusBadRequest, check(s, "/check/login", "X-Original-URI: /login", "X-User: a", "X-User: b").Code)
+	for range 2 {
+		require.Equal(t, http.StatusNoContent, login("/login?next=1", "X-User: ann").Code)
+	}
+	require.Equal(t, http.StatusTooManyRequests, login("/login", "X-User: ann").Code)
+	require.Equal(t, http.StatusNoContent, login("/other", "X-User: ann").Code)
+	require.Equal(t, http.StatusNoContent, login("/login").Code, "without the field the descriptor is left out")
+	require.Equal(t, http.StatusBadRequest, login("/login", "X-User: a", "X-User: b").Code)
 	require.Equal(t, http.StatusNoContent, check(s, "/check/api").Code, "it has no descriptor")
-	require.Equal(t, "2", check(s, "/check/host", "X-Forwarded-Host: Example.com").Header().Get("RateLimit-Remaining"))
-	require.Equal(t, "1", check(s, "/check/host", "X-Original-Host: example.com").Header().Get("RateLimit-Remaining"))
 
 	others, _ := inMemory(t, overHTTP)
 	for i := range 4 {
 		w := check(others, "/check/client", "X-Forwarded-For: 192.0.2."+string(rune('1'+i)))
 		require.Equal(t, i == 3, w.Code == 429, "who is not trusted has one address")
 	}
-	require.Equal(t, http.StatusNoContent, check(others, "/check/login", "X-Original-URI: /login", "X-User: ann").Code)
-	require.Empty(t, check(others, "/check/login", "X-Original-URI: /login", "X-User: ann").Header().Get("RateLimit-Limit"))
 }
 
-// Both kinds of fields are believed of a proxy, however its network is written.
-func TestProxiesAsIPv6(t *testing.T) {
+// described has a check for each thing that a proxy says, and one for all.
+const described = `domain: edge
+descriptors:
+	- {key: path, rate_limit: {unit: day, requests_per_unit: 2}}
+	- {key: method, rate_limit: {unit: day, requests_per_unit: 2}}
+	- {key: host, rate_limit: {unit: day, requests_per_unit: 2}}
+	- {key: address, rate_limit: {unit: day, requests_per_unit: 2}}
+checks:
+	path: [{path: path}]
+	method: [{method: method}]
+	host: [{host: host}]
+	address: [{address: address}]
+`
+
+// remaining is what is left of the only limit of a check, after one event.
+func remaining(t *testing.T, s *serve.Service, target string, fields ...string) string {
+	t.Helper()
+	w := check(s, target, fields...)
+	require.Equal(t, http.StatusNoContent, w.Code, "%v: %s", fields, w.Body)
+	return w.Header().Get("RateLimit-Remaining")
+}
+
+// What a proxy says is taken from the one family that the operator has named. What it does not say there, or
+// nobody can read, is refused: it is not taken from elsewhere.
+func TestOneFamilyOfFields(t *testing.T) {
 	t.Parallel()
-	for _, proxy := range []string{"::ffff:10.0.0.0/104", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1"} {
-		s, _ := inMemory(t, overHTTP, serve.WithProxies(proxy))
-		require.Equal(t, "2", check(s, "/check/login", "X-Original-URI: /login", "X-User: ann").Header().Get("RateLimit-Limit"), proxy)
+	for family, other := range map[string]string{"Original": "Forwarded", "Forwarded": "Original"} {
+		s, _ := inMemory(t, described, serve.WithProxies("10.0.0.0/8"), serve.WithFields(strings.ToLower(family)))
+		for what, c := range map[string]struct {
+			name, value string
+			wrong       []string
+		}{
+			"path":   {"Uri", "/login", []string{"", " ", "login", "/login%zz", "/login%", "/log%00in", "?login", "http:login", "mailto:x"}},
+			"method": {"Method", "POST", []string{""}},
+			"host":   {"Host", "example.com", []string{"", "a, b", "a,b", "a b", "a/b", "u@a", "[::1", ":80", ".", "a%zz"}},
+		} {
+			ours, theirs := "X-"+family+"-"+c.name+": ", "X-"+other+"-"+c.name+": "
+			target := "/check/" + what
+			for _, value := range c.wrong {
+				require.Equal(t, http.StatusBadRequest, check(s, target, ours+value).Code, "%s%s", ours, value)
+				require.Equal(t, http.StatusBadRequest, check(s, target, ours+value, theirs+c.value).Code, "%s%s", ours, value)
+			}
+			require.Equal(t, http.StatusBadRequest, check(s, target).Code, "it is missing")
+			require.Equal(t, http.StatusBadRequest, check(s, target, theirs+c.value).Code, "the other family has it")
+			require.Equal(t, http.StatusBadRequest, check(s, target, ours+c.value, ours+c.value).Code, "which one?")
+			require.Equal(t, "1", remaining(t, s, target, ours+c.value), "nothing was counted before")
+			require.Equal(t, "0", remaining(t, s, target, ours+c.value, theirs+"x"))
+			require.Equal(t, http.StatusTooManyRequests, check(s, target, theirs+"x", ours+c.value).Code)
+			r := httptest.NewRequest(http.MethodGet, target, nil) // of 192.0.2.1, which is no proxy
+			r.Header.Set("X-"+family+"-"+c.name, c.value+"x")
+			w := httptest.NewRecorder()
+			s.Handler().ServeHTTP(w, r)
+			require.Equal(t, http.StatusBadRequest, w.Code)
+			require.Contains(t, w.Body.String(), "none of the proxies")
+		}
+		for _, forwardedFor := range [][]string{nil, {"X-Forwarded-For: "}, {"X-Forwarded-For: unix:"}, {"X-Forwarded-For: 192.0.2.1, unknown"}, {"X-Forwarded-For: 192.0.2.1", "X-Forwarded-For: -"}} {
+			require.Equal(t, http.StatusBadRequest, check(s, "/check/address", forwardedFor...).Code, "%v: a proxy is no client", forwardedFor)
+		}
+		require.Equal(t, "1", remaining(t, s, "/check/address", "X-Forwarded-For: unknown, 10.0.0.1"), "a client of the proxies' network")
+		require.Contains(t, get(t, s.Private(nil), "/metrics"), `ratelimit_serve_requests_total{answer="invalid",domain="edge"} `)
+	}
+}
+
+// A path, a host and a method have one count, however a client spells them.
+func TestOtherSpellings(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, strings.ReplaceAll(described, "requests_per_unit: 2", "requests_per_unit: 100"), serve.WithProxies("10.0.0.0/8"), serve.WithFields("original"))
+	for what, c := range map[string]struct {
+		name string
+		same [][]string
+	}{
+		"path": {"URI", [][]string{
+			{"/login", "//login", "/./login", "/x/../login", "/../login", "/%6Cogin", "/%2e/login", "/%2Flogin", "/login?x", "/login#x", "/login#?x", "/login?%zz", "http://a/login", "HTTP://b//login"},
+			{"/login/", "/login//", "/login/.", "/login/x/.."}, {"/Login"}, {"/login;a=1", "//login;a=1"}, {"/login%3Fx"}, {"/login%23x"}, {"/login%252e"}, {"*"}, {"/", "http://a", "http://a?x", "/.."}, {"/login%ff"},
+		}},
+		"host": {"Host", [][]string{{"example.com", "EXAMPLE.com", "example.com:80", "example.com.", "Example.Com.:8080"}, {"www.example.com"}, {"[2001:DB8::1]", "[2001:db8::1]:443"}}},
+		"method": {"Method", [][]string{
+			{"GET"}, {"HEAD"}, {"POST"}, {"PUT"}, {"PATCH"}, {"DELETE"}, {"CONNECT"}, {"OPTIONS"}, {"TRACE"}, {"get", "FOO", "Get", "PROPFIND", "other"},
+		}},
+	} {
+		for _, same := range c.same {
+			for i, spelt := range same {
+				require.Equal(t, strconv.Itoa(99-i), remaining(t, s, "/check/"+what, "X-Original-"+c.name+": "+spelt), "%s %s", what, spelt)
+			}
+		}
+	}
+}
+
+// Who has not said in which fields proxies say what a check counts is told so, and nothing starts.
+func TestFieldsMustBeNamed(t *testing.T) {
+	t.Parallel()
+	address := strings.NewReplacer("\tpath: [{path: path}]\n", "", "\tmethod: [{method: method}]\n", "", "\thost: [{host: host}]\n", "").Replace(described)
+	for _, one := range []string{"path: [{path: path}]", "method: [{address: address}, {method: method}]", "host: [{address: address, host: host}]"} {
+		file := address + "\t" + one + "\n"
+		_, err := serve.New(memory(t), rules(t, file), serve.WithProxies("10.0.0.1"))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "f0.yaml: check")
+		require.ErrorContains(t, err, "-fields")
+		s, _ := inMemory(t, address, serve.WithProxies("10.0.0.1"))
+		require.ErrorContains(t, s.Update(rules(t, file)), "-fields", "of a new file too")
+		require.Equal(t, "1", remaining(t, s, "/check/address", "X-Forwarded-For: 192.0.2.1"), "the rules stay")
+		_, err = serve.New(memory(t), rules(t, file), serve.WithFields("original"), serve.WithProxies("10.0.0.1"))
+		require.NoError(t, err)
+
+		var log strings.Builder
+		_, err = serve.New(memory(t), rules(t, file), serve.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		require.NoError(t, err)
+		require.Contains(t, log.String(), "-proxies", "without proxies nobody can say them")
+	}
+	for _, opts := range [][]serve.Option{{serve.WithFields("original")}, {serve.WithProxies("10.0.0.1"), serve.WithFields("")}, {serve.WithProxies("10.0.0.1"), serve.WithFields("Original")}} {
+		_, err := serve.New(memory(t), rules(t, described), opts...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+}
+
+// Proxies are networks as httplimit.ClientIP reads them.
+func TestProxies(t *testing.T) {
+	t.Parallel()
+	for _, proxy := range []string{"::ffff:10.0.0.0/104", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::10.0.0.0/104", "10.0.0.1", "10.9.9.9/8"} {
+		s, _ := inMemory(t, overHTTP, serve.WithProxies(proxy), serve.WithFields("original"))
+		require.Equal(t, "2", check(s, "/check/login", "X-Original-URI: /login", "X-Original-Method: GET", "X-User: ann").Header().Get("RateLimit-Limit"), proxy)
 		require.Equal(t, http.StatusNoContent, check(s, "/check/client", "X-Forwarded-For: 192.0.2.1").Code)
 	}
-	for _, proxy := range []string{"::ffff:0.0.0.0/96", "::ffff:0.0.0.0/90"} {
+	for _, proxy := range []string{"::ffff:0.0.0.0/96", "::ffff:0.0.0.0/90", "::ffff:10.0.0.0/95", "0.0.0.0/0", "::/0", "", "10.0.0.1/33", "10.0.0.1:80", "proxy", "Unix"} {
 		_, err := serve.New(memory(t), rules(t, overHTTP), serve.WithProxies(proxy))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, proxy)
+		require.ErrorContains(t, err, strconv.Quote(proxy))
+		_, err = httplimit.ClientIP([]string{proxy}).Of(httptest.NewRequest(http.MethodGet, "/", nil))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, proxy)
+	}
+}
+
+// A proxy at a Unix socket is trusted as "unix", whatever its own end is called.
+func TestProxyAtAUnixSocket(t *testing.T) {
+	t.Parallel()
+	for proxy, want := range map[string]int{"unix": http.StatusNoContent, "127.0.0.1": http.StatusBadRequest} {
+		s, _ := inMemory(t, described, serve.WithProxies(proxy), serve.WithFields("forwarded"))
+		dir := t.TempDir()
+		l, err := net.Listen("unix", filepath.Join(dir, "socket"))
+		require.NoError(t, err)
+		srv := httptest.NewUnstartedServer(s.Handler())
+		require.NoError(t, srv.Listener.Close())
+		srv.Listener = l
+		srv.Start()
+		t.Cleanup(srv.Close)
+		for i, target := range []string{"/check/path", "/check/address", "/check/path", "/check/address"} {
+			client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				d := net.Dialer{}
+				if i > 1 {
+					d.LocalAddr = &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprint("own", i)), Net: "unix"}
+				}
+				return d.DialContext(ctx, "unix", l.Addr().String())
+			}}}
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://unix"+target, nil)
+			require.NoError(t, err)
+			req.Header.Set("X-Forwarded-Uri", "/")
+			req.Header.Set("X-Forwarded-For", "192.0.2.1")
+			resp, err := client.Do(req)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			require.Equal(t, want, resp.StatusCode, "%s %s", proxy, target)
+		}
 	}
 }
 

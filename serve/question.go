@@ -2,6 +2,8 @@ package serve
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -18,9 +20,9 @@ import (
 // What a request may have.
 const (
 	maxDescriptors = 64
-	maxAsks        = 16 // of them have a limit: as many as a Decide takes
-	maxEntries     = 32 // of a descriptor
-	maxKey         = 8 << 10
+	maxAsks        = 16       // of them have a limit: as many as a Decide takes
+	maxEntries     = 32       // of a descriptor
+	maxSize        = 64 << 10 // bytes of a descriptor: more than the header that Envoy takes of a client
 	maxHits        = math.MaxInt32
 )
 
@@ -136,6 +138,7 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 	if rule == nil {
 		return nil
 	}
+	key = countedAs(key)
 	p.rule, p.shown, p.limit = rule, rule.shown, rule.limit
 	if rule.byValue {
 		p.label = q.domain.label(rule, entries)
@@ -177,10 +180,22 @@ func checkEntries(i int, entries []*common.RateLimitDescriptor_Entry) error {
 		}
 		size += len(e.GetKey()) + len(e.GetValue())
 	}
-	if size > maxKey {
-		return invalid("descriptor %d: %d bytes of entries, over %d", i, size, maxKey)
+	if size > maxSize {
+		return invalid("descriptor %d: %d bytes of entries, over %d", i, size, maxSize)
 	}
 	return nil
+}
+
+const maxKey = 8 << 10 // bytes of a key that is counted as it is
+
+// countedAs is a key as it is counted. A long one is its hash, so that what a client can make long is counted too:
+// Envoy lets through what is refused. No other key is like that, as each has a = or a ~.
+func countedAs(key []byte) []byte {
+	if len(key) <= maxKey {
+		return key
+	}
+	sum := sha256.Sum256(key)
+	return hex.AppendEncode([]byte("sha256:"), sum[:])
 }
 
 // canGiveBack is whether an algorithm gives back without a receipt: see [ratelimit.Credit].
@@ -212,7 +227,7 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	}
 	l := ratelimit.Limit{Rate: int(o.GetRequestsPerUnit()), Period: period}
 	var buf [256]byte
-	p.key, p.shown, p.limit = string(entriesKey(d.GetEntries(), buf[:0])), shownLimit(l, ""), l
+	p.key, p.shown, p.limit = string(countedAs(entriesKey(d.GetEntries(), buf[:0]))), shownLimit(l, ""), l
 	var err error
 	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]...))
 	return err

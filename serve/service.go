@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/serve/internal/clientip"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/coalesce"
 	"github.com/ratelimit-go/ratelimit/store/denycache"
@@ -42,7 +43,8 @@ type Service struct {
 	topKeys  int // entries of each domain's; 0 if there are none
 	log      *slog.Logger
 	client   httplimit.Key // of checks
-	trusted  trust
+	proxies  clientip.Proxies
+	family   family // nil if there is none
 
 	joint   *joint
 	breaker *fallback.Limiter // before joint
@@ -116,14 +118,39 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithProxies says whose X-Forwarded-* and X-Original-* fields count in a check: single addresses or
-// networks, such as "10.0.0.7", or "unix" for all peers at a Unix socket. Who is inside such a network
-// can pretend to be anybody. Without it a check sees its peer alone.
+// WithProxies names the proxies whose header fields are believed in a check: single addresses or networks,
+// such as "10.0.0.7", or "unix" for all peers at a Unix socket. Who is inside such a network can pretend
+// to be anybody. The address of a client is then that of X-Forwarded-For, read from the right. Without
+// it a check sees its peer alone. A check that counts methods, paths or hosts needs [WithFields] too.
 func WithProxies(proxies ...string) Option {
 	return func(s *Service) (err error) {
 		s.client = httplimit.ClientIP(proxies)
-		s.trusted, err = parseTrust(proxies)
-		return err
+		if s.proxies, err = clientip.ParseProxies(proxies); err != nil {
+			return fmt.Errorf("%w: %w", ratelimit.ErrInvalidOption, err)
+		}
+		return nil
+	}
+}
+
+// WithFields names the family of header fields in which the proxies of [WithProxies] say what a client has
+// asked for:
+//
+//	original     X-Original-Method, X-Original-URI, X-Original-Host
+//	forwarded    X-Forwarded-Method, X-Forwarded-Uri, X-Forwarded-Host
+//
+// The other one is not read: a client may have written it. The proxies must set all fields that a check
+// counts. One that is missing, is there twice or makes no sense is an invalid request.
+func WithFields(family string) Option {
+	return func(s *Service) error {
+		switch family {
+		case "original":
+			s.family = original
+		case "forwarded":
+			s.family = forwarded
+		default:
+			return fmt.Errorf("%w: fields %s: want original or forwarded", ratelimit.ErrInvalidOption, quote(family))
+		}
+		return nil
 	}
 }
 
@@ -159,6 +186,9 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 			return nil, err
 		}
 	}
+	if s.family != nil && s.proxies.None() {
+		return nil, fmt.Errorf("%w: WithFields has no effect without WithProxies", ratelimit.ErrInvalidOption)
+	}
 	s.joint = &joint{base: time.Now()}
 	s.breaker, err = fallback.New(s.joint, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
 		s.log.Warn("circuit breaker of the store", "state", state, "since", since)
@@ -174,10 +204,14 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 // count when a number changes. Another algorithm or another period begins a new one.
 //
 // On an error nothing has changed. It is [ratelimit.ErrInvalidOption]: rules are not made by
-// Parse, or have a store block and the store is in memory, or a limit cannot be leased.
+// Parse, or have a store block and the store is in memory, or a limit cannot be leased, or a check
+// needs [WithFields].
 func (s *Service) Update(rules *Rules) error {
 	if rules == nil || rules.domains == nil {
 		return fmt.Errorf("%w: Rules are made by Parse", ratelimit.ErrInvalidOption)
+	}
+	if err := s.canRead(rules); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -244,7 +244,7 @@ func TestInvalidRequests(t *testing.T) {
 			r.Descriptors = append(r.Descriptors, descriptor(strings.Repeat("a=b,", 32)+"a=b"))
 		},
 		"bytes of entries": func(r *pb.RateLimitRequest) {
-			r.Descriptors = append(r.Descriptors, descriptor("user="+strings.Repeat("x", 9000)))
+			r.Descriptors = append(r.Descriptors, descriptor("user="+strings.Repeat("x", 66_000)))
 		},
 		"an entry has no key":             func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("=x")) },
 		"leaky_bucket takes nothing back": func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("queue=x -1")) },
@@ -284,6 +284,29 @@ descriptors:
 	answer, err := s.ShouldRateLimit(t.Context(), &pb.RateLimitRequest{Domain: "{edge}%", Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{entry("s", "x3")}}}})
 	require.NoError(t, err)
 	require.Equal(t, pb.RateLimitResponse_OVER_LIMIT, answer.GetOverallCode(), "they share a count")
+}
+
+// What a client can make long is counted as well: who refuses it, such as Envoy's service, lets it through.
+func TestLongValuesAreCounted(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, edge)
+	long := strings.Repeat("x", 60<<10)
+	for _, value := range []string{long[:8000], long[:8200], long[:9000], long, long[1:] + "y", strings.Repeat("&", 60<<10), strings.Repeat("%", 60<<10)} {
+		require.Equal(t, "OK, OK 0/3 1m0s", short(ask(t, s, "user="+value+" 3")), len(value))
+		require.Equal(t, "OVER, OVER 0/3 1m0s", short(ask(t, s, "user="+value)), len(value))
+	}
+	override := func(value string) *pb.RateLimitRequest {
+		req := request("own=" + value)
+		req.Descriptors[0].Limit = override(typev3.RateLimitUnit_DAY, 1)
+		return req
+	}
+	for _, want := range []pb.RateLimitResponse_Code{pb.RateLimitResponse_OK, pb.RateLimitResponse_OVER_LIMIT} {
+		for _, value := range []string{long, long[1:]} {
+			answer, err := s.ShouldRateLimit(t.Context(), override(value))
+			require.NoError(t, err)
+			require.Equal(t, want, answer.GetOverallCode())
+		}
+	}
 }
 
 // Of 32 callers at once as many are admitted as the limit says.

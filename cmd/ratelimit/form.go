@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -153,6 +154,10 @@ func keyOf(kind, value string) string {
 		}
 		return key
 	case "path":
+		if target, err := url.ParseRequestURI(value); err == nil {
+			key, _ := httplimit.Path().Of(&http.Request{URL: target}) // no error: there is a URL
+			return strings.TrimPrefix(key, "path:")
+		}
 		value, _, _ = strings.Cut(value, "?")
 	}
 	return value

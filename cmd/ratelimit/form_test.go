@@ -88,6 +88,17 @@ func TestKeysOfTheCombinedFormat(t *testing.T) {
 	}
 }
 
+// A log is replayed by paths as httplimit.Path counts them.
+func TestPathsOfALogAreInOneForm(t *testing.T) {
+	for target, want := range map[string]string{
+		"//login?a": "/login", "/x/../login": "/login", "/%6Cogin": "/login", "http://example.com/login": "/login", "/login%zz?b": "/login%zz", "*": "*", "x": "x",
+	} {
+		got, err := newForm(t, "path").parse(`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET ` + target + ` HTTP/1.1" 200 1`)
+		require.NoError(t, err)
+		require.Equal(t, want, got.key, target)
+	}
+}
+
 func TestLinesOfJSON(t *testing.T) {
 	const caddy = `{"level":"info","ts":1431857103.5,"request":{"remote_ip":"2001:db8:1:2:3::4","uri":"/a?b","headers":{"Host":["x"]}},"user_id":"u7","status":200,"base64":"eA=="}`
 	at := time.Date(2015, 5, 17, 10, 5, 3, 5e8, time.UTC).UnixMicro()

@@ -23,23 +23,35 @@ const (
 
 var update = flag.Bool("update", false, "write the copies instead of comparing them")
 
-func TestGrpclimitHasTheCopies(t *testing.T) {
-	for _, name := range []string{"clientip", "cooldown", "isnil", "report"} {
-		original, err := os.ReadFile(filepath.Join(root, "internal", name, name+".go"))
-		require.NoError(t, err)
-		want := strings.Replace(header, "%s", name, 1) + string(original)
-		file := filepath.Join(root, "grpclimit", "internal", name, name+".go")
-		if *update {
-			require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
-			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
-		}
-		got, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) {
-			t.Skip("the module of grpclimit is not beside this one")
-		}
-		require.NoError(t, err)
-		require.Equal(t, want, string(got), "run go generate ./internal/copies")
+func TestOtherModulesHaveTheirCopies(t *testing.T) {
+	for dir, names := range map[string][]string{
+		"grpclimit": {"clientip", "cooldown", "isnil", "report"},
+		"serve":     {"clientip"},
+	} {
+		t.Run(dir, func(t *testing.T) {
+			for _, name := range names {
+				compareCopy(t, dir, name)
+			}
+		})
 	}
+}
+
+func compareCopy(t *testing.T, dir, name string) {
+	t.Helper()
+	original, err := os.ReadFile(filepath.Join(root, "internal", name, name+".go"))
+	require.NoError(t, err)
+	want := strings.Replace(header, "%s", name, 1) + string(original)
+	file := filepath.Join(root, dir, "internal", name, name+".go")
+	if *update {
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
+	}
+	got, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("that module is not beside this one")
+	}
+	require.NoError(t, err)
+	require.Equal(t, want, string(got), "run go generate ./internal/copies")
 }
 
 // A newer root and an older module did not compile together when one imported the other's

@@ -6,6 +6,8 @@ package clientip
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 
@@ -34,15 +36,15 @@ func ParseProxies(texts []string) (Proxies, error) {
 		}
 		network, err := parseNetwork(text)
 		if err != nil {
-			return Proxies{}, err
+			return Proxies{}, fmt.Errorf("proxy %q: %w", text, err)
 		}
 		if network.Bits() == 0 {
-			return Proxies{}, fmt.Errorf("%q trusts everybody", text)
+			return Proxies{}, fmt.Errorf("proxy %q: it trusts everybody", text)
 		}
 		p.networks = append(p.networks, network)
 	}
 	if p.None() {
-		return Proxies{}, errors.New("no proxies: use PeerIP")
+		return Proxies{}, errors.New("no proxies")
 	}
 	return p, nil
 }
@@ -79,6 +81,23 @@ func (p *Proxies) Client(peer netip.Addr, lines []string) netip.Addr {
 		}
 	}
 	return last
+}
+
+// Peer returns the address of r's peer, invalid if it has none, and whether the peer is trusted. text is
+// as of ParseAddr.
+func (p *Proxies) Peer(r *http.Request) (addr netip.Addr, text string, trusted bool) {
+	if p.Unix && atUnixSocket(r) {
+		return netip.Addr{}, "", true
+	}
+	addr, text, _ = ParseAddr(r.RemoteAddr)
+	return addr, text, p.Trust(addr)
+}
+
+// atUnixSocket reports whether the server got r at a Unix socket. RemoteAddr does not say:
+// it is what the peer's socket is called.
+func atUnixSocket(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return ok && local.Network() == "unix"
 }
 
 // Trust reports whether addr belongs to a trusted proxy.
@@ -195,7 +214,7 @@ func parseNetwork(s string) (netip.Prefix, error) {
 	}
 	if addr := clientaddr.Unmap(network.Addr()); addr.Is4() && !network.Addr().Is4() { // addresses are compared as IPv4
 		if network.Bits() < 96 {
-			return netip.Prefix{}, fmt.Errorf("%q: more than the IPv4 addresses", s)
+			return netip.Prefix{}, errors.New("more than the IPv4 addresses")
 		}
 		network = netip.PrefixFrom(addr, network.Bits()-96)
 	}

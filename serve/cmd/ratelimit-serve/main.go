@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -71,6 +72,7 @@ func (t *texts) Set(s string) error {
 // settings are what the flags say.
 type settings struct {
 	config, proxies          texts
+	fields                   string
 	merge, check             bool
 	store, prefix            string
 	timeout                  time.Duration
@@ -95,7 +97,8 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC; none if empty")
 	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP; none if empty")
 	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators: /metrics, /healthz, /readyz, /rules, /limits; none if empty")
-	flags.Var(&set.proxies, "proxies", "`networks` whose X-Forwarded-* and X-Original-* fields count in /check, such as 10.0.0.0/8; or unix")
+	flags.Var(&set.proxies, "proxies", "`networks` of proxies, whose X-Forwarded-For and -fields are believed in /check, such as 10.0.0.0/8; or unix")
+	flags.StringVar(&set.fields, "fields", "", "`family` in which they say method, path and host in /check: original (X-Original-*) or forwarded (X-Forwarded-*)")
 	flags.BoolVar(&set.headers, "headers", false, "put fields for clients into answers over gRPC")
 	flags.StringVar(&set.names.Limit, "header-limit", "", "`name` of the field with the limit, RateLimit-Limit by default")
 	flags.StringVar(&set.names.Remaining, "header-remaining", "", "`name` of the field with what is left, RateLimit-Remaining by default")
@@ -134,6 +137,8 @@ func (set *settings) wrong(more int) string {
 		{set.clients != "" && set.cert == "", "-tls-clients has no effect without -tls-cert"},
 		{!set.headers && set.names != (serve.Headers{}), "the names of fields have no effect without -headers"},
 		{set.http == "" && len(set.proxies) > 0, "-proxies has no effect without -http"},
+		{slices.Contains(set.proxies, "unix") && !strings.HasPrefix(set.http, "unix:"), "-proxies unix has no effect: -http is no Unix socket"},
+		{set.fields != "" && len(set.proxies) == 0, "-fields has no effect without -proxies"},
 		{set.private == "" && set.topKeys != 0, "-top-keys has no effect without -private"},
 		{set.logs != "text" && set.logs != "json", "-log: want text or json"},
 	} {

@@ -220,6 +220,8 @@ func TestAbsurdSizes(t *testing.T) {
 	client := pb.NewRateLimitServiceClient(dial(t, s.grpc, insecure.NewCredentials()))
 	_, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(t.Context(), "x", strings.Repeat("x", 1<<20)), user("ann"))
 	require.ErrorContains(t, err, "header list size")
+	_, err = client.ShouldRateLimit(metadata.AppendToOutgoingContext(t.Context(), "tracestate", strings.Repeat("x", 60_000)), user("bob"))
+	require.NoError(t, err, "as much as Envoy takes of a client, and may pass on")
 	many := user("ann")
 	many.Descriptors = slices.Repeat(many.Descriptors, 10_000)
 	_, err = client.ShouldRateLimit(t.Context(), many)
@@ -244,6 +246,15 @@ func TestAProxyThatIsNotTrusted(t *testing.T) {
 		require.Equal(t, http.StatusNoContent, resp.StatusCode)
 		require.Regexp(t, `level=WARN msg="httplimit: .* X-Forwarded-For.* -proxies`, s.stderr.String())
 	}
+}
+
+// Who forgets the family of fields that a check needs is told of the flag, and nothing starts.
+func TestFieldsThatNobodyHasNamed(t *testing.T) {
+	t.Parallel()
+	config := writeFile(t, "limits.yaml", limits+"checks: {client: [{user: path}]}\n")
+	var stderr output
+	require.Equal(t, 1, run(t.Context(), []string{"-config", config, "-proxies", "10.0.0.1"}, io.Discard, &stderr))
+	require.Contains(t, stderr.String(), `limits.yaml: check "client" counts a method, a path or a host: -fields must name`)
 }
 
 // A port that is taken, and a store that is away when the server starts.
@@ -348,6 +359,9 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -tls-clients x":                   {2, "no effect"},
 		"-config GOOD -header-limit X-Limit":            {2, "no effect without -headers"},
 		"-config GOOD -http= -proxies 10.0.0.0/8":       {2, "no effect without -http"},
+		"-config GOOD -proxies 10.0.0.1,unix":           {2, "no effect: -http is no Unix socket"},
+		"-config GOOD -fields original":                 {2, "no effect without -proxies"},
+		"-config GOOD -proxies 10.0.0.1 -fields both":   {1, "want original or forwarded"},
 		"-config GOOD -private= -top-keys 100":          {2, "no effect without -private"},
 		"-config GOOD -top-keys 3":                      {1, "NewTopKeys(3)"},
 		"-config GOOD -log xml":                         {2, "text or json"},

@@ -87,6 +87,9 @@ func (set *settings) options(log *slog.Logger) []serve.Option {
 	if len(set.proxies) > 0 {
 		opts = append(opts, serve.WithProxies(set.proxies...))
 	}
+	if set.fields != "" {
+		opts = append(opts, serve.WithFields(set.fields))
+	}
 	return opts
 }
 
@@ -151,7 +154,7 @@ func (s *server) listen(ctx context.Context) (err error) {
 func (s *server) newGRPC(opts ...grpc.ServerOption) {
 	opts = append(opts,
 		grpc.MaxRecvMsgSize(serve.MaxBody),
-		grpc.MaxHeaderListSize(16<<10),
+		grpc.MaxHeaderListSize(64<<10), // more than Envoy takes of a client, whose tracestate it passes on
 		grpc.MaxConcurrentStreams(1024),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: s.age, MaxConnectionAgeGrace: s.drain, Time: time.Minute, Timeout: 20 * time.Second}),
