@@ -30,15 +30,16 @@ const (
 	maxRate    = 1<<31 - 1
 	byDefault  = "fixed_window"
 	ownSetting = "ratelimit" // in a descriptor's metadata
+	overLimit  = "charge_over_limit"
 )
 
 // The fields that there are.
 var (
-	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", "store", "checks"}
-	wholeFields      = []string{"on_failure", "instances", "all_or_none", "store"} // of a whole domain
+	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", overLimit, "store", "checks"}
+	wholeFields      = []string{"on_failure", "instances", "all_or_none", overLimit, "store"} // of a whole domain
 	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
-	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit"}
-	ownFields        = []string{"algorithm", "limit"}
+	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit", overLimit}
+	ownFields        = []string{"algorithm", "limit", overLimit}
 	storeFields      = []string{"deny_cache", "coalescing", "lease"}
 )
 
@@ -413,6 +414,9 @@ func (p *parser) root(n *yaml.Node) {
 	if f := p.top["all_or_none"]; f.value != nil {
 		p.domain.each = !p.flag(f, "all_or_none")
 	}
+	if f := p.top[overLimit]; f.value != nil {
+		p.domain.overdraws = p.flag(f, overLimit)
+	}
 	p.store(p.top["store"])
 }
 
@@ -522,7 +526,7 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	}
 	v := to[key]
 	if v == nil {
-		v = &values{exact: map[string]*node{}}
+		v = &values{place: len(to), exact: map[string]*node{}}
 		to[key] = v
 	}
 	n := &node{value: value, at: p.placeOf(item), byValue: p.flag(fields["value_to_metric"], "value_to_metric")}
@@ -582,7 +586,7 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 	p.replaces(r, in["replaces"])
 	unlimited := p.flag(in["unlimited"], "unlimited")
 	switch unit := in["unit"]; {
-	case unlimited && (unit.value != nil || in["limit"].value != nil || len(own) > 0):
+	case unlimited && (unit.value != nil || in["limit"].value != nil || in[overLimit].value != nil || len(own) > 0):
 		p.fail(limit.value, "rate_limit: want no other limit beside unlimited")
 	case unlimited:
 		r.limit = ratelimit.Unlimited()
@@ -633,9 +637,15 @@ func (p *parser) metadata(r *rule, f field) map[string]field {
 	return nil
 }
 
-// limit reads the limit and the algorithm: of rate_limit itself, or of the metadata, which has
+// limit reads the limit, the algorithm and charge_over_limit: of rate_limit itself, or of the metadata, which has
 // the last word.
 func (p *parser) limit(r *rule, at field, in, own map[string]field) {
+	r.overdraws = p.domain.overdraws
+	for _, f := range []field{in[overLimit], own[overLimit]} {
+		if f.value != nil {
+			r.overdraws = p.flag(f, overLimit)
+		}
+	}
 	for _, f := range []field{in["algorithm"], own["algorithm"]} {
 		if f.value != nil {
 			r.algorithm = p.text(f, "algorithm")

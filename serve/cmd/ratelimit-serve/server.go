@@ -150,6 +150,7 @@ func (s *server) listen(ctx context.Context) (err error) {
 // newGRPC makes a server that keeps what a caller can take within bounds.
 func (s *server) newGRPC(opts ...grpc.ServerOption) {
 	opts = append(opts,
+		grpc.ForceServerCodecV2(serve.Codec()),
 		grpc.MaxRecvMsgSize(serve.MaxBody),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.MaxConcurrentStreams(1024),
