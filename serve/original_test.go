@@ -238,10 +238,10 @@ func TestTheOriginalItself(t *testing.T) {
 	}, true)
 }
 
-// Random files, asked of both at random, by one hit: what is denied of several is charged there. Around
-// midnight it can fail.
+// Random files, asked of both at random, by one hit: what is denied of several is charged there, and with
+// charge_over_limit here too. Around midnight it can fail.
 func TestTheOriginalAtRandom(t *testing.T) {
-	for how, env := range map[string]string{"all_or_none: false\n": "false", "": "true"} {
+	for how, env := range map[string]string{"all_or_none: false\n": "false", "": "true", "charge_over_limit: true\n": "false"} {
 		for range 3 { // files for one process
 			compareAtRandom(t, how, "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT="+env)
 		}
@@ -271,7 +271,14 @@ func compareAtRandom(t *testing.T, how, env string) {
 		require.NoError(t, err)
 		r := rand.New(rand.NewPCG(base, uint64(i)))
 		for range steps {
-			req := request(randomTexts(r, m, how == "")...)
+			over := strings.HasPrefix(how, "charge_over_limit")
+			texts := randomTexts(r, m, over || how == "")
+			for i := range texts {
+				if over {
+					texts[i] += pick(r, "", " 2", " 3", " 7")
+				}
+			}
+			req := request(texts...)
 			req.Domain = fmt.Sprint("s", i)
 			want, err := client.ShouldRateLimit(t.Context(), req)
 			require.NoError(t, err)

@@ -52,6 +52,10 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		one + "rate_limit: {unit: day, requests_per_unit: 2147483648}":                                "4:46: requests_per_unit: 2147483648 is over 2147483647: want unlimited",
 		one + "rate_limit: {unit: day, requestsperunit: 1}":                                           `4:27: rate_limit: unknown field "requestsperunit"`,
 		one + "rate_limit: {unlimited: true, unit: day}":                                              "4:15: rate_limit: want no other limit beside unlimited",
+		one + "rate_limit: {unlimited: true, charge_over_limit: true}":                                "4:15: rate_limit: want no other limit beside unlimited",
+		one + "rate_limit: {limit: 1/s, charge_over_limit: always}":                                   `4:47: charge_over_limit: "always": want true or false`,
+		one + "rate_limit: {limit: 1/s}\n  metadata: {ratelimit: {charge_over_limit: 1}}":             `5:45: charge_over_limit: "1": want true or false`,
+		"domain: d\ncharge_over_limit: 1":                                                             `2:20: charge_over_limit: "1": want true or false`,
 		one + "rate_limit: {limit: 1/s, unit: second}":                                                "4:16: limit: want no unit",
 		one + "rate_limit: {limit: unlimited}":                                                        "4:23: limit: unlimited: want the field",
 		one + "rate_limit: {limit: 1/x}":                                                              "4:23: limit: ",
@@ -136,7 +140,8 @@ descriptors:
 
 	for file, want := range map[string]string{
 		"descriptors: [{key: path, value: /a, descriptors: [{key: other}]}]": `3:2:15: descriptor "edge/path=/a" is already at 1:5:5`,
-		"on_failure: open":              `3:2:1: on_failure: domain "edge" has it already, at 2:2:1`,
+		"on_failure: open": `3:2:1: on_failure: domain "edge" has it already, at 2:2:1`,
+		"charge_over_limit: true\ncharge_over_limit: true": `3:3:1: file: "charge_over_limit" is already in line 2`,
 		"instances: 2":                  `3:2:1: instances: want on_failure: local beside it`,
 		"on_failure: local":             `3:2:13: on_failure: local: want instances beside it`,
 		"checks: {client: [{a: path}]}": `3:2:10: check "client" is already in 1`,

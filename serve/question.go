@@ -290,7 +290,7 @@ func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; err == nil && p.overdraws && p.limiter != nil {
-			if err = p.overdraw(ctx, p.resultOf(r)); !p.counts() {
+			if err = p.overdraw(ctx, r); !p.counts() {
 				err = nil
 			}
 		}
@@ -309,9 +309,10 @@ func (p *part) resultOf(whole ratelimit.Result) ratelimit.Result {
 	return whole
 }
 
-// overdraw charges n whatever is left. The result is a denial if they did not fit.
-func (p *part) overdraw(ctx context.Context, r ratelimit.Result) (err error) {
-	if r == (ratelimit.Result{}) { // since another limit denies
+// overdraw charges n whatever is left, and whatever the whole is. The result is a denial if they did not fit.
+func (p *part) overdraw(ctx context.Context, whole ratelimit.Result) (err error) {
+	r := p.resultOf(whole)
+	if r == (ratelimit.Result{}) || r.Allowed && !whole.Allowed { // another limit denies: nothing was charged
 		r, err = p.limiter.AllowN(ctx, p.key, p.n)
 	}
 	if err == nil && !r.Allowed {
@@ -440,7 +441,11 @@ func (q *question) credit(ctx context.Context) error {
 			return err
 		}
 		p.n = given
-		p.result.Remaining = min(p.result.Remaining+given, p.result.Limit)
+		if p.result.Remaining > 0 || given == 0 {
+			p.result.Remaining = min(p.result.Remaining+given, p.result.Limit)
+		} else if r, err := p.limiter.Peek(ctx, p.key); err == nil { // it may owe more than that
+			p.result = r
+		}
 	}
 	return nil
 }
