@@ -67,7 +67,7 @@ func TestTheOrderOfAnObjectMeansNothing(t *testing.T) {
 	t.Parallel()
 	for entries, limit := range map[string]int{
 		"user=ann": 90, "user=ann path=/x": 80, "user=ann path=/x a=1": 70,
-		"user=ann path=/login":  8,           // of two rules the first in the file
+		"user=ann path=/login":  80,          // of two rules the first in the file
 		"plan=gold path=/login": 50,          // also where a later one has the exact value
 		"plan=gold path=/x":     0,           // which no rule has
 		"plan=gold path=/x a=1": 30,          // a descriptor without a limit is none
