@@ -72,7 +72,8 @@ func (t *texts) Set(s string) error {
 type settings struct {
 	config, proxies          texts
 	merge, check             bool
-	store, prefix            string
+	store, storeFile, prefix string
+	storeTwice               bool
 	timeout                  time.Duration
 	grpc, http, private      string
 	headers, metadata        bool
@@ -90,6 +91,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.BoolVar(&set.merge, "merge-domain-config", false, "files with one domain are one, in the order of their names")
 	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, or redis://…?master_name=m of Sentinels")
+	flags.StringVar(&set.storeFile, "store-file", "", "`file` with the URL of the store, in place of -store: others can see the arguments of a process, and a URL may have a password")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis")
 	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; also at most four fifths of a request's own deadline")
 	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC; none if empty")
@@ -113,6 +115,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	if err := parseFlags(flags, args, stdout, stderr); err != nil {
 		return nil, err
 	}
+	flags.Visit(func(f *flag.Flag) { set.storeTwice = set.storeTwice || f.Name == "store" && set.storeFile != "" })
 	if reason := set.wrong(flags.NArg()); reason != "" {
 		fmt.Fprintf(stderr, "ratelimit-serve: %s\n", reason)
 		return nil, errUsage
@@ -130,6 +133,7 @@ func (set *settings) wrong(more int) string {
 		{len(set.config) == 0, "which -config?"},
 		{set.grpc == "" && set.http == "", "neither -grpc nor -http: nobody could ask"},
 		{set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0, "a time is not above 0"},
+		{set.storeTwice, "want -store or -store-file, and not both"},
 		{(set.cert == "") != (set.key == ""), "want -tls-cert and -tls-key together"},
 		{set.clients != "" && set.cert == "", "-tls-clients has no effect without -tls-cert"},
 		{!set.headers && set.names != (serve.Headers{}), "the names of fields have no effect without -headers"},

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -49,6 +50,13 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		_, err := fmt.Fprintf(stdout, "%d files are good\n", len(files))
 		return err
+	}
+	if set.storeFile != "" {
+		text, err := os.ReadFile(set.storeFile)
+		if err != nil {
+			return err
+		}
+		set.store = strings.TrimSpace(string(text))
 	}
 	st, err := serve.Open(set.store, set.prefix, set.timeout)
 	if err != nil {
