@@ -41,9 +41,10 @@ const MaxBody = 256 << 10
 // With ?timeout=200ms on_failure answers in four fifths of that time. No header field says it: through a
 // proxy that would be the client's.
 //
-// A request that makes no sense is 400, one without a decision 503. What is settled already is 409.
+// A request that makes no sense is 400, one without a decision 503. What is settled already is 409. A POST
+// from a page of another origin in a browser is 403, except to /check, whose fields are those of clients.
 func (s *Service) Handler() http.Handler {
-	mux := http.NewServeMux()
+	mux, origins := http.NewServeMux(), http.NewCrossOriginProtection()
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
 		"POST /json":      s.serveJSON,
 		"/check/{name}":   s.serveCheck,
@@ -51,7 +52,7 @@ func (s *Service) Handler() http.Handler {
 		"POST /v1/refund": s.serveRefund,
 		"POST /v1/settle": s.serveSettle,
 	} {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			r, cancel, err := inTime(r)
 			defer cancel()
 			if err == nil {
@@ -61,6 +62,11 @@ func (s *Service) Handler() http.Handler {
 				failed(w, err)
 			}
 		})
+		if strings.HasPrefix(pattern, "POST ") {
+			mux.Handle(pattern, origins.Handler(answer))
+		} else {
+			mux.Handle(pattern, answer)
+		}
 	}
 	return mux
 }

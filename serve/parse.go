@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,7 +51,7 @@ type File struct {
 }
 
 // ReadFiles reads files, and of directories what ends in .yaml or .yml, in the order of the
-// names.
+// names. Anything that is no regular file, such as a named pipe, is an error: it cannot be read again.
 func ReadFiles(paths ...string) ([]File, error) {
 	var files []File
 	for _, path := range paths {
@@ -93,6 +94,13 @@ func inDirectory(path string) ([]string, error) {
 
 // readFile reads no more than the parser takes.
 func readFile(name string) ([]byte, error) {
+	info, err := os.Stat(name) // which does not wait, as to open a pipe does
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("want a regular file, not %v", info.Mode())}
+	}
+	if err != nil {
+		return nil, err
+	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
@@ -160,6 +168,12 @@ func parse(files []File, merge bool) (*Rules, error) {
 		return nil, joined(errs)
 	case len(files) == 0:
 		return nil, fmt.Errorf("%w: no file", ratelimit.ErrInvalidOption)
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules.domains)) {
+		limited := func(r *rule) bool { return r.domain.name == name }
+		if !slices.ContainsFunc(rules.rules, limited) {
+			rules.notes = append(rules.notes, fmt.Sprintf("%s: domain %s has no rate_limit: it admits everything", rules.domains[name].at, quote(name)))
+		}
 	}
 	return rules, nil
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -124,7 +125,7 @@ descriptors:
 	files := []serve.File{{Name: "1", Text: []byte(text(first))}, {Name: "x", Text: []byte("domain: other")}, {Name: "2", Text: []byte(text(second))}}
 	r, err := serve.ParseMerged(files...)
 	require.NoError(t, err)
-	require.Empty(t, r.Notes(), "the check has a rule, in the other file")
+	require.Equal(t, []string{`x:1:9: domain "other" has no rate_limit: it admits everything`}, r.Notes(), "the check has a rule, in the other file")
 	s, err := serve.New(memory(t), r)
 	require.NoError(t, err)
 	require.Equal(t, "OK, OK 0/1 24h0m0s, OK 1/2 24h0m0s, OK 3/4 24h0m0s", withoutTime(ask(t, s, "user=ab", "path=/a,user=x", "user=x")))
@@ -234,6 +235,31 @@ checks:
 		places = append(places, place)
 	}
 	require.Equal(t, []string{"f0.yaml:12:7", "f0.yaml:13:7", "f0.yaml:14:7", "f0.yaml:15:7"}, places)
+}
+
+// A file without any limit is told: one that a template has left empty limits nothing.
+func TestFilesWithoutALimit(t *testing.T) {
+	t.Parallel()
+	for file, told := range map[string]bool{
+		"domain: d": true, "domain: d\ndescriptors: []": true, "domain: d\ndescriptors: [{key: a, descriptors: [{key: b}]}]": true,
+		"domain: d\ndescriptors: [{key: a, descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]}]": false,
+		"domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]":                                          false, // which says so
+	} {
+		r := rules(t, file)
+		require.Equal(t, told, len(r.Notes()) == 1 && strings.Contains(r.Notes()[0], `f0.yaml:1:9: domain "d" has no rate_limit`), "%s: %v", file, r.Notes())
+	}
+}
+
+// A named pipe is refused, and not waited for: neither by its name nor in a directory.
+func TestFilesThatAreNone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "limits.yaml")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	for _, path := range []string{pipe, dir, "/dev/null"} {
+		_, err := serve.ReadFiles(path)
+		require.ErrorContains(t, err, "want a regular file")
+	}
 }
 
 func TestFilesOfADirectory(t *testing.T) {
