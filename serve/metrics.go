@@ -39,7 +39,7 @@ func newMetrics() *metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "ratelimit", Subsystem: "serve", Name: name, Help: help})
 	}
 	return &metrics{
-		asOnDisk: gauge("config_last_reload_successful", "1 if the files in force are those that were read last, 0 if those cannot be read or used."),
+		asOnDisk: gauge("config_last_reload_successful", "1 if the files in force are those that were read last, 0 if those are missing or wrong."),
 		loadedAt: gauge("config_last_reload_success_timestamp_seconds", "When the files in force were taken, as a Unix time."),
 		seen:     map[string]bool{},
 		detailed: vec("detailed_total", "Requests by the descriptor with its values, where a file wants that, and by its answer: ok or over_limit. After 500 descriptors the others are one, \"other\".", "descriptor", "answer"),

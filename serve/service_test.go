@@ -77,7 +77,7 @@ func TestAnswers(t *testing.T) {
 		{"never=x|user=joe", "OVER, OVER 0/0 1m0s, OK 3/3 0s"},
 		{"bucket=x 20", "OK, OK 0/10 10m0s"},
 		{"bucket=x 1", "OVER, OVER 0/10 30s"}, // until there is one
-		{"bucket=x -1", "OK, OK 1/10 10m0s"},  // which is no denial
+		{"bucket=x -1", "OK, OK 1/10 9m30s"},  // which is no denial
 		{"listed=x", "OK, OK"},
 		{"unknown=x", "OK, OK"},
 	} {

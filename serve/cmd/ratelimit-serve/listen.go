@@ -6,9 +6,8 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
-
-	"golang.org/x/net/netutil"
 )
 
 // listenOn listens on an address such as localhost:8080 or unix:/run/ratelimit.sock. A socket that a process
@@ -49,5 +48,50 @@ func bounded(l net.Listener, name string) net.Listener {
 	if share == 0 { // it is not known
 		return l
 	}
-	return netutil.LimitListener(l, share)
+	return &boundedListener{Listener: l, open: make(chan struct{}, share), closed: make(chan struct{})}
+}
+
+type boundedListener struct {
+	net.Listener
+	open   chan struct{} // one for each connection
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *boundedListener) Accept() (net.Conn, error) {
+	select {
+	case l.open <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	free := sync.OnceFunc(func() { <-l.open })
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		free()
+		return nil, err
+	}
+	return &boundedConn{conn, free}, nil
+}
+
+func (l *boundedListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+type boundedConn struct {
+	net.Conn
+	free func()
+}
+
+func (c *boundedConn) Close() error {
+	defer c.free()
+	return c.Conn.Close()
+}
+
+// CloseWrite is what package http closes a connection by whose request it has not read. Without it the answer may be lost.
+func (c *boundedConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
 }
