@@ -24,13 +24,11 @@ type codec struct{ encoding.CodecV2 }
 // Unmarshal reads a request again that package proto refuses.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	err := c.CodecV2.Unmarshal(data, v)
-	req, isRequest := v.(*pb.RateLimitRequest)
-	if err == nil || !isRequest {
-		return err
-	}
-	req.Reset()
-	if readMessage(data.Materialize(), req.ProtoReflect()) == nil {
-		return nil
+	if req, isRequest := v.(*pb.RateLimitRequest); err != nil && isRequest {
+		req.Reset()
+		if readMessage(data.Materialize(), req.ProtoReflect()) == nil {
+			err = nil
+		}
 	}
 	return err
 }

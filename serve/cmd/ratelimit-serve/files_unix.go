@@ -13,5 +13,5 @@ func maxFiles() int {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 0
 	}
-	return int(min(uint64(limit.Cur), math.MaxInt32))
+	return int(min(limit.Cur, math.MaxInt32))
 }

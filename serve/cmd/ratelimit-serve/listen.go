@@ -38,12 +38,12 @@ func isLeft(ctx context.Context, path string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// bounded takes so many connections at once that files are left for the other ports: 3 of 8 that the process may
-// open for each of the two that are for callers, and 1 for the private one. More connections wait.
+// bounded takes so many connections at once that files are left for the other ports and for Redis: a quarter of those that the
+// process may open for each of the two ports of callers, and an eighth for the private one. More connections wait.
 func bounded(l net.Listener, name string) net.Listener {
 	share := maxFiles() / 8
 	if name != "private" {
-		share *= 3
+		share *= 2
 	}
 	if share == 0 { // it is not known
 		return l

@@ -112,6 +112,7 @@ func TestSignals(t *testing.T) {
 	require.Equal(t, http.StatusOK, code(t, private, "/healthz"))
 	require.Equal(t, http.StatusOK, code(t, private, "/metrics"))
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGTERM))
+	defer time.AfterFunc(time.Minute, func() { _ = s.cmd.Process.Kill() }).Stop()
 	err = s.cmd.Wait()
 	require.Error(t, err)
 	require.Equal(t, syscall.SIGTERM, s.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(), "%v\n%v", err, s.stderr)
