@@ -90,6 +90,15 @@ var originals = map[string]struct {
 		{1, "k=x 7", "OVER, OVER 6/10", "OVER, OVER 0/10"},
 		{1, "k=x 6", "OK, OK 0/10", "OVER, OVER 0/10"},
 	}},
+	"looks, and more than all": {`
+	- {key: k, rate_limit: {unit: day, requests_per_unit: 3}}
+`, []step{
+		{1, "k=x 3", "OK, OK 0/3", ""},
+		{1, "k=x 0", "OVER, OVER 0/3", "OK, OK 0/3"},
+		{1, "k=y 4", "OVER, OVER 3/3", "OVER, OVER 0/3"},
+		{1, "k=y", "OK, OK 2/3", "OVER, OVER 0/3"},
+		{1, "k=z 2|k=z 2", "OVER, OVER 3/3, OVER 3/3", "OVER, OK 1/3, OVER 0/3"},
+	}},
 	"shadows": {`
 	- {key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 2}}
 	- {key: k, value: v, rate_limit: {unit: day, requests_per_unit: 3}}
