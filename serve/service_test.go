@@ -212,6 +212,17 @@ func TestOverrides(t *testing.T) {
 	require.Equal(t, "OK, OK, OK", short(answer))
 }
 
+// Programs can read the limit of a request in its metadata.
+func TestTheLimitInMetadata(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, edge, serve.WithMetadata())
+	req := request("user=ann")
+	req.Descriptors[0].Limit = override(typev3.RateLimitUnit_HOUR, 5)
+	answer, err := s.ShouldRateLimit(t.Context(), req)
+	require.NoError(t, err)
+	require.Equal(t, []any{map[string]any{"entries": []any{"user=ann"}, "limit": "5/HOUR"}}, answer.GetDynamicMetadata().AsMap()["descriptors"])
+}
+
 // What makes no sense is refused, and nothing is counted.
 func TestInvalidRequests(t *testing.T) {
 	s, _ := inMemory(t, edge)
