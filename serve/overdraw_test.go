@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -33,14 +34,21 @@ func spend(t *testing.T, s *serve.Service) (admitted int) {
 // A budget that is charged afterwards ends: by each algorithm, and on each store with what may stand before it.
 func TestABudgetThatIsChargedAfterwardsEnds(t *testing.T) {
 	t.Parallel()
-	address := testenv.Redis(t)
-	for _, front := range []string{"memory", "redis", "deny_cache: true", "coalescing: true", "deny_cache: true, coalescing: true", "lease: 1h"} {
+	address, cluster := testenv.Redis(t), testenv.StartRedis(t, "--cluster-enabled", "yes").Address
+	node := redis.NewClient(&redis.Options{Addr: cluster})
+	defer node.Close()
+	require.NoError(t, node.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
+	require.Eventually(t, func() bool { return strings.Contains(node.ClusterInfo(t.Context()).Val(), "cluster_state:ok") }, time.Minute, time.Millisecond)
+	for _, front := range []string{"memory", "redis", "cluster", "deny_cache: true", "coalescing: true", "deny_cache: true, coalescing: true", "lease: 1h"} {
 		file := "domain: edge\ncharge_over_limit: true\n"
 		var st *serve.Stored
 		var err error
-		if front == "memory" {
+		switch front {
+		case "memory":
 			st, err = serve.Open("memory:", "", time.Second)
-		} else {
+		case "cluster":
+			st, err = serve.Open("redis+cluster://"+cluster, "rl", time.Minute)
+		default:
 			st, err = serve.Open("redis://"+address, strings.NewReplacer(":", "", " ", "", ",", "").Replace(front), time.Minute)
 		}
 		require.NoError(t, err)
