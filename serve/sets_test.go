@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 // inOrder is a JSON object of entries such as user=ann, in their order.
@@ -138,7 +139,7 @@ func TestObjectsWithAKeyTwice(t *testing.T) {
 // Whatever the file, a set that some order of a list has a limit for has one itself, and the same in each order.
 func TestSetsAtRandom(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(300) {
+	for seed := range uint64(testenv.Of(100, 1000)) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		m := &model{rules: randomRules(r, 0)}
 		file := "domain: edge\n" + yaml(m.rules, "")
