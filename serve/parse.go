@@ -654,12 +654,7 @@ func (p *parser) metadata(r *rule, f field) map[string]field {
 // limit reads the limit, the algorithm and charge_over_limit: of rate_limit itself, or of the metadata, which has
 // the last word.
 func (p *parser) limit(r *rule, at field, in, own map[string]field) {
-	r.overdraws = p.domain.overdraws
-	for _, f := range []field{in[overLimit], own[overLimit]} {
-		if f.value != nil {
-			r.overdraws = p.flag(f, overLimit)
-		}
-	}
+	r.overdraws = p.overdraws(in[overLimit], own[overLimit])
 	for _, f := range []field{in["algorithm"], own["algorithm"]} {
 		if f.value != nil {
 			r.algorithm = p.text(f, "algorithm")
@@ -698,6 +693,17 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 			p.fail(at.value, "limit: on_failure: local: %w", err)
 		}
 	}
+}
+
+// overdraws is charge_over_limit of a rule: of the last of these fields that there is, or else of the domain.
+func (p *parser) overdraws(fields ...field) bool {
+	overdraws := p.domain.overdraws
+	for _, f := range fields {
+		if f.value != nil {
+			overdraws = p.flag(f, overLimit)
+		}
+	}
+	return overdraws
 }
 
 // perUnit reads unit and requests_per_unit.
