@@ -7,6 +7,7 @@
 //	...
 //	service, err := serve.New(mem, rules)
 //	...
+//	grpcServer := grpc.NewServer(grpc.ForceServerCodecV2(serve.Codec()))
 //	pb.RegisterRateLimitServiceServer(grpcServer, service)
 //
 // The command ratelimit-serve in cmd is a whole server. docs/serve.md is its guide.

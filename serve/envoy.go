@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -22,17 +23,23 @@ import (
 // of them, in their order. Its errors are InvalidArgument for a request that makes no sense, of
 // which nothing is counted, Unavailable while the store fails (on_failure), and the caller's own.
 func (s *Service) ShouldRateLimit(ctx context.Context, req *pb.RateLimitRequest) (*pb.RateLimitResponse, error) {
-	q, err := s.answer(ctx, req, false)
+	q, err := s.answer(ctx, req, manner{})
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	return s.response(req, q), nil
 }
 
-// answer decides on a request, and counts that. With reserve it is to be settled.
-func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest, reserve bool) (*question, error) {
-	q, err := s.question(req)
-	if err == nil && reserve {
+// manner is how a request asks.
+type manner struct {
+	anyOrder bool // its entries are sets, and not lists
+	reserve  bool // it is to be settled
+}
+
+// answer decides on a request, and counts that.
+func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest, how manner) (*question, error) {
+	q, err := s.question(req, how)
+	if err == nil && how.reserve {
 		err = q.canSettle()
 	}
 	if err == nil {
@@ -114,7 +121,7 @@ func (q *question) metadata(req *pb.RateLimitRequest) *structpb.Struct {
 		descriptors = append(descriptors, structpb.NewStructValue(descriptorStruct(d)))
 	}
 	fields := map[string]*structpb.Value{
-		"domain":      structpb.NewStringValue(req.GetDomain()),
+		"domain":      structpb.NewStringValue(strings.ToValidUTF8(req.GetDomain(), "\uFFFD")),
 		"descriptors": structpb.NewListValue(&structpb.ListValue{Values: descriptors}),
 	}
 	if n := req.GetHitsAddend(); n != 0 {
@@ -135,7 +142,7 @@ func (q *question) metadata(req *pb.RateLimitRequest) *structpb.Struct {
 func descriptorStruct(d *common.RateLimitDescriptor) *structpb.Struct {
 	var entries []*structpb.Value
 	for _, e := range d.GetEntries() {
-		entries = append(entries, structpb.NewStringValue(e.GetKey()+"="+e.GetValue()))
+		entries = append(entries, structpb.NewStringValue(strings.ToValidUTF8(e.GetKey()+"="+e.GetValue(), "\uFFFD")))
 	}
 	fields := map[string]*structpb.Value{"entries": structpb.NewListValue(&structpb.ListValue{Values: entries})}
 	if o := d.GetLimit(); o != nil {

@@ -361,7 +361,7 @@ func TestStoresByURL(t *testing.T) {
 
 func TestURLsThatAreWrong(t *testing.T) {
 	t.Parallel()
-	for _, address := range []string{"http://x", "redis://user:secret@h:x", "redis+cluster://h?x=y", "redis://h?master_name=m&x=y", ""} {
+	for _, address := range []string{"redis://:/secret@h", "redis://:?secret@h", "redis://:#secret@h:1", "redis:h:1", "http://x", "redis://user:secret@h:x", "redis+cluster://h?x=y", "redis://h?master_name=m&x=y", ""} {
 		_, err := serve.Open(address, "rl", time.Second)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, address)
 		require.NotContains(t, err.Error(), "secret")

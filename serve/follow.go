@@ -12,12 +12,15 @@ import (
 // Kubernetes. One bad file keeps all old ones. It returns when ctx ends. files are those in force.
 // If they are merged, so are those that it reads. If every is not above 0, they are read only when now
 // is sent to.
+//
+// A change is taken once two reads in a row have seen the same, since half of a file may be a file too. When
+// now is sent to, it is taken immediately.
 func (s *Service) Follow(ctx context.Context, files []File, every time.Duration, now <-chan struct{}, paths ...string) {
 	var ticks <-chan time.Time
 	if every > 0 {
 		ticks = time.Tick(every)
 	}
-	failed := ""
+	failed, seen := "", files
 	for {
 		asked := false
 		select {
@@ -31,13 +34,21 @@ func (s *Service) Follow(ctx context.Context, files []File, every time.Duration,
 			}
 		}
 		next, err := ReadFiles(paths...)
-		if err == nil && !asked && slices.EqualFunc(files, next, sameFile) {
+		stays := err == nil && slices.EqualFunc(seen, next, sameFile)
+		seen = next
+		switch {
+		case asked || err != nil:
+		case slices.EqualFunc(files, next, sameFile):
 			failed = ""
+			s.metrics.inForce(nil)
+			continue
+		case !stays:
 			continue
 		}
 		if err == nil {
 			err = s.load(next)
 		}
+		s.metrics.inForce(err)
 		switch {
 		case err == nil:
 			files, failed = next, ""

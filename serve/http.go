@@ -9,9 +9,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -38,9 +41,10 @@ const MaxBody = 256 << 10
 // With ?timeout=200ms on_failure answers in four fifths of that time. No header field says it: through a
 // proxy that would be the client's.
 //
-// A request that makes no sense is 400, one without a decision 503. What is settled already is 409.
+// A request that makes no sense is 400, one without a decision 503. What is settled already is 409. A POST
+// from a page of another origin in a browser is 403, except to /check, whose fields are those of clients.
 func (s *Service) Handler() http.Handler {
-	mux := http.NewServeMux()
+	mux, origins := http.NewServeMux(), http.NewCrossOriginProtection()
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
 		"POST /json":      s.serveJSON,
 		"/check/{name}":   s.serveCheck,
@@ -48,7 +52,7 @@ func (s *Service) Handler() http.Handler {
 		"POST /v1/refund": s.serveRefund,
 		"POST /v1/settle": s.serveSettle,
 	} {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			r, cancel, err := inTime(r)
 			defer cancel()
 			if err == nil {
@@ -58,6 +62,11 @@ func (s *Service) Handler() http.Handler {
 				failed(w, err)
 			}
 		})
+		if strings.HasPrefix(pattern, "POST ") {
+			mux.Handle(pattern, origins.Handler(answer))
+		} else {
+			mux.Handle(pattern, answer)
+		}
 	}
 	return mux
 }
@@ -77,7 +86,7 @@ func inTime(r *http.Request) (*http.Request, context.CancelFunc, error) {
 }
 
 func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	body, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
@@ -85,7 +94,7 @@ func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) error {
 	if err := protojson.Unmarshal(body, req); err != nil {
 		return invalid("%v", err)
 	}
-	q, err := s.answer(r.Context(), req, false)
+	q, err := s.answer(r.Context(), req, manner{})
 	if err != nil {
 		return err
 	}
@@ -146,7 +155,7 @@ func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	q, err := s.answer(r.Context(), req, false)
+	q, err := s.answer(r.Context(), req, manner{anyOrder: true})
 	if err != nil {
 		return err
 	}
@@ -190,7 +199,7 @@ type asked struct {
 	} `json:"asks"`
 }
 
-// entries are those of an object of texts, in their order.
+// entries are those of an object of texts, in the order of their keys: that of the object means nothing.
 type entries []*common.RateLimitDescriptor_Entry
 
 func (e *entries) UnmarshalJSON(text []byte) error {
@@ -198,6 +207,7 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
 		return errors.New("entries: want an object of texts")
 	}
+	var all entries
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
@@ -208,8 +218,15 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 		if err != nil || !isText {
 			return fmt.Errorf("entries: %v: want a text", key)
 		}
-		*e = append(*e, &common.RateLimitDescriptor_Entry{Key: key.(string), Value: text})
+		all = append(all, &common.RateLimitDescriptor_Entry{Key: key.(string), Value: text})
 	}
+	slices.SortFunc(all, func(a, b *common.RateLimitDescriptor_Entry) int { return strings.Compare(a.Key, b.Key) })
+	for i := 1; i < len(all); i++ {
+		if all[i].Key == all[i-1].Key {
+			return fmt.Errorf("entries: %s is there twice", quote(all[i].Key))
+		}
+	}
+	*e = all
 	return nil
 }
 
@@ -237,21 +254,66 @@ func (a *asked) request(back bool) (*pb.RateLimitRequest, error) {
 	return req, nil
 }
 
+// readBody reads a body of at most MaxBody.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	if large := new(http.MaxBytesError); err != nil && !errors.As(err, &large) {
+		err = invalid("%v", err)
+	}
+	return body, err
+}
+
 // readJSON reads a body into v.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, MaxBody))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if large := new(http.MaxBytesError); errors.As(err, &large) {
+	body, err := readBody(w, r)
+	if err != nil {
 		return err
 	}
-	if err != nil {
+	if !isUnicode(body) {
+		return invalid("a text is not UTF-8, or has half of a surrogate pair")
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
 		return invalid("%v", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return invalid("something comes after the object")
 	}
 	return nil
+}
+
+// isUnicode reports whether all texts in JSON are. Package json reads U+FFFD in place of what is not, so that
+// different values would have one count.
+func isUnicode(body []byte) bool {
+	if !utf8.Valid(body) {
+		return false
+	}
+	for {
+		_, escape, found := bytes.Cut(body, []byte{'\\'})
+		if !found || len(escape) == 0 {
+			return true
+		}
+		body = escape[1:]
+		first := codeUnit(escape)
+		if !utf16.IsSurrogate(first) {
+			continue
+		}
+		second, paired := bytes.CutPrefix(escape[5:], []byte{'\\'})
+		if !paired || utf16.DecodeRune(first, codeUnit(second)) == utf8.RuneError {
+			return false
+		}
+		body = second[5:]
+	}
+}
+
+// codeUnit is that of an escape such as u00e9, 0 of others.
+func codeUnit(escape []byte) rune {
+	if len(escape) < 5 || escape[0] != 'u' {
+		return 0
+	}
+	n, _ := strconv.ParseUint(string(escape[1:5]), 16, 16)
+	return rune(n)
 }
 
 // decided is what /v1/decide says, as a whole and of each ask. Times are seconds.
@@ -280,7 +342,7 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	at := time.Now()
-	q, err := s.answer(r.Context(), req, a.Reserve)
+	q, err := s.answer(r.Context(), req, manner{anyOrder: true, reserve: a.Reserve})
 	if err != nil {
 		return err
 	}
@@ -316,7 +378,7 @@ func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	q, err := s.answer(r.Context(), req, false)
+	q, err := s.answer(r.Context(), req, manner{anyOrder: true})
 	if err != nil {
 		return err
 	}

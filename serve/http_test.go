@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -322,6 +323,36 @@ func TestProxyAtAUnixSocket(t *testing.T) {
 	}
 }
 
+// A page of another origin, in a browser beside the service, changes nothing. Fields that a proxy passes on are those
+// of a client's own page, and mean nothing.
+func TestPagesOfOtherOrigins(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, overHTTP)
+	require.Equal(t, "OK, OK 0/3 1m0s", short(ask(t, s, "user=ann 3")))
+	send := func(method, path, body string, fields ...string) int {
+		r := httptest.NewRequest(method, path, strings.NewReader(body))
+		for _, f := range fields {
+			name, value, _ := strings.Cut(f, ": ")
+			r.Header.Set(name, value)
+		}
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, r)
+		return w.Code
+	}
+	const asks = `{"domain": "edge", "asks": [{"entries": {"user": "ann"}, "hits": 3}]}`
+	for _, path := range []string{"/v1/refund", "/v1/decide", "/v1/settle", "/json"} {
+		for _, fields := range [][]string{{"Sec-Fetch-Site: cross-site"}, {"Sec-Fetch-Site: same-site"}, {"Origin: http://evil.example"}, {"Origin: null"}} {
+			require.Equal(t, http.StatusForbidden, send(http.MethodPost, path, asks, fields...), "%s %v", path, fields)
+		}
+	}
+	require.Equal(t, "OVER, OVER 0/3 1m0s", short(ask(t, s, "user=ann")))
+	for _, method := range []string{http.MethodGet, http.MethodPost} {
+		require.Equal(t, http.StatusNoContent, send(method, "/check/client", "", "Sec-Fetch-Site: cross-site", "Origin: http://shop.example"))
+	}
+	require.Equal(t, http.StatusOK, send(http.MethodPost, "/v1/refund", asks, "Origin: http://example.com"), "its own origin")
+	require.Equal(t, http.StatusOK, send(http.MethodPost, "/v1/decide", asks), "no browser")
+}
+
 // No key is in a metric, however many there are.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
@@ -498,26 +529,91 @@ func TestFollow(t *testing.T) {
 		limit := func() uint32 { return ask(t, s, "user=a 0").GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit() }
 		after := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
 		require.EqualValues(t, 1, limit())
+		inForce := func() bool {
+			page := get(t, s.Private(nil), "/metrics")
+			return strings.Contains(page, "\nratelimit_serve_config_last_reload_successful 1\n")
+		}
 		lead("two")
 		require.EqualValues(t, 1, limit())
 		after(time.Second)
+		require.EqualValues(t, 1, limit(), "it may be half of a file")
+		after(time.Second)
 		require.EqualValues(t, 2, limit())
+		require.True(t, inForce())
+		taken := fmt.Sprintf("\nratelimit_serve_config_last_reload_success_timestamp_seconds %g\n", float64(time.Now().Unix()))
+		require.Contains(t, get(t, s.Private(nil), "/metrics"), taken)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "one", "limits.yaml"), []byte("domain: edge\nx: y"), 0o600))
 		lead("one")
 		after(3 * time.Second)
 		require.EqualValues(t, 2, limit(), "a bad file")
+		require.False(t, inForce())
+		require.Contains(t, get(t, s.Private(nil), "/metrics"), taken)
+		lead("two")
+		after(time.Second)
+		require.True(t, inForce(), "the old one again")
 		require.Contains(t, get(t, s.Private(nil), "/metrics"), `ratelimit_serve_loads_total{result="error"} 1`)
 		require.NoError(t, os.Remove(data))
 		after(time.Second)
 		require.EqualValues(t, 2, limit(), "no file")
+		require.False(t, inForce())
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "one", "limits.yaml"), []byte("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 3}}]\n"), 0o600))
 		lead("one")
 		now <- struct{}{}
 		synctest.Wait()
 		require.EqualValues(t, 3, limit(), "at once")
+		require.True(t, inForce())
 		close(stopped)
 		<-done
 	})
+}
+
+// A file that is written slowly is taken once it is whole, though each of its parts is a file, and a bad part is no
+// error. An operator who asks has it read as it is.
+func TestFollowOfAFileThatIsBeingWritten(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	parts := strings.SplitAfter("domain: edge\ndescriptors:\n- key: user\n  rate_limit: {unit: day,\n    requests_per_unit: 3}\n- key: path\n  rate_limit: {unit: day, requests_per_unit: 7}", "\n")
+	whole := strings.Join(parts, "")
+	require.NoError(t, os.WriteFile(file, []byte(whole), 0o600))
+	files, err := serve.ReadFiles(file)
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		stopped, done, now := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		lines := new(counting)
+		parsed, err := serve.Parse(files...)
+		require.NoError(t, err)
+		s, err := serve.New(memory(t), parsed, serve.WithLogger(slog.New(slog.NewTextHandler(lines, nil))))
+		require.NoError(t, err)
+		go func() {
+			defer close(done)
+			s.Follow(contextUntil(stopped), files, time.Second, now, file)
+		}()
+		both := func() string { return short(ask(t, s, "user=a 0", "path=a 0")) }
+		for i := range parts {
+			require.NoError(t, os.WriteFile(file, []byte(strings.Replace(strings.Join(parts[:i+1], ""), ": 7", ": 8", 1)), 0o600))
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, "OK, OK 3/3 0s, OK 7/7 0s", both(), "%d lines", i+1)
+		}
+		require.Zero(t, lines.Load(), "nothing is told of the parts")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, "OK, OK 3/3 0s, OK 8/8 0s", both())
+		require.NoError(t, os.WriteFile(file, []byte(strings.Join(parts[:5], "")), 0o600))
+		now <- struct{}{}
+		synctest.Wait()
+		require.Equal(t, "OK, OK 3/3 0s, OK", both())
+		close(stopped)
+		<-done
+	})
+}
+
+// counting counts lines.
+type counting struct{ atomic.Int64 }
+
+func (c *counting) Write(p []byte) (int, error) {
+	c.Add(1)
+	return len(p), nil
 }
 
 // Whoever sends to now may close it. Without a time that is above 0 it alone has files read.
@@ -584,12 +680,12 @@ func TestFollowMerges(t *testing.T) {
 		}()
 		for _, n := range []int{3, 4} {
 			write("b", n)
-			time.Sleep(time.Second)
+			time.Sleep(2 * time.Second)
 			synctest.Wait()
 			require.Equal(t, fmt.Sprintf("OK, OK 1/1 0s, OK %d/%d 0s", n, n), short(ask(t, s, "a=x 0", "b=x 0")))
 		}
 		require.NoError(t, os.Remove(filepath.Join(dir, "b.yaml")))
-		time.Sleep(time.Second)
+		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.Equal(t, "OK, OK 1/1 0s, OK", short(ask(t, s, "a=x 0", "b=x 0")), "a file that goes is a change too")
 		close(stopped)

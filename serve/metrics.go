@@ -21,6 +21,8 @@ type metrics struct {
 	detailed *prometheus.CounterVec // by descriptor and answer
 	failures *prometheus.CounterVec // by domain and class
 	loads    *prometheus.CounterVec // by result
+	asOnDisk prometheus.Gauge       // 1 or 0
+	loadedAt prometheus.Gauge       // Unix time
 
 	mu   sync.Mutex      // protects seen
 	seen map[string]bool // descriptors of detailed, at most maxDetailed
@@ -33,7 +35,12 @@ func newMetrics() *metrics {
 	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "ratelimit", Subsystem: "serve", Name: name, Help: help}, labels)
 	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "ratelimit", Subsystem: "serve", Name: name, Help: help})
+	}
 	return &metrics{
+		asOnDisk: gauge("config_last_reload_successful", "1 if the files in force are those that were read last, 0 if those are missing or wrong."),
+		loadedAt: gauge("config_last_reload_success_timestamp_seconds", "When the files in force were taken, as a Unix time."),
 		seen:     map[string]bool{},
 		detailed: vec("detailed_total", "Requests by the descriptor with its values, where a file wants that, and by its answer: ok or over_limit. After 500 descriptors the others are one, \"other\".", "descriptor", "answer"),
 		requests: vec("requests_total", "Requests, by the answer as a whole: ok, over_limit, invalid or error.", "domain", "answer"),
@@ -97,6 +104,15 @@ func (m *metrics) failed(q *question) {
 	m.failures.WithLabelValues(q.domain.name, cmp.Or(observe.ErrorClass(q.cause), "breaker")).Inc()
 }
 
+// inForce notes whether the files that were read last are in force.
+func (m *metrics) inForce(err error) {
+	if err != nil {
+		m.asOnDisk.Set(0)
+		return
+	}
+	m.asOnDisk.Set(1)
+}
+
 func (m *metrics) loaded(err error) {
 	result := "ok"
 	if err != nil {
@@ -107,7 +123,7 @@ func (m *metrics) loaded(err error) {
 
 // own are the metrics of this package.
 func (m *metrics) own() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.detailed, m.failures, m.loads}
+	return []prometheus.Collector{m.requests, m.detailed, m.failures, m.loads, m.asOnDisk, m.loadedAt}
 }
 
 // Describe implements [prometheus.Collector].

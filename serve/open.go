@@ -2,16 +2,11 @@ package serve
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net/url"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -27,14 +22,8 @@ type Stored struct {
 
 // Open makes the store of a URL. It asks no server yet.
 //
-//	memory:
-//	redis://user:password@host:6379/0            rediss:// with TLS, unix:///path for a socket
-//	redis://host1:26379?master_name=m&addr=host2:26379    Sentinels
-//	redis+cluster://host1:6379?addr=host2:6379            rediss+cluster:// with TLS
-//
-// Parameters are those of go-redis. With Sentinels, user and password are those of the Sentinels.
-// The parameters username and password are those of the servers. Keys begin with prefix, and calls take at most timeout. Its
-// error wraps [ratelimit.ErrInvalidOption], and shows no password.
+// The URL is "memory:", or one of Redis: see [redisstore.NewClient]. Keys begin with prefix, and calls take at
+// most timeout. Its error wraps [ratelimit.ErrInvalidOption], and shows no password.
 func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	if address == "memory:" || address == "memory" {
 		mem, err := memstore.New()
@@ -43,9 +32,9 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 		}
 		return &Stored{Store: mem, Close: func() error { return nil }}, nil
 	}
-	client, err := connect(address)
+	client, err := redisstore.NewClient(address)
 	if err != nil {
-		return nil, fmt.Errorf("%w: store: %w", ratelimit.ErrInvalidOption, err)
+		return nil, err
 	}
 	st, err := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithTimeout(timeout))
 	if err != nil {
@@ -71,35 +60,4 @@ func ready(client redis.UniversalClient, st *redisstore.Store) func(context.Cont
 		}
 		return err
 	}
-}
-
-// connect makes the client of a URL.
-func connect(address string) (redis.UniversalClient, error) {
-	u, err := url.Parse(address)
-	if err != nil {
-		return nil, errors.New("it is no URL") // which may have a password
-	}
-	if scheme, found := strings.CutSuffix(u.Scheme, "+cluster"); found {
-		u.Scheme = scheme
-		o, err := redis.ParseClusterURL(u.String())
-		if err != nil {
-			return nil, err
-		}
-		o.ContextTimeoutEnabled, o.DialerRetries = true, 1 // the store tries again
-		return redis.NewClusterClient(o), nil
-	}
-	if u.Query().Has("master_name") {
-		o, err := redis.ParseFailoverURL(address)
-		if err != nil {
-			return nil, err
-		}
-		o.ContextTimeoutEnabled, o.DialerRetries = true, 1 // the store tries again
-		return redis.NewFailoverClient(o), nil
-	}
-	o, err := redis.ParseURL(address)
-	if err != nil {
-		return nil, err
-	}
-	o.ContextTimeoutEnabled, o.DialerRetries = true, 1 // the store tries again
-	return redis.NewClient(o), nil
 }

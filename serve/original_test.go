@@ -90,6 +90,15 @@ var originals = map[string]struct {
 		{1, "k=x 7", "OVER, OVER 6/10", "OVER, OVER 0/10"},
 		{1, "k=x 6", "OK, OK 0/10", "OVER, OVER 0/10"},
 	}},
+	"looks, and more than all": {`
+	- {key: k, rate_limit: {unit: day, requests_per_unit: 3}}
+`, []step{
+		{1, "k=x 3", "OK, OK 0/3", ""},
+		{1, "k=x 0", "OVER, OVER 0/3", "OK, OK 0/3"},
+		{1, "k=y 4", "OVER, OVER 3/3", "OVER, OVER 0/3"},
+		{1, "k=y", "OK, OK 2/3", "OVER, OVER 0/3"},
+		{1, "k=z 2|k=z 2", "OVER, OVER 3/3, OVER 3/3", "OVER, OK 1/3, OVER 0/3"},
+	}},
 	"shadows": {`
 	- {key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 2}}
 	- {key: k, value: v, rate_limit: {unit: day, requests_per_unit: 3}}
@@ -238,10 +247,10 @@ func TestTheOriginalItself(t *testing.T) {
 	}, true)
 }
 
-// Random files, asked of both at random, by one hit: what is denied of several is charged there. Around
-// midnight it can fail.
+// Random files, asked of both at random, by one hit: what is denied of several is charged there, and with
+// charge_over_limit here too. Around midnight it can fail.
 func TestTheOriginalAtRandom(t *testing.T) {
-	for how, env := range map[string]string{"all_or_none: false\n": "false", "": "true"} {
+	for how, env := range map[string]string{"all_or_none: false\n": "false", "": "true", "charge_over_limit: true\n": "false"} {
 		for range 3 { // files for one process
 			compareAtRandom(t, how, "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT="+env)
 		}
@@ -271,7 +280,14 @@ func compareAtRandom(t *testing.T, how, env string) {
 		require.NoError(t, err)
 		r := rand.New(rand.NewPCG(base, uint64(i)))
 		for range steps {
-			req := request(randomTexts(r, m, how == "")...)
+			over := strings.HasPrefix(how, "charge_over_limit")
+			texts := randomTexts(r, m, over || how == "")
+			for i := range texts {
+				if over {
+					texts[i] += pick(r, "", " 2", " 3", " 7")
+				}
+			}
+			req := request(texts...)
 			req.Domain = fmt.Sprint("s", i)
 			want, err := client.ShouldRateLimit(t.Context(), req)
 			require.NoError(t, err)

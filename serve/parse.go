@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,15 +31,16 @@ const (
 	maxRate    = 1<<31 - 1
 	byDefault  = "fixed_window"
 	ownSetting = "ratelimit" // in a descriptor's metadata
+	overLimit  = "charge_over_limit"
 )
 
 // The fields that there are.
 var (
-	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", "store", "checks"}
-	wholeFields      = []string{"on_failure", "instances", "all_or_none", "store"} // of a whole domain
+	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", overLimit, "store", "checks"}
+	wholeFields      = []string{"on_failure", "instances", "all_or_none", overLimit, "store"} // of a whole domain
 	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
-	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit"}
-	ownFields        = []string{"algorithm", "limit"}
+	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit", overLimit}
+	ownFields        = []string{"algorithm", "limit", overLimit}
 	storeFields      = []string{"deny_cache", "coalescing", "lease"}
 )
 
@@ -49,7 +51,7 @@ type File struct {
 }
 
 // ReadFiles reads files, and of directories what ends in .yaml or .yml, in the order of the
-// names.
+// names. Anything that is no regular file, such as a named pipe, is an error: it cannot be read again.
 func ReadFiles(paths ...string) ([]File, error) {
 	var files []File
 	for _, path := range paths {
@@ -92,6 +94,13 @@ func inDirectory(path string) ([]string, error) {
 
 // readFile reads no more than the parser takes.
 func readFile(name string) ([]byte, error) {
+	info, err := os.Stat(name) // which does not wait, as to open a pipe does
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("want a regular file, not %v", info.Mode())}
+	}
+	if err != nil {
+		return nil, err
+	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
@@ -159,6 +168,12 @@ func parse(files []File, merge bool) (*Rules, error) {
 		return nil, joined(errs)
 	case len(files) == 0:
 		return nil, fmt.Errorf("%w: no file", ratelimit.ErrInvalidOption)
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules.domains)) {
+		limited := func(r *rule) bool { return r.domain.name == name }
+		if !slices.ContainsFunc(rules.rules, limited) {
+			rules.notes = append(rules.notes, fmt.Sprintf("%s: domain %s has no rate_limit: it admits everything", rules.domains[name].at, quote(name)))
+		}
 	}
 	return rules, nil
 }
@@ -413,6 +428,9 @@ func (p *parser) root(n *yaml.Node) {
 	if f := p.top["all_or_none"]; f.value != nil {
 		p.domain.each = !p.flag(f, "all_or_none")
 	}
+	if f := p.top[overLimit]; f.value != nil {
+		p.domain.overdraws = p.flag(f, overLimit)
+	}
 	p.store(p.top["store"])
 }
 
@@ -522,7 +540,7 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	}
 	v := to[key]
 	if v == nil {
-		v = &values{exact: map[string]*node{}}
+		v = &values{place: len(to), exact: map[string]*node{}}
 		to[key] = v
 	}
 	n := &node{value: value, at: p.placeOf(item), byValue: p.flag(fields["value_to_metric"], "value_to_metric")}
@@ -582,7 +600,7 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 	p.replaces(r, in["replaces"])
 	unlimited := p.flag(in["unlimited"], "unlimited")
 	switch unit := in["unit"]; {
-	case unlimited && (unit.value != nil || in["limit"].value != nil || len(own) > 0):
+	case unlimited && (unit.value != nil || in["limit"].value != nil || in[overLimit].value != nil || len(own) > 0):
 		p.fail(limit.value, "rate_limit: want no other limit beside unlimited")
 	case unlimited:
 		r.limit = ratelimit.Unlimited()
@@ -633,9 +651,10 @@ func (p *parser) metadata(r *rule, f field) map[string]field {
 	return nil
 }
 
-// limit reads the limit and the algorithm: of rate_limit itself, or of the metadata, which has
+// limit reads the limit, the algorithm and charge_over_limit: of rate_limit itself, or of the metadata, which has
 // the last word.
 func (p *parser) limit(r *rule, at field, in, own map[string]field) {
+	r.overdraws = p.overdraws(in[overLimit], own[overLimit])
 	for _, f := range []field{in["algorithm"], own["algorithm"]} {
 		if f.value != nil {
 			r.algorithm = p.text(f, "algorithm")
@@ -674,6 +693,17 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 			p.fail(at.value, "limit: on_failure: local: %w", err)
 		}
 	}
+}
+
+// overdraws is charge_over_limit of a rule: of the last of these fields that there is, or else of the domain.
+func (p *parser) overdraws(fields ...field) bool {
+	overdraws := p.domain.overdraws
+	for _, f := range fields {
+		if f.value != nil {
+			overdraws = p.flag(f, overLimit)
+		}
+	}
+	return overdraws
 }
 
 // perUnit reads unit and requests_per_unit.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -52,6 +53,10 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		one + "rate_limit: {unit: day, requests_per_unit: 2147483648}":                                "4:46: requests_per_unit: 2147483648 is over 2147483647: want unlimited",
 		one + "rate_limit: {unit: day, requestsperunit: 1}":                                           `4:27: rate_limit: unknown field "requestsperunit"`,
 		one + "rate_limit: {unlimited: true, unit: day}":                                              "4:15: rate_limit: want no other limit beside unlimited",
+		one + "rate_limit: {unlimited: true, charge_over_limit: true}":                                "4:15: rate_limit: want no other limit beside unlimited",
+		one + "rate_limit: {limit: 1/s, charge_over_limit: always}":                                   `4:47: charge_over_limit: "always": want true or false`,
+		one + "rate_limit: {limit: 1/s}\n  metadata: {ratelimit: {charge_over_limit: 1}}":             `5:45: charge_over_limit: "1": want true or false`,
+		"domain: d\ncharge_over_limit: 1":                                                             `2:20: charge_over_limit: "1": want true or false`,
 		one + "rate_limit: {limit: 1/s, unit: second}":                                                "4:16: limit: want no unit",
 		one + "rate_limit: {limit: unlimited}":                                                        "4:23: limit: unlimited: want the field",
 		one + "rate_limit: {limit: 1/x}":                                                              "4:23: limit: ",
@@ -120,7 +125,7 @@ descriptors:
 	files := []serve.File{{Name: "1", Text: []byte(text(first))}, {Name: "x", Text: []byte("domain: other")}, {Name: "2", Text: []byte(text(second))}}
 	r, err := serve.ParseMerged(files...)
 	require.NoError(t, err)
-	require.Empty(t, r.Notes(), "the check has a rule, in the other file")
+	require.Equal(t, []string{`x:1:9: domain "other" has no rate_limit: it admits everything`}, r.Notes(), "the check has a rule, in the other file")
 	s, err := serve.New(memory(t), r)
 	require.NoError(t, err)
 	require.Equal(t, "OK, OK 0/1 24h0m0s, OK 1/2 24h0m0s, OK 3/4 24h0m0s", withoutTime(ask(t, s, "user=ab", "path=/a,user=x", "user=x")))
@@ -136,7 +141,8 @@ descriptors:
 
 	for file, want := range map[string]string{
 		"descriptors: [{key: path, value: /a, descriptors: [{key: other}]}]": `3:2:15: descriptor "edge/path=/a" is already at 1:5:5`,
-		"on_failure: open":              `3:2:1: on_failure: domain "edge" has it already, at 2:2:1`,
+		"on_failure: open": `3:2:1: on_failure: domain "edge" has it already, at 2:2:1`,
+		"charge_over_limit: true\ncharge_over_limit: true": `3:3:1: file: "charge_over_limit" is already in line 2`,
 		"instances: 2":                  `3:2:1: instances: want on_failure: local beside it`,
 		"on_failure: local":             `3:2:13: on_failure: local: want instances beside it`,
 		"checks: {client: [{a: path}]}": `3:2:10: check "client" is already in 1`,
@@ -229,6 +235,31 @@ checks:
 		places = append(places, place)
 	}
 	require.Equal(t, []string{"f0.yaml:12:7", "f0.yaml:13:7", "f0.yaml:14:7", "f0.yaml:15:7"}, places)
+}
+
+// A file without any limit is told: one that a template has left empty limits nothing.
+func TestFilesWithoutALimit(t *testing.T) {
+	t.Parallel()
+	for file, told := range map[string]bool{
+		"domain: d": true, "domain: d\ndescriptors: []": true, "domain: d\ndescriptors: [{key: a, descriptors: [{key: b}]}]": true,
+		"domain: d\ndescriptors: [{key: a, descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]}]": false,
+		"domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]":                                          false, // which says so
+	} {
+		r := rules(t, file)
+		require.Equal(t, told, len(r.Notes()) == 1 && strings.Contains(r.Notes()[0], `f0.yaml:1:9: domain "d" has no rate_limit`), "%s: %v", file, r.Notes())
+	}
+}
+
+// A named pipe is refused, and not waited for: neither by its name nor in a directory.
+func TestFilesThatAreNone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "limits.yaml")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	for _, path := range []string{pipe, dir, "/dev/null"} {
+		_, err := serve.ReadFiles(path)
+		require.ErrorContains(t, err, "want a regular file")
+	}
 }
 
 func TestFilesOfADirectory(t *testing.T) {

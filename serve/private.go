@@ -32,7 +32,7 @@ const patience = 2 * time.Second
 // so, unless on_failure of each domain is error: then there is no answer.
 func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(s, collectors.NewBuildInfoCollector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
@@ -81,6 +81,7 @@ type shownRule struct {
 	Replaces  []string `json:"replaces,omitempty"`
 	Shadow    bool     `json:"shadow_mode,omitempty"`
 	Quota     bool     `json:"quota_mode,omitempty"`
+	Overdraws bool     `json:"charge_over_limit,omitempty"`
 	File      string   `json:"file"`
 }
 
@@ -93,13 +94,16 @@ func (r *shownRule) text() string {
 	if r.Quota {
 		text += " quota_mode"
 	}
+	if r.Overdraws {
+		text += " " + overLimit
+	}
 	return text
 }
 
 func (r *Rules) shown() []shownRule {
 	all := make([]shownRule, len(r.rules))
 	for i, one := range r.rules {
-		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.file}
+		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.overdraws, one.file}
 	}
 	return all
 }

@@ -58,6 +58,7 @@ type part struct {
 	limit     ratelimit.Limit
 	n         int
 	back      bool // n are to be given back
+	overdraws bool // n are charged whatever is left
 	unlimited bool
 	label     string // of the metrics by value; "" if there are none
 
@@ -86,7 +87,7 @@ func (p *part) algorithm() string {
 func (p *part) quota() bool { return p.rule != nil && p.rule.quota }
 
 // question reads a request. It counts nothing.
-func (s *Service) question(req *pb.RateLimitRequest) (*question, error) {
+func (s *Service) question(req *pb.RateLimitRequest, how manner) (*question, error) {
 	switch n := len(req.GetDescriptors()); {
 	case req.GetDomain() == "":
 		return nil, invalid("rate limit domain must not be empty")
@@ -98,9 +99,9 @@ func (s *Service) question(req *pb.RateLimitRequest) (*question, error) {
 	now := s.now.Load()
 	q := &question{domain: now.domains[req.GetDomain()]}
 	q.parts = q.array[:0]
-	for i, d := range req.GetDescriptors() {
+	for i := range req.GetDescriptors() {
 		q.parts = append(q.parts, part{})
-		if err := q.read(s, now, req, i, d); err != nil {
+		if err := q.read(s, now, req, i, how); err != nil {
 			return nil, err
 		}
 	}
@@ -119,7 +120,8 @@ func (s *Service) question(req *pb.RateLimitRequest) (*question, error) {
 }
 
 // read reads descriptor i.
-func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, d *common.RateLimitDescriptor) error {
+func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, how manner) error {
+	d := req.GetDescriptors()[i]
 	p, entries := &q.parts[i], d.GetEntries()
 	if err := p.hits(i, req, d); err != nil {
 		return err
@@ -132,6 +134,9 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 	}
 	if q.domain == nil {
 		return nil
+	}
+	if how.anyOrder {
+		entries = q.domain.next.arranged(entries)
 	}
 	var buf [256]byte
 	rule, key := q.domain.match(entries, buf[:0])
@@ -147,6 +152,7 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 		return nil
 	}
 	p.key, p.limiter = string(key), now.limiters[rule.index]
+	p.overdraws = rule.overdraws && p.n > 0 && !p.back && !how.reserve
 	if p.back && !canGiveBack(rule.algorithm) {
 		return invalid("descriptor %d: a %s takes nothing back without the answer to its charge", i, rule.algorithm)
 	}
@@ -258,7 +264,7 @@ func (p *part) question(d *domain) ratelimit.Ask {
 	if p.back {
 		a.N = 0
 	}
-	a.Look, a.Shadow = a.N == 0, d.each || p.rule != nil && (p.rule.shadow || p.rule.quota)
+	a.Look, a.Shadow = a.N == 0, d.each || p.overdraws || p.rule != nil && (p.rule.shadow || p.rule.quota)
 	return a
 }
 
@@ -290,16 +296,48 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	return q.credit(ctx)
 }
 
-// ask asks the limiters.
-func (q *question) ask(ctx context.Context) (ratelimit.Result, error) {
+// ask asks the limiters, and charges what is charged whatever is left.
+func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	if one := &q.asks[0]; len(q.asks) == 1 && one.N > 0 {
-		return one.Limiter.AllowN(ctx, one.Key, one.N)
+		r, err = one.Limiter.AllowN(ctx, one.Key, one.N)
+	} else if r, err = ratelimit.Decide(ctx, q.asks...); err == nil && q.missing(r) {
+		err = fmt.Errorf("%w: not each limit has decided", ratelimit.ErrStore)
 	}
-	r, err := ratelimit.Decide(ctx, q.asks...)
-	if err == nil && q.missing(r) {
-		return ratelimit.Result{}, fmt.Errorf("%w: not each limit has decided", ratelimit.ErrStore)
+	for i := range q.parts {
+		if p := &q.parts[i]; err == nil && p.overdraws && p.limiter != nil {
+			if err = p.overdraw(ctx, r); !p.counts() {
+				err = nil
+			}
+		}
 	}
-	return r, err
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return r, nil
+}
+
+// resultOf is the part's own decision, zero if it was not asked.
+func (p *part) resultOf(whole ratelimit.Result) ratelimit.Result {
+	if results := whole.Parts(); results != nil {
+		return results[p.ask]
+	}
+	return whole
+}
+
+// overdraw charges n whatever is left, and whatever the whole is. The result is a denial if they did not fit.
+func (p *part) overdraw(ctx context.Context, whole ratelimit.Result) (err error) {
+	r := p.resultOf(whole)
+	if r == (ratelimit.Result{}) || r.Allowed && !whole.Allowed { // another limit denies: nothing was charged
+		r, err = p.limiter.AllowN(ctx, p.key, p.n)
+	}
+	if err == nil && !r.Allowed {
+		if _, err = ratelimit.Charge(ctx, p.limiter, p.key, p.n); err == nil {
+			r, err = p.limiter.Peek(ctx, p.key) // how long the debt lasts
+			r.Allowed = false
+		}
+	}
+	p.result = r
+	return err
 }
 
 // askLocal asks this process, for its shares of the limits.
@@ -345,18 +383,12 @@ func (q *question) missing(r ratelimit.Result) bool {
 // results gives each part its own result. One that was not asked, since another one denies, is
 // looked at.
 func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
-	results := whole.Parts()
 	for i := range q.parts {
 		p := &q.parts[i]
-		switch {
-		case p.limiter == nil:
+		if p.limiter == nil || p.overdraws {
 			continue
-		case results == nil:
-			p.result = whole
-		default:
-			p.result = results[p.ask]
 		}
-		if p.result != (ratelimit.Result{}) {
+		if p.result = p.resultOf(whole); p.result != (ratelimit.Result{}) {
 			continue
 		}
 		r, err := p.limiter.Peek(ctx, p.key)
@@ -396,6 +428,11 @@ func (q *question) undo(ctx context.Context, res ratelimit.Result) error {
 	if !res.Allowed || res.Parts() == nil {
 		return nil // nothing was charged
 	}
+	for i := range q.parts {
+		if p := &q.parts[i]; p.overdraws && p.limiter != nil {
+			q.asks[p.ask].N = 0 // which stay charged
+		}
+	}
 	if err := ratelimit.GiveBack(ctx, res, q.asks...); err != nil && !errors.Is(err, ratelimit.ErrInvalidN) {
 		return err
 	}
@@ -419,7 +456,11 @@ func (q *question) credit(ctx context.Context) error {
 			return err
 		}
 		p.n = given
-		p.result.Remaining = min(p.result.Remaining+given, p.result.Limit)
+		if p.result.Remaining > 0 || given == 0 {
+			p.result.Remaining = min(p.result.Remaining+given, p.result.Limit)
+		} else if r, err := p.limiter.Peek(ctx, p.key); err == nil { // it may owe more than that
+			p.result = r
+		}
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -45,6 +46,7 @@ type domain struct {
 	onFailure failure
 	instances int  // 0 unless onFailure is local
 	each      bool // all_or_none: false
+	overdraws bool // charge_over_limit, unless a rule says otherwise
 	front     front
 }
 
@@ -78,6 +80,7 @@ type level map[string]*values
 
 // values are the descriptors of one key.
 type values struct {
+	place int // among the keys of its level, in the order of the file
 	exact map[string]*node
 	wild  wildcards[*node]
 	any   *node // for all other values; nil if there is none
@@ -94,21 +97,62 @@ func (v *values) find(value string) *node {
 	return v.any
 }
 
-// reaches is whether some values of entries with these keys have a rule.
+// reaches is whether some values of entries with these keys have a rule, in some order.
 func (l level) reaches(keys []source) bool {
-	v := l[keys[0].key]
-	if v == nil {
-		return false
-	}
-	reaches := func(n *node) bool {
-		return n != nil && (len(keys) == 1 && n.rule != nil || len(keys) > 1 && n.next.reaches(keys[1:]))
-	}
-	for _, n := range v.exact { // those of patterns too
-		if reaches(n) {
+	for i, one := range keys {
+		v := l[one.key]
+		if v == nil {
+			continue
+		}
+		others := slices.Delete(slices.Clone(keys), i, i+1)
+		reaches := func(n *node) bool {
+			return n != nil && (len(others) == 0 && n.rule != nil || n.next.reaches(others))
+		}
+		for _, n := range v.exact { // those of patterns too
+			if reaches(n) {
+				return true
+			}
+		}
+		if reaches(v.any) {
 			return true
 		}
 	}
-	return reaches(v.any)
+	return false
+}
+
+// arranged are the entries of a set in the order of a rule: of the first in the file, level by level, that
+// they have in some order. They are as they were if there is none.
+func (l level) arranged(set []*common.RateLimitDescriptor_Entry) []*common.RateLimitDescriptor_Entry {
+	if len(set) > 1 {
+		list := slices.Clone(set)
+		if l.arrange(list) {
+			return list
+		}
+	}
+	return set
+}
+
+// arrange reorders list, and is whether it has a rule then. Each descriptor is looked at once at most, since
+// no two entries of a set have one key.
+func (l level) arrange(list []*common.RateLimitDescriptor_Entry) bool {
+	for last := -1; ; {
+		best := -1
+		for i, e := range list {
+			if v := l[e.GetKey()]; v != nil && v.place > last && (best < 0 || v.place < l[list[best].GetKey()].place) {
+				best = i
+			}
+		}
+		if best < 0 {
+			return false
+		}
+		list[0], list[best] = list[best], list[0]
+		v := l[list[0].GetKey()]
+		last = v.place
+		n := v.find(list[0].GetValue())
+		if n != nil && (len(list) == 1 && n.rule != nil || n.next.arrange(list[1:])) {
+			return true
+		}
+	}
 }
 
 // node is one descriptor of a file.
@@ -131,6 +175,7 @@ type rule struct {
 	replaces  []string
 	limit     ratelimit.Limit
 	algorithm string
+	overdraws bool // charge_over_limit
 	shadow    bool
 	quota     bool
 	detailed  bool                            // detailed_metric

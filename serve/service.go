@@ -234,6 +234,8 @@ func (s *Service) Update(rules *Rules) error {
 		}
 	}
 	s.now.Store(next)
+	s.metrics.inForce(nil)
+	s.metrics.loadedAt.SetToCurrentTime()
 	return nil
 }
 

@@ -77,7 +77,7 @@ func TestAnswers(t *testing.T) {
 		{"never=x|user=joe", "OVER, OVER 0/0 1m0s, OK 3/3 0s"},
 		{"bucket=x 20", "OK, OK 0/10 10m0s"},
 		{"bucket=x 1", "OVER, OVER 0/10 30s"}, // until there is one
-		{"bucket=x -1", "OK, OK 1/10 10m0s"},  // which is no denial
+		{"bucket=x -1", "OK, OK 1/10 9m30s"},  // which is no denial
 		{"listed=x", "OK, OK"},
 		{"unknown=x", "OK, OK"},
 	} {
@@ -210,6 +210,17 @@ func TestOverrides(t *testing.T) {
 	answer, err = s.ShouldRateLimit(t.Context(), req)
 	require.NoError(t, err)
 	require.Equal(t, "OK, OK, OK", short(answer))
+}
+
+// Programs can read the limit of a request in its metadata.
+func TestTheLimitInMetadata(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, edge, serve.WithMetadata())
+	req := request("user=ann")
+	req.Descriptors[0].Limit = override(typev3.RateLimitUnit_HOUR, 5)
+	answer, err := s.ShouldRateLimit(t.Context(), req)
+	require.NoError(t, err)
+	require.Equal(t, []any{map[string]any{"entries": []any{"user=ann"}, "limit": "5/HOUR"}}, answer.GetDynamicMetadata().AsMap()["descriptors"])
 }
 
 // What makes no sense is refused, and nothing is counted.

@@ -195,7 +195,7 @@ func (s *Service) serveSettle(w http.ResponseWriter, r *http.Request) error {
 		}
 		req.Descriptors = append(req.Descriptors, &common.RateLimitDescriptor{Entries: one.Entries, HitsAddend: wrapperspb.UInt64(*one.Used)})
 	}
-	q, err := s.question(req)
+	q, err := s.question(req, manner{anyOrder: true, reserve: true})
 	switch {
 	case err != nil:
 	case len(q.parts) != len(res.charges):

@@ -7,8 +7,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,7 +77,8 @@ type held struct {
 // key is the command.
 func (p *program) key(ctx context.Context, args []string) error {
 	flags := p.newFlags("key", keyText)
-	address := flags.String("redis", "localhost:6379", "`address` of the server, or a URL such as rediss://user:password@host:6379/0; any node of a cluster")
+	address := flags.String("redis", "localhost:6379", "`URL` of the server, as ratelimit-serve takes it, or host:port; any node of a cluster")
+	file := flags.String("redis-file", "", "`file` with that URL, which may have a password")
 	prefix := flags.String("prefix", "rl", "the store's `prefix`: redisstore.WithPrefix")
 	only := flags.String("algorithm", "", "only limiters of this `algorithm`, as it is listed: ban lifts bans alone with -reset")
 	reset := flags.Bool("reset", false, "forget the key in all of the limiters, after they are listed")
@@ -97,11 +100,13 @@ func (p *program) key(ctx context.Context, args []string) error {
 	if *only != "" && !slices.Contains(algorithms, *only) {
 		return p.misuse(flags, fmt.Errorf("no algorithm %q: want one of %s", *only, strings.Join(algorithms, ", ")))
 	}
-	options, err := redisOptions(*address)
-	if err != nil {
+	if err := p.readURL(flags, address, *file); err != nil {
+		return err
+	}
+	client, done, err := connect(ctx, *address, flags.Arg(0))
+	if errors.Is(err, ratelimit.ErrInvalidOption) {
 		return p.misuse(flags, err)
 	}
-	client, done, err := connect(ctx, options, flags.Arg(0))
 	defer func() { _ = done() }()
 	if err != nil {
 		return err
@@ -123,30 +128,49 @@ func (p *program) key(ctx context.Context, args []string) error {
 	return forget(ctx, p.stdout, client, found)
 }
 
-func redisOptions(address string) (*redis.Options, error) {
-	if strings.Contains(address, "://") {
-		return redis.ParseURL(address)
+// readURL reads the URL from the file, if there is one.
+func (p *program) readURL(flags *flag.FlagSet, address *string, file string) error {
+	if file == "" {
+		return nil
 	}
-	return &redis.Options{Addr: address}, nil
+	if isSet(flags, "redis") {
+		return p.misuse(flags, errors.New("want -redis or -redis-file, and not both"))
+	}
+	text, err := os.ReadFile(file)
+	*address = strings.TrimSpace(string(text))
+	return err
 }
 
-// connect returns a client of the server, or of that node of a cluster which has the key. Call
+// isSet reports whether a flag was given.
+func isSet(flags *flag.FlagSet, name string) (set bool) {
+	flags.Visit(func(f *flag.Flag) { set = set || f.Name == name })
+	return set
+}
+
+// connect returns a client of the server of a URL, or of that node of a cluster which has the key. Call
 // done after use.
-func connect(ctx context.Context, o *redis.Options, key string) (client *redis.Client, done func() error, err error) {
+func connect(ctx context.Context, address, key string) (client *redis.Client, done func() error, err error) {
 	logging.Disable() // errors are returned
-	o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
-	client = redis.NewClient(o)
-	info, err := client.Info(ctx, "cluster").Result()
-	if refused := redis.Error(nil); errors.As(err, &refused) {
-		return client, client.Close, nil // this user may not ask: taken as a single server
+	of, err := redisstore.NewClient(address)
+	if err != nil {
+		return nil, nil, err
 	}
-	if err != nil || !strings.Contains(info, "cluster_enabled:1") {
-		return client, client.Close, err
+	client, isNode := of.(*redis.Client)
+	if isNode {
+		info, err := client.Info(ctx, "cluster").Result()
+		if refused := redis.Error(nil); errors.As(err, &refused) {
+			return client, client.Close, nil // this user may not ask: taken as a single server
+		}
+		if err != nil || !strings.Contains(info, "cluster_enabled:1") {
+			return client, client.Close, err
+		}
+		_ = client.Close()
+		o := client.Options()
+		of = redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig, ContextTimeoutEnabled: true,
+		})
 	}
-	_ = client.Close()
-	cluster := redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig, ContextTimeoutEnabled: true,
-	})
+	cluster := of.(*redis.ClusterClient)
 	client, err = cluster.MasterForKey(ctx, tag(key))
 	return client, cluster.Close, err
 }

@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,14 +38,20 @@ func startRedis(t *testing.T, args ...string) *redis.Client {
 	require.NoError(t, l.Close())
 	_, port, err := net.SplitHostPort(address)
 	require.NoError(t, err)
-	args = append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", ""}, args...)
+	args = append(slices.Clone(args), "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "")
 	cmd := exec.Command("redis-server", args...)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 	client := redis.NewClient(&redis.Options{Addr: address})
 	t.Cleanup(func() { _ = client.Close() })
-	require.Eventually(t, func() bool { return client.Ping(context.Background()).Err() == nil }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return up(client.Ping(context.Background()).Err()) }, 10*time.Second, 5*time.Millisecond)
 	return client
+}
+
+// up reports whether a server has answered, if only by asking for its password.
+func up(err error) bool {
+	refused := redis.Error(nil)
+	return err == nil || errors.As(err, &refused)
 }
 
 func newStore(t *testing.T, client redisstore.Client, prefix string) store.Store {
@@ -345,9 +354,45 @@ func TestKeyFindsTheNodeOfACluster(t *testing.T) {
 	address := client.Options().Addr
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{address}})
 	defer cluster.Close()
-	chargeAll(t, newStore(t, cluster, "rl"), "user:42")
-	got := command(t, nil, "key", "-redis", address, "-reset", "user:42")
-	require.Equal(t, listed+"forgotten by 6 limiters\n", columns(got.stdout), got.stderr)
+	for _, url := range []string{address, "redis://" + address, "redis+cluster://" + address} {
+		chargeAll(t, newStore(t, cluster, "rl"), "user:42")
+		got := command(t, nil, "key", "-redis", url, "-reset", "user:42")
+		require.Equal(t, listed+"forgotten by 6 limiters\n", columns(got.stdout), got.stderr)
+	}
+}
+
+// The URLs are those of ratelimit-serve. One with a slip is refused, and no password is printed: neither of a URL in a file.
+func TestKeyTakesURLs(t *testing.T) {
+	client := startRedis(t, "--requirepass", "secret")
+	address := client.Options().Addr
+	client = redis.NewClient(&redis.Options{Addr: address, Password: "secret"})
+	defer client.Close()
+	chargeAll(t, newStore(t, client, "rl"), "user:42")
+	host, port, _ := strings.Cut(address, ":")
+	conf, file := filepath.Join(t.TempDir(), "sentinel.conf"), filepath.Join(t.TempDir(), "url")
+	require.NoError(t, os.WriteFile(conf, fmt.Appendf(nil, "sentinel monitor m %s %s 1\nsentinel auth-pass m secret\n", host, port), 0o600))
+	sentinel := startRedis(t, conf, "--sentinel").Options().Addr
+	url := "redis://:secret@" + address + "/0"
+	require.NoError(t, os.WriteFile(file, []byte(url+"\n"), 0o600))
+	for _, args := range [][]string{{"-redis", url}, {"-redis-file", file}, {"-redis", "redis://" + sentinel + "?master_name=m&password=secret"}} {
+		require.Eventually(t, func() bool { // a Sentinel must find the server first
+			got := command(t, nil, append(append([]string{"key"}, args...), "user:42")...)
+			return got.code == 0 && columns(got.stdout) == listed
+		}, 30*time.Second, 100*time.Millisecond, "%v", args)
+	}
+	for url, want := range map[string]string{
+		"redis://:/secret@h": "no host", "redis://:?secret@h": "no host", "redis://:#secret@h:1": "a #", "redis://u:%secret@h": "cannot be read",
+		"redis://:secret@h/x": "number of a database", "redis://:secret@h?x=y": "the parameter x", "redis:secret:1": "want redis://", "memory:": "want redis://",
+	} {
+		got := command(t, nil, "key", "-redis", url, "user:42")
+		require.Equal(t, 2, got.code, url)
+		require.Contains(t, got.stderr, want, url)
+		require.NotContains(t, got.stdout+got.stderr, "secret", url)
+	}
+	got := command(t, nil, "key", "-redis", address, "-redis-file", file, "user:42")
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.stderr, "not both")
+	require.Equal(t, 1, command(t, nil, "key", "-redis-file", file+"x", "user:42").code)
 }
 
 func TestKeyFailsWithoutAServer(t *testing.T) {

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -13,6 +14,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -34,13 +37,17 @@ Its files are those of github.com/envoyproxy/ratelimit. Limits are in memory, or
 `
 
 func main() {
+	adoptLibraries()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process without more ado
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
 // errUsage says that the arguments are wrong. The reason has been printed.
 var errUsage = errors.New("usage")
+
+// errLogged says that a server failed. The log has the reason.
+var errLogged = errors.New("logged")
 
 // run returns the exit code: 0, 1 if something fails, or 2 for wrong usage.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -54,8 +61,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	case errors.Is(err, errUsage):
 		return 2
+	case !errors.Is(err, errLogged):
+		fmt.Fprintf(stderr, "ratelimit-serve: %v\n", err)
 	}
-	fmt.Fprintf(stderr, "ratelimit-serve: %v\n", err)
 	return 1
 }
 
@@ -74,12 +82,14 @@ type settings struct {
 	config, proxies          texts
 	fields                   string
 	merge, check             bool
-	store, prefix            string
+	store, storeFile, prefix string
+	storeTwice               bool
 	timeout                  time.Duration
 	grpc, http, private      string
 	headers, metadata        bool
 	names                    serve.Headers
-	shadow                   bool
+	shadow, reflection       bool
+	version                  bool
 	topKeys                  int
 	every, age, drain        time.Duration
 	cert, key, clients, logs string
@@ -92,11 +102,12 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.BoolVar(&set.merge, "merge-domain-config", false, "files with one domain are one, in the order of their names")
 	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, or redis://…?master_name=m of Sentinels")
+	flags.StringVar(&set.storeFile, "store-file", "", "`file` with the URL of the store, in place of -store: others can see the arguments of a process, and a URL may have a password")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis")
 	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; also at most four fifths of a request's own deadline")
-	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC; none if empty")
-	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP; none if empty")
-	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators: /metrics, /healthz, /readyz, /rules, /limits; none if empty")
+	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC, or unix:/path of a socket; none if empty")
+	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP, or unix:/path of a socket; none if empty")
+	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators, or unix:/path of a socket: /metrics, /healthz, /readyz, /rules, /limits; none if empty")
 	flags.Var(&set.proxies, "proxies", "`networks` of proxies, whose X-Forwarded-For and -fields are believed in /check, such as 10.0.0.0/8; or unix")
 	flags.StringVar(&set.fields, "fields", "", "`family` in which they say method, path and host in /check: original (X-Original-*) or forwarded (X-Forwarded-*)")
 	flags.BoolVar(&set.headers, "headers", false, "put fields for clients into answers over gRPC")
@@ -105,17 +116,23 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&set.names.Reset, "header-reset", "", "`name` of the field with the seconds, RateLimit-Reset by default")
 	flags.BoolVar(&set.metadata, "metadata", false, "put dynamic metadata into answers")
 	flags.BoolVar(&set.shadow, "shadow", false, "answer OK to all requests: only statuses, logs and metrics say what would be denied")
+	flags.BoolVar(&set.reflection, "reflection", true, "describe the gRPC services to tools such as grpcurl")
 	flags.IntVar(&set.topKeys, "top-keys", 0, "`entries` of each domain, 16 to 65536, to find the keys that are denied most and that ask most, and show them at /limits; none if 0")
-	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read, to see whether they have changed")
+	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read; a change is taken once two reads in a row have seen the same")
 	flags.DurationVar(&set.age, "max-connection-age", 30*time.Minute, "after which a gRPC connection is asked to end, so that load moves to new servers")
-	flags.DurationVar(&set.drain, "drain", 10*time.Second, "how long requests under way are waited for at the end")
+	flags.DurationVar(&set.drain, "drain", 10*time.Second, "how long requests under way are waited for at the end; a second signal ends the process immediately")
 	flags.StringVar(&set.cert, "tls-cert", "", "`file` of the certificate, for gRPC and HTTP; it is read again when it changes")
 	flags.StringVar(&set.key, "tls-key", "", "`file` of its key")
 	flags.StringVar(&set.clients, "tls-clients", "", "`file` of the authorities of clients, which must then have a certificate")
 	flags.StringVar(&set.logs, "log", "text", "`form` of the log: text or json")
+	flags.BoolVar(&set.version, "version", false, "print the versions of this command, of the library and of Go")
 	if err := parseFlags(flags, args, stdout, stderr); err != nil {
 		return nil, err
 	}
+	if set.version {
+		return &set, nil
+	}
+	flags.Visit(func(f *flag.Flag) { set.storeTwice = set.storeTwice || f.Name == "store" && set.storeFile != "" })
 	if reason := set.wrong(flags.NArg()); reason != "" {
 		fmt.Fprintf(stderr, "ratelimit-serve: %s\n", reason)
 		return nil, errUsage
@@ -133,6 +150,7 @@ func (set *settings) wrong(more int) string {
 		{len(set.config) == 0, "which -config?"},
 		{set.grpc == "" && set.http == "", "neither -grpc nor -http: nobody could ask"},
 		{set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0, "a time is not above 0"},
+		{set.storeTwice, "want -store or -store-file, and not both"},
 		{(set.cert == "") != (set.key == ""), "want -tls-cert and -tls-key together"},
 		{set.clients != "" && set.cert == "", "-tls-clients has no effect without -tls-cert"},
 		{!set.headers && set.names != (serve.Headers{}), "the names of fields have no effect without -headers"},
@@ -154,6 +172,24 @@ func (set *settings) logger(w io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(w, nil))
 	}
 	return slog.New(slog.NewTextHandler(w, nil))
+}
+
+// versions are those of this command, of the library and of Go.
+func versions() string {
+	own, library := "unknown", "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		own = cmp.Or(info.Main.Version, own)
+		for _, m := range info.Deps {
+			switch {
+			case m.Path != "github.com/ratelimit-go/ratelimit":
+			case m.Replace != nil: // as in this tree
+				library = cmp.Or(m.Replace.Version, "(devel)")
+			default:
+				library = m.Version
+			}
+		}
+	}
+	return fmt.Sprintf("ratelimit-serve %s, library %s, %s %s/%s", own, library, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 func newFlags(name string, stderr io.Writer) *flag.FlagSet {

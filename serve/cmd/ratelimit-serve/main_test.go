@@ -347,6 +347,7 @@ func TestArguments(t *testing.T) {
 	t.Parallel()
 	good, bad := writeFile(t, "good.yaml", limits), writeFile(t, "bad.yaml", "domain: d\nx: y\n")
 	more := writeFile(t, "more.yaml", "domain: edge\ndescriptors: [{key: more}]\n")
+	url := writeFile(t, "url", "redis://:?secret@h\n")
 	for args, want := range map[string]struct {
 		code int
 		says string
@@ -366,7 +367,11 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -top-keys 3":                      {1, "NewTopKeys(3)"},
 		"-config GOOD -log xml":                         {2, "text or json"},
 		"-config GOOD -none":                            {2, "-none"},
-		"-config GOOD -store http://x":                  {1, "store"},
+		"-config GOOD -store http://x":                  {1, "want redis://"},
+		"-config GOOD -store redis://:/secret@h":        {1, "no host"},
+		"-config GOOD -store memory: -store-file URL":   {2, "not both"},
+		"-config GOOD -store-file URL":                  {1, "no host"},
+		"-config GOOD -store-file none":                 {1, "none: no such file"},
 		"-config GOOD -proxies 0.0.0.0/0":               {1, "proxy"},
 		"-config GOOD -tls-cert x -tls-key y":           {1, "no such file"},
 		"-config none.yaml":                             {1, "none.yaml"},
@@ -382,11 +387,12 @@ func TestArguments(t *testing.T) {
 		"ask edge": {2, "want a domain and a descriptor"},
 		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
 	} {
-		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more).Replace(args)
+		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "URL", url).Replace(args)
 		var out output
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // or else it serves
 		defer cancel()
 		require.Equal(t, want.code, run(ctx, strings.Fields(args), &out, &out), "%s: %v", args, &out)
 		require.Contains(t, out.String(), want.says, args)
+		require.NotContains(t, out.String(), "secret", args)
 	}
 }

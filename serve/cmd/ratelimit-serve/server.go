@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,6 +33,20 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if set.version {
+		_, err := fmt.Fprintln(stdout, versions())
+		return err
+	}
+	log := set.logger(stderr)
+	if err = set.start(ctx, log, stdout); err != nil && set.logs == "json" {
+		log.Error("the server has failed", "error", err)
+		return errLogged
+	}
+	return err
+}
+
+// start is the server with these settings, until ctx ends.
+func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writer) error {
 	files, err := serve.ReadFiles(set.config...)
 	if err != nil {
 		return err
@@ -50,12 +66,19 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		_, err := fmt.Fprintf(stdout, "%d files are good\n", len(files))
 		return err
 	}
+	if set.storeFile != "" {
+		text, err := os.ReadFile(set.storeFile)
+		if err != nil {
+			return err
+		}
+		set.store = strings.TrimSpace(string(text))
+	}
 	st, err := serve.Open(set.store, set.prefix, set.timeout)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = st.Close() }()
-	log := set.logger(stderr)
+	slog.SetDefault(log) // for libraries
 	for _, note := range rules.Notes() {
 		log.Warn(note)
 	}
@@ -100,10 +123,12 @@ type server struct {
 	ready   func(context.Context) error // whether the store answers; nil for memory
 	log     *slog.Logger
 
-	grpcServer *grpc.Server
-	health     *health.Server
-	https      []*http.Server
-	serving    []func() error // each until the end
+	grpcServer    *grpc.Server
+	health        *health.Server
+	httpServer    *http.Server
+	privateServer *http.Server
+	serving       []func() error // each until the end
+	stopping      atomic.Bool
 }
 
 // listen opens all ports, or none.
@@ -125,12 +150,12 @@ func (s *server) listen(ctx context.Context) (err error) {
 			return
 		}
 		var l net.Listener
-		if l, err = new(net.ListenConfig).Listen(ctx, "tcp", address); err != nil {
+		if l, err = listenOn(ctx, address); err != nil {
 			return
 		}
 		open = append(open, l)
 		s.log.Info("listening", "for", name, "address", l.Addr().String())
-		serveOn(l)
+		serveOn(bounded(l, name))
 	}
 	on("grpc", s.grpc, func(l net.Listener) {
 		var opts []grpc.ServerOption
@@ -144,15 +169,27 @@ func (s *server) listen(ctx context.Context) (err error) {
 		if certificates != nil {
 			l = certificates.listener(l)
 		}
-		s.serveHTTP(l, s.service.Handler())
+		s.httpServer = s.serveHTTP(l, s.service.Handler())
 	})
-	on("private", s.private, func(l net.Listener) { s.serveHTTP(l, s.service.Private(s.ready)) })
+	on("private", s.private, func(l net.Listener) { s.privateServer = s.serveHTTP(l, s.unlessStopping(s.service.Private(s.ready))) })
 	return err
+}
+
+// unlessStopping makes /readyz 503 while the server stops, whose other private paths answer until its end.
+func (s *server) unlessStopping(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.stopping.Load() && r.URL.Path == "/readyz" {
+			http.Error(w, "stopping", http.StatusServiceUnavailable)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // newGRPC makes a server that keeps what a caller can take within bounds.
 func (s *server) newGRPC(opts ...grpc.ServerOption) {
 	opts = append(opts,
+		grpc.ForceServerCodecV2(serve.Codec()),
 		grpc.MaxRecvMsgSize(serve.MaxBody),
 		grpc.MaxHeaderListSize(64<<10), // more than Envoy takes of a client, whose tracestate it passes on
 		grpc.MaxConcurrentStreams(1024),
@@ -166,21 +203,23 @@ func (s *server) newGRPC(opts ...grpc.ServerOption) {
 	if s.ready != nil { // see checkStore
 		s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
 	}
-	reflection.Register(s.grpcServer)
+	if s.reflection {
+		reflection.Register(s.grpcServer)
+	}
 }
 
-func (s *server) serveHTTP(l net.Listener, h http.Handler) {
+func (s *server) serveHTTP(l net.Listener, h http.Handler) *http.Server {
 	srv := &http.Server{
 		Handler: h, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn), MaxHeaderBytes: 16 << 10,
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 20 * time.Second, WriteTimeout: 20 * time.Second, IdleTimeout: 2 * time.Minute,
 	}
-	s.https = append(s.https, srv)
 	s.serving = append(s.serving, func() error {
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
 		return nil
 	})
+	return srv
 }
 
 // run serves until ctx ends or a port fails.
@@ -254,8 +293,9 @@ func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 	}
 }
 
-// stop ends the requests under way, and gives back leases.
+// stop ends the requests under way, gives back leases, and closes the private port last.
 func (s *server) stop() {
+	s.stopping.Store(true)
 	s.log.Info("stopping")
 	ctx, cancel := context.WithTimeout(context.Background(), s.drain)
 	defer cancel()
@@ -268,15 +308,21 @@ func (s *server) stop() {
 			s.grpcServer.GracefulStop()
 		})
 	}
-	for _, srv := range s.https {
-		all.Go(func() {
-			if err := srv.Shutdown(ctx); err != nil {
-				_ = srv.Close()
-			}
-		})
-	}
+	all.Go(func() { shutdown(ctx, s.httpServer) })
 	all.Wait()
-	if err := s.service.Close(ctx); err != nil {
+	late, cancel := context.WithTimeout(context.Background(), s.timeout) // also if requests took all of the time
+	defer cancel()
+	if err := s.service.Close(late); err != nil {
 		s.log.Warn("leases are not given back", "error", err)
+	}
+	ended, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	shutdown(ended, s.privateServer)
+}
+
+// shutdown waits for the requests of a server, if there is one, until ctx ends.
+func shutdown(ctx context.Context, srv *http.Server) {
+	if srv != nil && srv.Shutdown(ctx) != nil {
+		_ = srv.Close()
 	}
 }

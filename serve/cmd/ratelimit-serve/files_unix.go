@@ -1,0 +1,17 @@
+//go:build unix
+
+package main
+
+import (
+	"math"
+	"syscall"
+)
+
+// maxFiles is how many files the process may have open at once, 0 if that is not known.
+func maxFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0
+	}
+	return int(min(limit.Cur, math.MaxInt32))
+}

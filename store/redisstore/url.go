@@ -1,0 +1,163 @@
+package redisstore
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// NewClient returns the client of a URL, as this package needs it. It does no I/O.
+//
+//	redis://user:password@host:6379/0                     rediss:// for TLS
+//	unix://user:password@/path/of/socket
+//	redis://host1:26379?master_name=m&addr=host2:26379    Sentinels
+//	redis+cluster://host1:6379?addr=host2:6379            rediss+cluster:// for TLS
+//	host:6379                                             redis://host:6379
+//
+// The parameters are those of go-redis. With Sentinels, the user and password before the host are those of
+// the Sentinels, and the parameters username and password are those of the servers.
+//
+// It returns [store.ErrInvalidOption] if the URL has no host, or has anything that would have no effect. No error
+// contains any part of the URL except names of parameters, because a URL may have a password.
+func NewClient(address string) (redis.UniversalClient, error) {
+	client, err := newClient(address)
+	if err != nil {
+		return nil, fmt.Errorf("%w: URL of Redis: %w", store.ErrInvalidOption, err)
+	}
+	return client, nil
+}
+
+func newClient(address string) (redis.UniversalClient, error) {
+	if !strings.Contains(address, "://") {
+		host, port, err := net.SplitHostPort(address)
+		if _, noPort := strconv.ParseUint(port, 10, 16); err != nil || noPort != nil || host == "" || strings.ContainsAny(host, "@/?#") {
+			return nil, errScheme
+		}
+		address = "redis://" + address
+	}
+	u, err := url.Parse(address)
+	if err != nil { // which has the URL in it
+		return nil, errors.New("it cannot be read: write / ? # @ and % in a user name or a password as %2F %3F %23 %40 and %25")
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	switch {
+	case strings.Contains(address, "#"):
+		return nil, errors.New("it has a #: write that as %23")
+	case err != nil:
+		return nil, errors.New("its parameters cannot be read: write & and % in a value as %26 and %25")
+	}
+	kind, err := kindOf(u, query)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		if err := kind.checkParameter(u, name, query); err != nil {
+			return nil, err
+		}
+	}
+	newClient, err := kind.parse(u)
+	if err != nil {
+		return nil, errors.New("its parameters do not fit together")
+	}
+	return newClient(), nil
+}
+
+var errScheme = errors.New("want redis://, rediss://, redis+cluster://, rediss+cluster:// or unix:// in front, or host:port alone")
+
+// urlKind is what a URL leads to.
+type urlKind struct {
+	parse  func(*url.URL) (func() redis.UniversalClient, error)
+	needed string // a parameter without which it is another kind
+}
+
+// kindOf finds the kind of a URL, and what is wrong with it before its parameters.
+func kindOf(u *url.URL, query url.Values) (k urlKind, err error) {
+	if u.Scheme == "unix" {
+		if u.Host != "" || u.Path == "" {
+			return k, errors.New("want the path of a socket, as in unix:///path/of/socket")
+		}
+		return urlKind{parse: single}, nil
+	}
+	path, isCluster := strings.TrimPrefix(u.Path, "/"), strings.HasSuffix(u.Scheme, "+cluster")
+	_, notNumber := strconv.ParseUint(path, 10, 31)
+	switch {
+	case !slices.Contains([]string{"redis", "rediss", "redis+cluster", "rediss+cluster"}, u.Scheme):
+		return k, errScheme
+	case u.Hostname() == "":
+		return k, errors.New("it has no host: write / ? # and @ in a user name or a password as %2F %3F %23 and %40")
+	case isCluster && path != "":
+		return k, errors.New("want no path: a cluster has one database")
+	case path != "" && notNumber != nil:
+		return k, errors.New("its path is not the number of a database: write a / in a user name or a password as %2F")
+	case isCluster:
+		return urlKind{parse: cluster}, nil
+	case query.Has("master_name"):
+		return urlKind{failover, "master_name"}, nil
+	}
+	return urlKind{parse: single}, nil
+}
+
+// checkParameter asks go-redis about one parameter. What that says has the value, and is not repeated.
+func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error {
+	values := query[name]
+	switch plain := strings.Trim(name, "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""; {
+	case !plain || name == "":
+		return errors.New("a parameter has no plain name: write a ? in a user name or a password as %3F")
+	case len(values) > 1 && name != "addr":
+		return fmt.Errorf("the parameter %s is there twice", name)
+	case name == "dialer_retries" || name == "context_timeout_enabled":
+		return fmt.Errorf("the parameter %s has no effect: the store decides when to try again", name)
+	case values[0] == "": // and its name may be anything
+		return errors.New("a parameter has no value")
+	}
+	alone, q := *u, url.Values{name: values}
+	if k.needed != "" {
+		q[k.needed] = query[k.needed]
+	}
+	alone.RawQuery = q.Encode()
+	if _, err := k.parse(&alone); err != nil {
+		return fmt.Errorf("the parameter %s is unknown, or its value is wrong", name)
+	}
+	return nil
+}
+
+func single(u *url.URL) (func() redis.UniversalClient, error) {
+	o, err := redis.ParseURL(u.String())
+	if err != nil {
+		return nil, err
+	}
+	o.ContextTimeoutEnabled, o.DialerRetries = true, 1 // the store tries again
+	return func() redis.UniversalClient { return redis.NewClient(o) }, nil
+}
+
+func failover(u *url.URL) (func() redis.UniversalClient, error) {
+	o, err := redis.ParseFailoverURL(u.String())
+	if err != nil {
+		return nil, err
+	}
+	o.ContextTimeoutEnabled, o.DialerRetries = true, 1
+	return func() redis.UniversalClient { return redis.NewFailoverClient(o) }, nil
+}
+
+func cluster(u *url.URL) (func() redis.UniversalClient, error) {
+	of := *u
+	of.Scheme = strings.TrimSuffix(u.Scheme, "+cluster")
+	o, err := redis.ParseClusterURL(of.String())
+	if err != nil {
+		return nil, err
+	}
+	if o.ContextTimeoutEnabled, o.DialerRetries = true, 1; o.TLSConfig != nil {
+		o.TLSConfig.MinVersion = tls.VersionTLS12 // which go-redis sets for the others
+	}
+	return func() redis.UniversalClient { return redis.NewClusterClient(o) }, nil
+}

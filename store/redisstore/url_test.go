@@ -1,0 +1,110 @@
+package redisstore_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// What a URL says is what the client has.
+func TestTheClientOfAURL(t *testing.T) {
+	t.Parallel()
+	open := func(address string) redis.UniversalClient {
+		client, err := redisstore.NewClient(address)
+		require.NoError(t, err, address)
+		t.Cleanup(func() { _ = client.Close() })
+		return client
+	}
+	for address, want := range map[string]redis.Options{
+		"redis://h":  {Addr: "h:6379"},
+		"h:1":        {Addr: "h:1"},
+		"redis:6379": {Addr: "redis:6379"}, // as in a file of compose
+		"[::1]:1":    {Addr: "[::1]:1"},
+		"redis://ann:p%2F%3F%23%40%25@h:1/2?protocol=2": {Addr: "h:1", Username: "ann", Password: "p/?#@%", DB: 2, Protocol: 2},
+		"redis://:secret@h:1/":                          {Addr: "h:1", Password: "secret"},
+		"unix://ann:secret@/run/redis@1.sock?db=3":      {Addr: "/run/redis@1.sock", Network: "unix", Username: "ann", Password: "secret", DB: 3},
+	} {
+		o := open(address).(*redis.Client).Options()
+		require.Equal(t, []any{want.Addr, want.Username, want.Password, want.DB}, []any{o.Addr, o.Username, o.Password, o.DB}, address)
+		require.True(t, o.ContextTimeoutEnabled, address)
+		require.Nil(t, o.TLSConfig, address)
+	}
+	require.Equal(t, "h", open("rediss://h/").(*redis.Client).Options().TLSConfig.ServerName)
+	require.Equal(t, "FailoverClient", open("redis://:secret@h:26379/1?master_name=m&addr=i:26379&password=p").(*redis.Client).Options().Addr)
+	cluster := open("rediss+cluster://ann:secret@h:1/?addr=i:2&addr=j:3").(*redis.ClusterClient).Options()
+	require.Equal(t, []string{"h:1", "i:2", "j:3"}, cluster.Addrs)
+	require.Equal(t, "secret", cluster.Password)
+	require.NotNil(t, cluster.TLSConfig)
+}
+
+// A URL with a slip is refused, and no part of it is repeated: all of these have a secret, which may stand
+// anywhere after a slip.
+func TestURLsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]string{
+		"redis://:/secret@h": "it has no host", "redis://:?secret@h": "it has no host", "redis://:#secret@h:1": "it has a #",
+		"redis://:secret@":               "it has no host",
+		"redis://secret":                 "", // which is one
+		"redis://":                       "it has no host",
+		"redis:///0":                     "it has no host",
+		"redis://:6379":                  "it has no host",
+		"redis:h:1":                      "want redis://",
+		"redis:secret@h:1":               "want redis://",
+		"secret@h:1":                     "want redis://",
+		"secret":                         "want redis://",
+		"":                               "want redis://",
+		":1":                             "want redis://",
+		"h:redis":                        "want redis://",
+		"http://:secret@h":               "want redis://",
+		"secret://h":                     "want redis://",
+		"unix+cluster:///secret":         "want redis://",
+		"redis://u:se/cret@h":            "it cannot be read",
+		"redis://u:1/secret@h":           "its path is not the number of a database",
+		"redis://u:1?secret@h":           "a parameter has no plain name",
+		"redis://u:1#secret@h":           "it has a #",
+		"redis://h/#":                    "it has a #",
+		"redis://u:%secret@h":            "it cannot be read",
+		"redis://h1:1,h2:secret":         "it cannot be read",
+		"redis://h/secret":               "its path is not",
+		"redis://h/-1":                   "its path is not",
+		"redis://h/1/2":                  "its path is not",
+		"redis://h?secret":               "a parameter has no value",
+		"redis://h?x=secret":             "the parameter x is unknown",
+		"redis://h?password=secret":      "the parameter password is unknown",
+		"redis://h?protocol=secret":      "the parameter protocol is unknown, or its value is wrong",
+		"redis://h?dial_timeout=secret":  "the parameter dial_timeout",
+		"redis://h?db=1&db=2":            "the parameter db is there twice",
+		"redis://h?dialer_retries=5":     "the parameter dialer_retries has no effect",
+		"redis://h?skip_verify=true":     "the parameter skip_verify",
+		"redis://h?addr=i:1":             "the parameter addr",
+		"redis://h?a;secret":             "its parameters cannot be read",
+		"redis://h?a=%secret":            "its parameters cannot be read",
+		"redis://h?master_name=":         "a parameter has no value",
+		"redis://h?master_name=m&addr=x": "the parameter addr",
+		"redis://h?master_name=m&addr=:1&password=secret": "the parameter addr",
+		"redis://h?master_name=m&read_only=secret":        "the parameter read_only",
+		"redis+cluster://h/3":                             "want no path",
+		"redis+cluster://h?master_name=m":                 "the parameter master_name",
+		"redis+cluster://h?db=1":                          "the parameter db",
+		"redis+cluster://:secret@":                        "it has no host",
+		"unix://secret/x":                                 "want the path of a socket",
+		"unix://":                                         "want the path of a socket",
+	} {
+		client, err := redisstore.NewClient(address)
+		if want == "" {
+			require.NoError(t, err, address)
+			_ = client.Close()
+			continue
+		}
+		require.ErrorIs(t, err, store.ErrInvalidOption, address)
+		require.ErrorContains(t, err, want, address)
+		require.NotContains(t, err.Error(), "secret", address)
+		require.False(t, len(address) > 8 && strings.Contains(err.Error(), address), address)
+		require.Nil(t, client)
+	}
+}
