@@ -472,6 +472,29 @@ func TestLimitByIPRefusesWhatItsPartsRefuse(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
+// Small limits are where people begin. A client that heeds Retry-After gets the whole of each of them.
+func TestLimitByIPGivesTheWholeOfASmallLimit(t *testing.T) {
+	for _, rate := range []int{1, 2, 3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			limit := ratelimit.Must(httplimit.LimitByIP(ratelimit.Must(memstore.New()), "web", ratelimit.PerHour(rate)))(http.NotFoundHandler())
+			admitted := 0
+			for began := time.Now(); time.Since(began) < 24*time.Hour; {
+				w := httptest.NewRecorder()
+				limit.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+				if w.Code != http.StatusTooManyRequests {
+					admitted++
+					continue
+				}
+				seconds, err := strconv.Atoi(w.Header().Get("Retry-After"))
+				require.NoError(t, err)
+				time.Sleep(time.Duration(seconds) * time.Second)
+			}
+			require.GreaterOrEqual(t, admitted, 24*rate, "of %d an hour", rate)
+			require.LessOrEqual(t, admitted, 25*rate)
+		})
+	}
+}
+
 // Two of one name on one store count together, and a Key given beside them counts.
 func TestLimitByIPCountsByNameAndKey(t *testing.T) {
 	mem := ratelimit.Must(memstore.New())

@@ -190,11 +190,11 @@ func ExampleCounters_fallback() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	perUser, err := ratelimit.NewSlidingWindow(shared, ratelimit.PerMinute(5), ratelimit.WithName("user"))
+	perUser, err := ratelimit.NewTokenBucket(shared, ratelimit.PerMinute(5), ratelimit.WithName("user"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	total, err := ratelimit.NewSlidingWindow(shared, ratelimit.PerSecond(100), ratelimit.WithName("total"))
+	total, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(100), ratelimit.WithName("total"))
 	if err != nil {
 		log.Fatal(err)
 	}
