@@ -472,6 +472,29 @@ func TestLimitByIPRefusesWhatItsPartsRefuse(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
+// What docs/http.md says of one limiter in two middlewares.
+func TestOneLimiterInTwoMiddlewaresCountsTwice(t *testing.T) {
+	limiter := ratelimittest.New(t, "fixed_window", ratelimit.Must(memstore.New()), ratelimit.PerDay(10))
+	limit := httplimit.Middleware(limiter)
+	skips := httplimit.Middleware(limiter, httplimit.WithSkip(func(r *http.Request) bool { return r.URL.Path == "/in" }))
+	left := 10
+	for _, c := range []struct {
+		around func(http.Handler) http.Handler
+		path   string
+		costs  int
+	}{{limit, "/", 1}, {limit, "/in", 2}, {skips, "/", 1}, {skips, "/in", 1}} {
+		mux := http.NewServeMux()
+		mux.Handle("/", http.NotFoundHandler())
+		mux.Handle("/in", limit(http.NotFoundHandler()))
+		w := httptest.NewRecorder()
+		c.around(mux).ServeHTTP(w, httptest.NewRequest(http.MethodGet, c.path, nil))
+		r, err := limiter.Peek(t.Context(), "192.0.2.1")
+		require.NoError(t, err)
+		left -= c.costs
+		require.Equal(t, left, r.Remaining)
+	}
+}
+
 // Small limits are where people begin. A client that heeds Retry-After gets the whole of each of them.
 func TestLimitByIPGivesTheWholeOfASmallLimit(t *testing.T) {
 	for _, rate := range []int{1, 2, 3, 5} {
