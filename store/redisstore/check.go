@@ -361,6 +361,7 @@ func checkShards(ring *redis.Ring) []string {
 		return nil
 	}
 	lost := redis.NewClient(&redis.Options{
+		Addr:       "127.0.0.1:1",
 		Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
 		MaxRetries: -1, DialerRetries: 1,
 	})
