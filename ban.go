@@ -289,7 +289,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	if err == nil {
 		l := k.integers
 		l = l.TurnBefore(k.within + 1)
-		err = k.decide(ctx, counted, n, take, &l, &r)
+		err = k.decide(ctx, counted, min(n, b.penalty.Denials), take, &l, &r) // so many begin a ban, however many more there are
 	}
 	k.tell(ctx, counted, n, &r, err, since)
 	switch {

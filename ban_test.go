@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -90,6 +91,51 @@ func TestABanBeginsWithTheLastDenialAndStands(t *testing.T) {
 		c.Advance(time.Microsecond)
 		require.True(t, allow(t, b, "key").Allowed)
 	})
+}
+
+// A strike of a banned key tells when its ban ends, however many denials it has, and whatever they are compared with:
+// Denials, or the seconds of For.
+func TestAStrikeOfABannedKeyTellsWhenTheBanEnds(t *testing.T) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		for i, p := range []ratelimit.Penalty{
+			{Denials: 3, Within: time.Minute, For: 10 * time.Second, Most: 40 * time.Second},
+			{Denials: 40, Within: time.Minute, For: 10 * time.Second},
+			{Denials: 3, Within: time.Minute, For: time.Second},
+			{Denials: 1, Within: time.Minute, For: 24 * time.Hour},
+		} {
+			var told toldOf
+			b := newBan(t, newLimiter(t, "token_bucket", s, ratelimit.PerMinute(2)), s, p, ratelimit.WithName(fmt.Sprint(i)), ratelimit.WithObserver(&told))
+			strike := func(n int) ratelimit.Result {
+				r, err := b.Strike(t.Context(), "key", n)
+				require.NoError(t, err)
+				require.Equal(t, n, told.n)
+				require.Equal(t, p.Denials, told.result.Limit, "%+v", p)
+				require.LessOrEqual(t, told.result.Remaining, told.result.Limit)
+				return r
+			}
+			if p.Denials > 1 {
+				require.True(t, strike(p.Denials-1).Allowed)
+			}
+			bannedFor(p.For)(t, strike(math.MaxInt32))
+			c.Advance(p.For / 4)
+			for _, n := range []int{1, 2, p.Denials, 11, 41, 90_000, math.MaxInt32} {
+				bannedFor(p.For-p.For/4)(t, strike(n))
+				require.Equal(t, p.For-p.For/4, told.result.RetryAfter)
+			}
+			c.Advance(p.For - p.For/4)
+			require.True(t, peek(t, b, "key").Allowed)
+		}
+	})
+}
+
+// toldOf is what an observer was last told of.
+type toldOf struct {
+	n      int
+	result ratelimit.Result
+}
+
+func (o *toldOf) Decided(_ context.Context, _ string, n int, r ratelimit.Result, _ error, _ time.Duration) {
+	o.n, o.result = n, r
 }
 
 // The clients that a ban is for ask with many connections.

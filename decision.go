@@ -563,6 +563,11 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 	}
 	if source == SourceUnlimited || source == SourceList && whole.Allowed { // as long as nothing is counted
 		whole.Limit, whole.Remaining = maxEvents, maxEvents
+		for i := range j.parts {
+			if p := &j.parts[i]; j.speaks(i) { // a Slowdown may have let through what a list denied
+				whole.Limit, whole.Remaining = min(whole.Limit, p.Limit), min(whole.Remaining, p.Remaining)
+			}
+		}
 	}
 	whole.sum(j)
 	whole.mark = j.markOf(source)

@@ -289,7 +289,7 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 		lim.result(res, l, r, events, charged)
 		return nil
 	}
-	res.report(lim.rule.Report(l, r, events, charged), r.OK(), events, l.Burst)
+	res.report(lim.rule.Report(l, r, events, charged), r.OK(), events, lim.capacity(&l))
 	res.addReceipt(l, r.X, charged)
 	return nil
 }
@@ -325,9 +325,17 @@ func mostOf(rule *store.Rule, l store.Limit) int64 {
 	return maxEvents
 }
 
+// capacity is the most events that fit at once. Of a ban these are denials: its Burst is a time.
+func (lim *limiter) capacity(l *store.Limit) int64 {
+	if lim.rule == &ban {
+		return l.Rate
+	}
+	return l.Burst
+}
+
 // result makes res of a reply on n events, of which charged were charged.
 func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged int64) {
-	res.report(r.Report(lim.rule, l, n, charged), r.OK(), n, l.Burst)
+	res.report(r.Report(lim.rule, l, n, charged), r.OK(), n, lim.capacity(&l))
 	res.addReceipt(l, r.X, charged)
 	if r.Plain() {
 		res.mark = markOf(r.Outcome)

@@ -15,8 +15,8 @@ import (
 //
 // A key costs some 40 bytes in memory and 150 in Redis, until the window ends.
 //
-// Use it for quotas that people can follow, or are billed by. Where the double burst hurts, use
-// [SlidingWindow] at the same cost.
+// Use it for quotas that people can follow, or are billed by. Where nobody needs
+// to follow the windows, use [TokenBucket].
 type FixedWindow struct{ limiter }
 
 // NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no

@@ -2,7 +2,7 @@
 // [Limiter] interface, each in memory or on Redis, with the same decisions on both.
 //
 //	mem := ratelimit.Must(memstore.New())
-//	limiter := ratelimit.Must(ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("api")))
+//	limiter := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("api")))
 //	...
 //	r, err := limiter.Allow(ctx, "user:42")
 //	switch {
@@ -10,11 +10,11 @@
 //	case !r.Allowed: // come back after r.RetryAfter
 //	}
 //
-// Use [SlidingWindow] if you have no reason for another algorithm:
+// Use [TokenBucket] if you have no reason for another algorithm:
 //
 //   - [FixedWindow] for quotas that people follow, or are billed by.
 //   - [SlidingLog] where the limit must hold in every period, exactly.
-//   - [TokenBucket] for a steady rate with bursts, and for costs.
+//   - [SlidingWindow] for limits of 100 or more, with fewer bursts at the edge of two periods.
 //   - [LeakyBucket] to send at a steady pace.
 //
 // Name the limiters that share a store ([WithName]): two equal ones without names are one.

@@ -365,6 +365,33 @@ func TestShortPeriodsLimitOnARealServer(t *testing.T) {
 	}
 }
 
+// A client that asks for more than its limit, and comes back at each RetryAfter, gets the whole of it in the long run, but of
+// a SlidingWindow: what it was admitted in the last window still weighs. The shares are those in the docs.
+func TestWhatAGreedyClientGets(t *testing.T) {
+	const periods = 100
+	ofSlidingWindow := []struct{ rate, percent int }{{1, 50}, {2, 50}, {3, 67}, {5, 80}, {10, 90}, {20, 95}, {60, 98}, {100, 99}}
+	for _, algorithm := range algorithms {
+		for _, c := range ofSlidingWindow {
+			percent := 100
+			if algorithm == "sliding_window" {
+				percent = c.percent
+			}
+			clock := ratelimittest.NewClock(time.Date(2026, 1, 1, 0, 13, 7, 0, time.UTC))
+			l := newLimiter(t, algorithm, clock.Memory(t), ratelimit.PerHour(c.rate))
+			admitted := 0
+			for began := clock.Now(); clock.Now().Sub(began) < periods*time.Hour; {
+				if r := allow(t, l, "greedy"); r.Allowed {
+					admitted++
+				} else {
+					clock.Advance(r.RetryAfter)
+				}
+			}
+			due := float64(periods*c.rate*percent) / 100
+			require.InDelta(t, due, admitted, float64(2*c.rate)+due/100, "%s of %d an hour", algorithm, c.rate) // a burst more, and what percent rounds
+		}
+	}
+}
+
 func TestADeniedCostSpendsNothing(t *testing.T) {
 	onEach(t, ratelimit.PerHour(3), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
 		for _, n := range []int{5, min(1<<31, math.MaxInt), math.MaxInt} {

@@ -16,7 +16,7 @@ import (
 // and in memory up to 240 besides.
 //
 // Use it where the limit is a contract: logins, payments, calls to a supplier that counts
-// exactly. For large Rates use [SlidingWindow].
+// exactly. For large Rates use [SlidingWindow] or [TokenBucket].
 type SlidingLog struct{ limiter }
 
 // NewSlidingLog returns a limiter that keeps the events of the last l.Period. l has no Burst.

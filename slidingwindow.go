@@ -19,9 +19,15 @@ import (
 // Bound: at most Rate·(1 + x/Period) events in any interval x. If those of the last window came
 // at its end, nearly 2·Rate can fall into one true Period.
 //
+// It gives less than Rate to clients that ask for more, because what they were admitted in the last
+// window still weighs in this one: Rate-1 events in each Period, and every second one for a Rate of
+// 1. That is 50% of a Rate of 1 or 2, 67% of 3, 80% of 5, 90% of 10 and 99% of 100.
+//
 // A key costs some 40 bytes in memory and 150 in Redis, for up to two Periods.
 //
-// Use it as the default. Where the limit must hold in every true Period, use [SlidingLog].
+// Use it for Rates of 100 or more where bursts at the edge of two Periods should be rarer than with
+// [TokenBucket]. For smaller Rates, and as the default, use TokenBucket. Where the limit must hold in
+// every true Period, use [SlidingLog].
 //
 // [Cloudflare's]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 type SlidingWindow struct{ limiter }

@@ -18,8 +18,9 @@ import (
 //
 // A key costs some 40 bytes in memory and 150 in Redis, until the bucket is full again.
 //
-// Use it for a sustained rate that allows bursts, and for costs. Where events must be spread
-// out, use [LeakyBucket].
+// Use it as the default: for limits of any size, for a sustained rate that allows bursts, and for
+// costs. A client that asks for more than Rate gets the whole of it. Where the limit must hold in
+// every true Period, use [SlidingLog], and where events must be spread out, [LeakyBucket].
 type TokenBucket struct{ limiter }
 
 // NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each

@@ -3,7 +3,7 @@
 //
 //	limiters:
 //	  api:                      # its name: ratelimit.WithName("api")
-//	    algorithm: sliding_window
+//	    algorithm: token_bucket
 //	    limit: 100/m            # also for tiers that are not listed
 //	    tiers:                  # the program says which tier a key has: WithTierFunc
 //	      free: 10/m

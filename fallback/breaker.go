@@ -164,6 +164,6 @@ func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
 // ofTheStore reports whether err concerns the store as a whole. A corrupt state does not, nor
 // clocks that differ, nor a full queue of this process: none is a failure or a success.
 func ofTheStore(err error) bool {
-	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, errHandingBack) &&
+	return errors.Is(err, ratelimit.ErrStore) &&
 		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) && !errors.Is(err, store.ErrOverloaded)
 }

@@ -1,18 +1,13 @@
 package fallback
 
 import (
-	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
-
-// errHandingBack means that another call is handing back what the key owes.
-var errHandingBack = fmt.Errorf("%w: the key is being handed back", ratelimit.ErrStore)
 
 // maxDebts is how many keys are remembered at once. They take some 6 MB.
 const maxDebts = 1 << 16
@@ -94,27 +89,23 @@ func (d *debts) owes(key string, now time.Duration) bool {
 	return found && now < owed.until
 }
 
-// take returns what key owes, for the caller to hand back. It returns errHandingBack if
-// another call is doing so.
-func (d *debts) take(key string, now time.Duration) (owes charge, err error) {
+// take returns what key owes, for the caller to hand back, or nothing if another call is doing so.
+func (d *debts) take(key string, now time.Duration) charge {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if now >= d.until { // all have decayed
 		d.byKey = nil
 		d.keys.Store(0)
-		return owes, nil
+		return charge{}
 	}
 	owed, found := d.byKey[id]
-	if !found {
-		return owes, nil
-	}
-	if owed.handing {
-		return owes, errHandingBack
+	if !found || owed.handing {
+		return charge{}
 	}
 	owed.handing = true
 	d.byKey[id] = owed
-	return owed.charge, nil
+	return owed.charge
 }
 
 // paid ends what take began: c of key is no longer owed.

@@ -129,8 +129,8 @@ func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 //
 //   - l starts warm, since it is also charged with what the store admits here.
 //   - After the outage the key's next call hands back what l has admitted and still holds
-//     against it. What the store has no room for stays owed, and while a key owes, l answers
-//     all but one call at a time.
+//     against it, while the store decides its other calls. What the store has no room for stays
+//     owed, and later calls try again, one at a time.
 //
 // It remembers 65,536 keys that owe. Beyond that the local spend of one becomes a free burst.
 // After a lost reply a key pays twice. A refund of what the store admitted is also given back
@@ -594,9 +594,9 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
-	owed, err := f.owed.take(key, f.now())
-	if owed == (charge{}) || err != nil {
-		return err
+	owed := f.owed.take(key, f.now())
+	if owed == (charge{}) { // or another call hands it back: the store is well, and decides this one
+		return nil
 	}
 	var paid charge
 	defer func() { f.owed.paid(key, paid) }()

@@ -1088,7 +1088,7 @@ func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
 	})
 }
 
-func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
+func TestWhileAKeyIsHandedBackItsOtherCallsAskTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
 		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
@@ -1102,17 +1102,128 @@ func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
 		var first sync.WaitGroup
 		first.Go(func() { require.Equal(t, ratelimit.SourceStore, source(t, lim)) })
 		synctest.Wait()
+		inner.before = nil
 		for range 10 {
-			require.Equal(t, ratelimit.SourceLocal, source(t, lim))
+			require.Equal(t, ratelimit.SourceStore, source(t, lim))
 		}
-		require.EqualValues(t, 1, inner.calls.Load())
-		other := make(chan ratelimit.Result)
-		go func() { other <- allow(t, lim, "another key") }()
+		require.EqualValues(t, 1+10, inner.calls.Load(), "what is owed is charged once")
 		close(answer)
 		first.Wait()
-		require.Equal(t, ratelimit.SourceStore, (<-other).Source())
-		require.Equal(t, 100-20-10-1, admitted(t, lim, 200), "what came meanwhile is owed too")
+		require.Equal(t, 100-20-10-1, admitted(t, lim, 200))
 	})
+}
+
+// One call that fails or is refused is answered in place of the store, and no other one is: neither the callers
+// who ask at the same time nor those who come while what was admitted is handed back. The share would deny most of
+// these, since more is asked than it has.
+func TestOneCallThatFailsIsNoOutageForTheOthers(t *testing.T) {
+	const callers, rate, share = 16, 4000, 500 // a second
+	limiters := map[string]func(t *testing.T) ratelimit.Limiter{
+		"an All": func(t *testing.T) ratelimit.Limiter {
+			return all(t, inMemory(t, "fixed_window", ratelimit.PerSecond(2*rate)), inMemory(t, "token_bucket", ratelimit.PerHour(100_000_000)))
+		},
+	}
+	for _, algorithm := range algorithms {
+		limiters[algorithm] = func(t *testing.T) ratelimit.Limiter { return inMemory(t, algorithm, ratelimit.PerSecond(2*rate)) }
+	}
+	for name, limiter := range limiters {
+		for _, class := range []error{store.ErrOverloaded, store.ErrUnavailable, store.ErrTimeout, store.ErrCorrupt} {
+			t.Run(fmt.Sprintf("%s, %v", name, class), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var fails atomic.Bool
+					inner := &faulty{Limiter: limiter(t), before: func(context.Context) error {
+						time.Sleep(2 * time.Millisecond) // a round trip
+						if fails.CompareAndSwap(true, false) {
+							return class
+						}
+						return nil
+					}}
+					lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerSecond(share))))
+					var local, denied atomic.Int64
+					var all sync.WaitGroup
+					for i := range callers {
+						all.Go(func() {
+							time.Sleep(time.Duration(i) * time.Second / rate)
+							for range 2 * rate / callers { // 2 s
+								next := time.Now().Add(callers * time.Second / rate)
+								r := allowN(t, lim, 1)
+								switch {
+								case r.Source() == ratelimit.SourceLocal:
+									local.Add(1)
+								case !r.Allowed:
+									denied.Add(1)
+								}
+								time.Sleep(time.Until(next))
+							}
+						})
+					}
+					time.Sleep(1500 * time.Millisecond)
+					for range 3 { // fewer than open the breaker
+						fails.Store(true)
+						time.Sleep(100 * time.Millisecond)
+					}
+					all.Wait()
+					require.EqualValues(t, 3, local.Load(), "answers in place of the store, for 3 calls that failed")
+					require.Zero(t, denied.Load())
+				})
+			})
+		}
+	}
+}
+
+// Several callers at once exceed the limit by their number at most, however often the store fails: those who come
+// while another call hands back what their key owes may be admitted before it.
+func TestAcrossOutagesSeveralCallersKeepToOneLimit(t *testing.T) {
+	limit := ratelimit.Limit{Rate: 200, Period: time.Second}
+	const callers = 8
+	for _, algorithm := range algorithms {
+		worst := map[string]float64{}
+		for seed := range uint64(effort.Of(3, 30)) {
+			for name, make := range map[string]func(inner, local ratelimit.Limiter) ratelimit.Limiter{
+				"naive": func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFallback{inner, local} },
+				"failover": func(inner, local ratelimit.Limiter) ratelimit.Limiter {
+					return failover(t, inner, fallback.FailTo(local), fallback.WithBreaker(1+int(seed%3), 50*time.Millisecond))
+				},
+			} {
+				synctest.Test(t, func(t *testing.T) {
+					rnd := rand.New(rand.NewPCG(seed, 1))
+					inner := &faulty{Limiter: inMemory(t, algorithm, limit), before: func(context.Context) error {
+						time.Sleep(time.Millisecond)
+						return nil
+					}}
+					lim := make(inner, inMemory(t, algorithm, limit))
+					began := time.Now()
+					var mu sync.Mutex
+					var events []event
+					var all sync.WaitGroup
+					for range callers {
+						all.Go(func() {
+							for time.Since(began) < 5*time.Second {
+								r := allowN(t, lim, 1)
+								mu.Lock()
+								if r.Allowed {
+									events = append(events, event{time.Since(began), 1})
+								}
+								pause := time.Duration(rnd.Int64N(int64(20 * time.Millisecond)))
+								mu.Unlock()
+								time.Sleep(pause)
+							}
+						})
+					}
+					for time.Since(began) < 5*time.Second {
+						time.Sleep(time.Duration(rnd.Int64N(int64(600 * time.Millisecond))))
+						inner.down.Store(!inner.down.Load())
+					}
+					inner.down.Store(false)
+					all.Wait()
+					worst[name] = max(worst[name], excess(algorithm, limit, events))
+				})
+			}
+		}
+		t.Logf("%s: over the bound by %.1f, naive by %.1f", algorithm, worst["failover"], worst["naive"])
+		require.LessOrEqual(t, worst["failover"], float64(callers), algorithm)
+		require.Greater(t, worst["naive"], 10.*callers, algorithm)
+	}
 }
 
 // Of more keys than are remembered those that owe the least go, which a flood of

@@ -347,7 +347,10 @@ func TestARefundOfWhatIsOnItsWay(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { askN(1) })
 		<-s.in
+		require.Equal(t, ratelimit.SourceStore, askN(2).Source(), "the store decides others")
+		s.down.Store(true)
 		require.Equal(t, ratelimit.SourceLocal, askN(3).Source())
+		s.down.Store(false)
 		require.NoError(t, lim.Refund(t.Context(), "key", owed, 5))
 		close(s.out)
 		wg.Wait()

@@ -28,7 +28,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	perClient, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
+	perClient, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // Package grpclimit keeps the calls of a gRPC server, and those that a client makes, within
 // the limits of a [ratelimit.Limiter]:
 //
-//	perClient, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
+//	perClient, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
 //	...
 //	limit, err := grpclimit.UnaryServerInterceptor(perClient, grpclimit.WithSkip(grpclimit.HealthAndReflection))
 //	...

@@ -446,7 +446,7 @@ func ExampleWithRefund() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(10), ratelimit.WithName("web"))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("web"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -480,7 +480,7 @@ func ExampleDecision_Refund() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(10), ratelimit.WithName("web"))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("web"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -574,7 +574,7 @@ func ExamplePath() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(1), ratelimit.WithName("api"))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(1), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func perHour(n int) ratelimit.Limiter {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(n), ratelimit.WithName("example"))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(n), ratelimit.WithName("example"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -86,7 +86,7 @@ func Middleware(l ratelimit.Limiter, opts ...ServerOption) func(http.Handler) ht
 	return wrap
 }
 
-// LimitByIP returns a middleware that limits each client, by its address, in a sliding window
+// LimitByIP returns a middleware that limits each client, by its address, with a token bucket
 // on s:
 //
 //	mem := ratelimit.Must(memstore.New())
@@ -95,9 +95,9 @@ func Middleware(l ratelimit.Limiter, opts ...ServerOption) func(http.Handler) ht
 //
 // The name is that of [ratelimit.WithName]: limits of one name and Period on one store count
 // together. Behind a proxy add [WithKey] of a [ClientIP]. Its errors are those of [New] and of
-// [ratelimit.NewSlidingWindow].
+// [ratelimit.NewTokenBucket].
 func LimitByIP(s store.Store, name string, l ratelimit.Limit, opts ...ServerOption) (func(http.Handler) http.Handler, error) {
-	perClient, err := ratelimit.NewSlidingWindow(s, l, ratelimit.WithName(name))
+	perClient, err := ratelimit.NewTokenBucket(s, l, ratelimit.WithName(name))
 	if err != nil {
 		return nil, err
 	}

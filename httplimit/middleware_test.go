@@ -508,6 +508,52 @@ func TestLimitByIPRefusesWhatItsPartsRefuse(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
+// What docs/http.md says of one limiter in two middlewares.
+func TestOneLimiterInTwoMiddlewaresCountsTwice(t *testing.T) {
+	limiter := ratelimittest.New(t, "fixed_window", ratelimit.Must(memstore.New()), ratelimit.PerDay(10))
+	limit := httplimit.Middleware(limiter)
+	skips := httplimit.Middleware(limiter, httplimit.WithSkip(func(r *http.Request) bool { return r.URL.Path == "/in" }))
+	left := 10
+	for _, c := range []struct {
+		around func(http.Handler) http.Handler
+		path   string
+		costs  int
+	}{{limit, "/", 1}, {limit, "/in", 2}, {skips, "/", 1}, {skips, "/in", 1}} {
+		mux := http.NewServeMux()
+		mux.Handle("/", http.NotFoundHandler())
+		mux.Handle("/in", limit(http.NotFoundHandler()))
+		w := httptest.NewRecorder()
+		c.around(mux).ServeHTTP(w, httptest.NewRequest(http.MethodGet, c.path, nil))
+		r, err := limiter.Peek(t.Context(), "192.0.2.1")
+		require.NoError(t, err)
+		left -= c.costs
+		require.Equal(t, left, r.Remaining)
+	}
+}
+
+// Small limits are where people begin. A client that heeds Retry-After gets the whole of each of them.
+func TestLimitByIPGivesTheWholeOfASmallLimit(t *testing.T) {
+	for _, rate := range []int{1, 2, 3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			limit := ratelimit.Must(httplimit.LimitByIP(ratelimit.Must(memstore.New()), "web", ratelimit.PerHour(rate)))(http.NotFoundHandler())
+			admitted := 0
+			for began := time.Now(); time.Since(began) < 24*time.Hour; {
+				w := httptest.NewRecorder()
+				limit.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+				if w.Code != http.StatusTooManyRequests {
+					admitted++
+					continue
+				}
+				seconds, err := strconv.Atoi(w.Header().Get("Retry-After"))
+				require.NoError(t, err)
+				time.Sleep(time.Duration(seconds) * time.Second)
+			}
+			require.GreaterOrEqual(t, admitted, 24*rate, "of %d an hour", rate)
+			require.LessOrEqual(t, admitted, 25*rate)
+		})
+	}
+}
+
 // Two of one name on one store count together, and a Key given beside them counts.
 func TestLimitByIPCountsByNameAndKey(t *testing.T) {
 	mem := ratelimit.Must(memstore.New())

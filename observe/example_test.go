@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -83,6 +84,36 @@ func ExampleTopKeys() {
 	// Output:
 	// mallory 97
 	// ann 1
+}
+
+// A key of httplimit.APIKey is a hash. Whoever has issued the API keys can find the owner of one.
+func ExampleTopKeys_owners() {
+	top, err := observe.NewTopKeys(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter := newLimiter(top)
+	ofMallory, err := httplimit.HashedAPIKey("X-API-Key", "key-of-mallory") // the key that httplimit.APIKey("X-API-Key") counts
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 100 {
+		ask(limiter, ofMallory)
+	}
+
+	issued := map[string]string{"key-of-ann": "ann", "key-of-mallory": "mallory"} // by API key
+	owners := map[string]string{}
+	for key, owner := range issued {
+		hashed, err := httplimit.HashedAPIKey("X-API-Key", key)
+		if err != nil {
+			log.Fatal(err)
+		}
+		owners[hashed] = owner
+	}
+	for _, row := range top.Top(10).Keys {
+		fmt.Println(row.Count, "denials of", owners[row.Key])
+	}
+	// Output: 97 denials of mallory
 }
 
 // All keys are compared with an exact log here. On a busy server take a few percent.
@@ -190,11 +221,11 @@ func ExampleCounters_fallback() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	perUser, err := ratelimit.NewSlidingWindow(shared, ratelimit.PerMinute(5), ratelimit.WithName("user"))
+	perUser, err := ratelimit.NewTokenBucket(shared, ratelimit.PerMinute(5), ratelimit.WithName("user"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	total, err := ratelimit.NewSlidingWindow(shared, ratelimit.PerSecond(100), ratelimit.WithName("total"))
+	total, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(100), ratelimit.WithName("total"))
 	if err != nil {
 		log.Fatal(err)
 	}

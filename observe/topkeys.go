@@ -35,6 +35,9 @@ const (
 // milliseconds while [TopKeys.Top] copies 65,536 entries. An entry takes 220 bytes, or 450 if
 // keys are long: up to 115 KB for 256 entries, and up to 30 MB for 65,536.
 //
+// An API key of httplimit or grpclimit is shown as its hash. To find its owner, hash the keys that
+// you have issued with their HashedAPIKey: the example has the lines.
+//
 // The keys that it shows may be personal data: addresses, users. They are no labels for
 // metrics, since an attacker makes as many as it likes.
 //

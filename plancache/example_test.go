@@ -44,7 +44,7 @@ func ExampleNew_database() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(store, ratelimit.PerMinute(10),
+	limiter, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(10),
 		ratelimit.WithName("client"), ratelimit.WithTiers(plans.Get, map[string]ratelimit.Limit{"pro": ratelimit.PerMinute(1000)}))
 	if err != nil {
 		log.Fatal(err)
@@ -121,7 +121,7 @@ func ExampleCache_Get() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(store, ratelimit.PerMinute(10),
+	limiter, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(10),
 		ratelimit.WithTiers(planOrNone, map[string]ratelimit.Limit{"pro": ratelimit.PerMinute(1000)}))
 	if err != nil {
 		log.Fatal(err)

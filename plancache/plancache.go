@@ -3,7 +3,7 @@
 //
 //	plans, err := plancache.New(planOf, time.Minute) // planOf asks the database
 //	...
-//	limiter, err := ratelimit.NewSlidingWindow(s, ratelimit.PerMinute(10),
+//	limiter, err := ratelimit.NewTokenBucket(s, ratelimit.PerMinute(10),
 //		ratelimit.WithTiers(plans.Get, tiers))
 package plancache
 

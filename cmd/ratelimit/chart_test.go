@@ -33,7 +33,7 @@ func TestPicturesOfReplay(t *testing.T) {
 			Desc  string `xml:"desc"`
 		}
 		require.NoError(t, xml.Unmarshal(text, &svg))
-		require.Contains(t, svg.Title, "sliding_window, ")
+		require.Contains(t, svg.Title, "token_bucket, ")
 		require.Regexp(t, `: \d+ of \d+ requests denied`, svg.Desc)
 	}
 }

@@ -86,7 +86,7 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		"replay -limit 10/100y":                "100y",
 		"replay -limit 10/m -limit 10/1m":      "10/m was given before",
 		"replay -limit 10/m -algorithm bucket": `no algorithm "bucket"`,
-		"replay -limit 10/m·burst·20":          "has no burst",
+		"replay -limit 10/m·burst·20 -algorithm sliding_log":          "has no burst",
 		"replay -limit 1/3650d·burst·1000 -algorithm token_bucket":    "100 years",
 		"replay -config testdata/good.yaml -limit 1/s":                "-config goes with neither",
 		"replay -config testdata/good.yaml -algorithm sliding_log":    "-config goes with neither",

@@ -26,7 +26,7 @@ const (
 	maxCounted = 1 << 20 // keys that have a count of their own: some 200 MB
 	maxStored  = 1 << 22 // keys of the limiters: some 250 MB
 
-	defaultAlgorithm = "sliding_window"
+	defaultAlgorithm = "token_bucket"
 )
 
 // replay asks limiters about the requests of a log, at the log's own time.

@@ -82,9 +82,9 @@ const suggestText = `[flags] [access log, plain or gzip; standard input if none 
 Suggest says how many requests clients make at most in any second, minute and hour, and
 which limit all but a few of them keep to. For each client it finds the most requests
 within any such period. That is the least limit of a sliding log that would have denied it
-nothing. Try it by replay -algorithm sliding_log, which also says how many requests it
-denies. Its default, sliding_window, is an estimate and denies more, above all at short
-periods.
+nothing. Try it by replay, which also says how many requests it denies: by its default,
+token_bucket, no more than by -algorithm sliding_log. A sliding_window is an estimate and
+denies more, above all at short periods and small limits.
 
 Each row is a limit of its own. Take the one whose period fits what you protect, or
 several together: one for bursts and one for an hour. A share of the clients that is all of

@@ -40,7 +40,7 @@ func replay(ctx context.Context, limit ratelimit.Limit, in io.Reader, out io.Wri
 	if err != nil {
 		return err
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, limit)
+	limiter, err := ratelimit.NewTokenBucket(mem, limit)
 	if err != nil {
 		return err
 	}

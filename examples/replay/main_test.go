@@ -19,7 +19,7 @@ const sample = `192.0.2.1 - - [17/May/2015:10:05:00 +0000] "GET / HTTP/1.1" 200 
 func TestReplay(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, replay(t.Context(), ratelimit.PerMinute(2), strings.NewReader(sample), &out))
-	require.Equal(t, "2015-05-17 10:05:03  192.0.2.1  denied for 1m27s\n2/m denies 1 of 5 requests\n", out.String())
+	require.Equal(t, "2015-05-17 10:05:03  192.0.2.1  denied for 27s\n2/m denies 1 of 5 requests\n", out.String())
 }
 
 func TestReplayFails(t *testing.T) {

@@ -67,7 +67,7 @@ func clientLimits(s store.Store) (ratelimit.Limiter, error) {
 	tier := func(_ context.Context, key string) (string, error) {
 		return tierOf[strings.TrimPrefix(key, "user:")], nil // "" is anonymous
 	}
-	return ratelimit.NewSlidingWindow(s, anonymous, ratelimit.WithName("client"), ratelimit.WithTiers(tier, tiers))
+	return ratelimit.NewTokenBucket(s, anonymous, ratelimit.WithName("client"), ratelimit.WithTiers(tier, tiers))
 }
 
 // searchLimits returns the limits of searches: the client's and one for searches. A
@@ -77,7 +77,7 @@ func searchLimits(s store.Store) (ratelimit.Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	search, err := ratelimit.NewSlidingWindow(s, searches, ratelimit.WithName("search"))
+	search, err := ratelimit.NewTokenBucket(s, searches, ratelimit.WithName("search"))
 	if err != nil {
 		return nil, err
 	}

@@ -579,14 +579,51 @@ func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
 				}
 				require.Equal(t, errs[0] == nil, errs[1] == nil, "%s around %s: %v, %v", outer.name, inner.name, errs[0], errs[1])
 				if errs[0] == nil {
-					requireSameDecisions(t, plain, watched, c, outer.name+" around "+inner.name)
+					requireSameDecisions(t, plain, watched, c, requireSameParts, outer.name+" around "+inner.name)
 				}
 			}
 		}
 	})
 }
 
-func requireSameDecisions(t *testing.T, plain, watched *nesting, c *clock, name string) {
+// An All of one limiter says what that says, whatever is in it.
+func TestAnAllOfOneLimiterSaysWhatThatSays(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if !effort.Full() && !quick(algorithm, s) {
+			t.Skip("in memory is enough, and one that delays and one that does not")
+		}
+		id := 2_000_000
+		for name, limit := range map[string]ratelimit.Limit{"a limit": {}, "Unlimited": ratelimit.Unlimited(), "a Rate of 0": {Period: time.Hour}} {
+			nest := func(wraps ...wrapper) (x *nesting, err error) {
+				x = &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: s}}
+				id++
+				x.cores = []nested{x.core(t, 10, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))}
+				x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
+				for i := 0; i < len(wraps) && err == nil; i++ {
+					err = wraps[i].wrap(t, x)
+				}
+				return x, err
+			}
+			for _, outer := range wrappers(t) {
+				for _, inner := range wrappers(t) {
+					alone, err := nest(inner, outer)
+					if err != nil {
+						continue
+					}
+					inAll, _ := nest(inner, outer)
+					if inAll.Limiter, err = ratelimit.NewAll(inAll.Limiter); err != nil { // it sleeps
+						continue
+					}
+					requireSameDecisions(t, alone, inAll, c, requireSameWhole, "an All of "+outer.name+" around "+inner.name+" around "+name)
+				}
+			}
+		}
+	})
+}
+
+func requireSameDecisions(t *testing.T, plain, watched *nesting, c *clock, same func(t *testing.T, r, other ratelimit.Result, name string), name string) {
 	t.Helper()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(5, 6))
 	var admitted [2]ratelimit.Result
@@ -610,18 +647,24 @@ func requireSameDecisions(t *testing.T, plain, watched *nesting, c *clock, name 
 			default:
 				results[j], errs[j] = x.AllowN(ctx, "key", n)
 			}
-			if results[j].Charged() > 0 {
-				admitted[j] = results[j]
-			}
+		}
+		if results[0].Charged() > 0 {
+			admitted = results
 		}
 		require.Equal(t, errs[0] == nil, errs[1] == nil, "%s, call %d: %v, %v", name, i, errs[0], errs[1])
-		requireSame(t, results[0], results[1], name)
-		parts, others := results[0].Parts(), results[1].Parts()
-		require.Len(t, others, len(parts), name)
-		for k := range parts {
-			requireSame(t, parts[k], others[k], name)
-		}
+		same(t, results[0], results[1], name)
 		c.Advance(time.Minute)
+	}
+}
+
+// requireSameParts is requireSame, of the limits as well.
+func requireSameParts(t *testing.T, r, other ratelimit.Result, name string) {
+	t.Helper()
+	requireSame(t, r, other, name)
+	parts, others := r.Parts(), other.Parts()
+	require.Len(t, others, len(parts), name)
+	for k := range parts {
+		requireSame(t, parts[k], others[k], name)
 	}
 }
 
@@ -632,7 +675,22 @@ func requireSame(t *testing.T, r, other ratelimit.Result, name string) {
 		r.RetryAfter, r.ResetAfter, other.RetryAfter, other.ResetAfter = 0, 0, 0, 0
 	}
 	require.Equal(t, r.String(), other.String(), name)
-	require.Equal(t, []int{r.Limit, r.Remaining, r.Charged()}, []int{other.Limit, other.Remaining, other.Charged()}, name)
+	require.Equal(t, r.Charged(), other.Charged(), name)
 	require.Equal(t, r.ResetAfter, other.ResetAfter, name)
+	requireSameWhole(t, r, other, name)
+}
+
+// requireSameWhole leaves out which limit has denied, and when one that nobody counts is reset.
+func requireSameWhole(t *testing.T, r, other ratelimit.Result, name string) {
+	t.Helper()
+	if !r.Counted() {
+		r.ResetAfter, other.ResetAfter = 0, 0
+	}
+	if r.Source() == ratelimit.SourceFailClosed {
+		r.RetryAfter, other.RetryAfter = 0, 0
+	}
+	require.Equal(t, []int{r.Limit, r.Remaining}, []int{other.Limit, other.Remaining}, "%s: Limit and Remaining of %v", name, r)
+	require.Equal(t, []time.Duration{r.RetryAfter, r.ResetAfter, r.Delay}, []time.Duration{other.RetryAfter, other.ResetAfter, other.Delay}, name)
+	require.Equal(t, []bool{r.Allowed, r.Counted()}, []bool{other.Allowed, other.Counted()}, name)
 	require.Equal(t, r.Source(), other.Source(), name)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 const (
@@ -929,6 +930,36 @@ func TestCloseLeavesNothingToDo(t *testing.T) {
 		require.Equal(t, lapses, refunds)
 		require.Equal(t, 1_000_000-taken, remaining(t, d))
 	})
+}
+
+// What the docs say of a process that ends without Close, and of one that rests for a while or closes.
+func TestAProcessThatEndsWithoutCloseLosesWhatItHolds(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(ctx context.Context, leases *lease.Store)
+		left int
+	}{
+		"at once":         {func(context.Context, *lease.Store) {}, 488},
+		"after a rest":    {func(context.Context, *lease.Store) { time.Sleep(time.Second) }, 700},
+		"after its Close": {func(ctx context.Context, leases *lease.Store) { _ = leases.Close(ctx) }, 700},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			mem := ratelimit.Must(memstore.New())
+			leases := ratelimit.Must(lease.New(mem, 50*time.Millisecond))
+			plain := ratelimit.Must(ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1000), ratelimit.WithName("k")))
+			l := ratelimit.Must(ratelimit.NewFixedWindow(leases, ratelimit.PerHour(1000), ratelimit.WithName("k")))
+			for range 300 {
+				r, err := l.Allow(t.Context(), "a")
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+				synctest.Wait() // what is fetched ahead has come
+			}
+			c.end(t.Context(), leases)
+			r, err := plain.Peek(t.Context(), "a") // as another process sees it
+			require.NoError(t, err)
+			require.Equal(t, c.left, r.Remaining, name)
+			require.NoError(t, leases.Close(t.Context()))
+		})
+	}
 }
 
 // Close waits for what is under way, gives back all, and leaves neither timer nor goroutine.

@@ -6,6 +6,10 @@
 //	...
 //	defer leases.Close(ctx)
 //
+// Close it before the process ends: otherwise nobody can use what the process holds, until that
+// would have left the limit anyway. Of 1,000 events per hour, a process that has admitted 300 in
+// one burst holds some 200 more.
+//
 // # Bound
 //
 // It is that of the limiter, exactly, in any number of processes, if all of them lease with one
@@ -21,7 +25,7 @@
 //
 // # Exceptions
 //
-// What a process holds when it is killed is lost until it would have left the limit anyway. So
+// What a process holds when it is killed, or ends without Close, is lost until it would have left the limit anyway. So
 // is a lease whose grant was lost on the way. [WithMaxLease] bounds both. If the store's clock
 // jumps ahead, or the store loses writes, each held lease can be used once. A process that is
 // stopped uses no lease that has ended meanwhile, unless its monotonic clock was stopped too.
@@ -213,7 +217,9 @@ func WithOverdraft(n int) Option {
 // New returns a store that holds leases of what s has charged, each for up to life, 1 ms to 1 h. All
 // processes that share a limit must have one life. Its error is [store.ErrInvalidOption].
 //
-// So is that of the constructor of a limiter on it which cannot be leased. A leaky bucket takes back
+// Close the store before the process ends, or what it holds is lost.
+//
+// ErrInvalidOption is also the error of the constructor of a limiter on it which cannot be leased. A leaky bucket takes back
 // only its last events. life must not exceed the Period. In a life of a log or a bucket an event
 // must flow, or else each call would ask the store. What flows into a bucket in a life must be less
 // than its Burst.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -319,7 +320,7 @@ func (l *link) settings() []string {
 		return found
 	case *redis.Ring:
 		o := c.Options()
-		found := checkTLS(o.TLSConfig, o.Protocol)
+		found := append(checkTLS(o.TLSConfig, o.Protocol), checkShards(c)...)
 		if !o.ContextTimeoutEnabled {
 			found = append(found, perCall)
 		}
@@ -351,4 +352,25 @@ func checkTLS(config *tls.Config, protocol int) []string {
 	}
 	return []string{"client: with TLS 1.3 and RESP3 the first call on a connection that was made ahead (MinIdleConns, or while " +
 		"the server hung) may wait until its deadline, and fail. Set Protocol to 2."}
+}
+
+// checkShards looks for a ring that gives the keys of a lost shard to the others. Whether it does, its HeartbeatFn says
+// of a client that reaches no server.
+func checkShards(ring *redis.Ring) []string {
+	if max(len(ring.Options().Addrs), ring.Len()) < 2 { // Len leaves out lost ones, and Addrs those of SetAddrs
+		return nil
+	}
+	lost := redis.NewClient(&redis.Options{
+		Addr:       "127.0.0.1:1",
+		Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
+		MaxRetries: -1, DialerRetries: 1,
+	})
+	defer func() { _ = lost.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), nodeTimeout)
+	defer cancel()
+	if ring.Options().HeartbeatFn(ctx, lost) {
+		return nil
+	}
+	return []string{"client: if a shard of this Ring is lost, its keys go to other shards, and each starts again with its whole limit; and once " +
+		"more when the shard comes back. Set HeartbeatFn to a function that returns true, so that calls for these keys fail until then."}
 }

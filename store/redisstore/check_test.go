@@ -28,6 +28,67 @@ func found(t testing.TB, client redisstore.Client, opts ...redisstore.Option) st
 	return strings.Join(list, "\n")
 }
 
+// A Ring gives the keys of a lost shard to the others, where they have spent nothing. Check finds that, unless the Ring's
+// HeartbeatFn keeps the shard, as Check advises: then the calls for its keys fail, and those for other keys go on.
+func TestARingThatLosesAShardForgetsItsCounts(t *testing.T) {
+	stays := func(context.Context, *redis.Client) bool { return true }
+	asks := func(ctx context.Context, c *redis.Client) bool { return c.Ping(ctx).Err() == nil }
+	for _, c := range []struct {
+		name    string
+		shards  int
+		alive   func(context.Context, *redis.Client) bool
+		forgets bool
+	}{
+		{"default", 2, nil, true},
+		{"asks itself", 2, asks, true},
+		{"as Check advises", 2, stays, false},
+		{"one shard", 1, nil, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			addrs, servers := map[string]string{}, []*redistest.Server{}
+			for i := range c.shards {
+				servers = append(servers, redistest.Start(t))
+				addrs[string(rune('a'+i))] = servers[i].Addr()
+			}
+			ring := redis.NewRing(&redis.RingOptions{
+				Addrs: addrs, HeartbeatFn: c.alive, HeartbeatFrequency: 5 * time.Millisecond,
+				ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
+			})
+			t.Cleanup(func() { _ = ring.Close() })
+			require.Equal(t, c.forgets, strings.Contains(found(t, ring), "if a shard of this Ring is lost"))
+
+			s, ns := newStore(t, ring, redisstore.WithTimeout(10*time.Second)), spaceOf(t, "token_bucket")
+			keys := strings.Split("abcdefghijklmnop", "") // one shard has all of them by a chance of 1 in 32,768
+			for _, key := range keys {
+				reply, err := s.Take(t.Context(), ns, key, year(1), 1)
+				require.NoError(t, err)
+				require.True(t, reply.OK())
+			}
+			servers[0].Kill()
+			if c.forgets {
+				require.Eventually(t, func() bool { return ring.Len() == c.shards-1 }, 10*time.Second, time.Millisecond)
+			}
+			again, failed := 0, 0
+			if !c.forgets { // each call for a lost key takes so long
+				s = newStore(t, ring, redisstore.WithTimeout(50*time.Millisecond))
+			}
+			for _, key := range keys {
+				reply, err := s.Take(t.Context(), ns, key, year(1), 1)
+				switch {
+				case err != nil:
+					require.ErrorIs(t, err, store.ErrStore)
+					failed++
+				case reply.OK():
+					again++
+				}
+			}
+			require.Equal(t, c.forgets, again > 0, "%d are admitted again", again)
+			require.True(t, c.forgets || failed > 0)
+		})
+	}
+}
+
 func TestCheckSaysWhatIsWrong(t *testing.T) {
 	server := redistest.Start(t)
 	plain := server.Client(t)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -297,6 +298,53 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 		return time.Since(start)
 	})
 	require.Greater(t, late, 100*time.Millisecond)
+}
+
+// The deadlines of its callers are no failures of a store that has time: whoever is late ends as its context does, of each
+// kind of client.
+func TestShortDeadlinesEndAsTheirContexts(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	proxy.Delay(4 * time.Millisecond)
+	client := func(deadlines bool) *redis.Client {
+		return redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 2, ContextTimeoutEnabled: deadlines})
+	}
+	ring := func(deadlines bool) *redis.Ring {
+		return redis.NewRing(&redis.RingOptions{
+			Addrs: map[string]string{"a": proxy.Addr()}, HeartbeatFrequency: time.Hour, PoolSize: 2, ContextTimeoutEnabled: deadlines,
+		})
+	}
+	lines, err := client(true).AsyncAutoPipeline()
+	require.NoError(t, err)
+	for name, c := range map[string]redisstore.Client{
+		"Client": client(false), "Client with deadlines": client(true), "Ring": ring(false), "Ring with deadlines": ring(true), "AutoPipeliner": lines,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(func() { _ = c.(io.Closer).Close() })
+			s := newStore(t, c)
+			_, err := s.Take(t.Context(), space, "k", limit, 1)
+			require.NoError(t, err)
+			var late atomic.Int64
+			var callers sync.WaitGroup
+			for i := range 64 {
+				callers.Go(func() {
+					for n := range 40 {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%30)*time.Millisecond)
+						if _, err := s.Take(ctx, space, "k", limit, 1); err != nil {
+							assert.Equal(t, context.DeadlineExceeded, err)
+							late.Add(1)
+						}
+						cancel()
+					}
+				})
+			}
+			callers.Wait()
+			require.Positive(t, late.Load())
+			_, err = s.Take(t.Context(), space, "k", limit, 1)
+			require.NoError(t, err)
+		})
+	}
 }
 
 // A full pool is busy if calls on it are answered. Otherwise the server hangs, and a

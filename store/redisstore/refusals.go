@@ -35,12 +35,25 @@ func (p *pipeline) refuses(b *budget) *fault {
 	n := e.inside.Add(1)
 	before := n + min(e.ahead.Load(), n) // those that go ahead have half of each trip at most
 	wait := time.Duration((before - e.room.Load()) * e.pace.Load())
-	if n <= longestLine && wait <= p.timeout/4 && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
+	full := n > longestLine || wait > p.timeout/4
+	if !full && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
 		return nil
 	}
 	e.inside.Add(-1)
-	p.refusals.hold(b, p.store.jitter)
+	if full || !p.outlast(b) {
+		p.refusals.hold(b, p.store.jitter)
+	}
 	return p.queued()
+}
+
+// outlast waits for the end of a call that found no room before its caller's own deadline, and reports whether that is
+// why: it ends with its context's error, which is no failure of a store that serves others.
+func (p *pipeline) outlast(b *budget) bool {
+	if b.own || p.queued() != isFull {
+		return false
+	}
+	p.refusals.wait(b, b.end)
+	return true
 }
 
 // looks reports whether a call that is too short for the way is sent all the same, to see

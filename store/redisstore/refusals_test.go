@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/waves"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // latest is a jitter that takes most of what it may.
@@ -23,7 +24,7 @@ func (l *loops) heldLoops() {
 // A call is refused if it cannot be served in time, by what is known, and only then. So nobody waits in vain, and
 // nobody is turned away from a server that has room.
 func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
-	const admitted, tooFar, noRoom = "admitted", "too far", "no room"
+	const admitted, tooFar, tooLate, noRoom = "admitted", "too far", "too late", "no room"
 	for _, c := range []struct {
 		left      time.Duration // of a deadline; 0: the store's own timeout
 		way, trip time.Duration
@@ -42,9 +43,10 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 
 		// A deadline must leave time for the trip, but not for one who need not wait: trips may be shorter now.
 		{left: 50 * ms, inside: 9, room: 10, trip: 200 * ms, want: admitted},
-		{left: 50 * ms, inside: 10, room: 10, trip: 200 * ms, want: noRoom},
+		{left: 50 * ms, inside: 10, room: 10, trip: 200 * ms, want: tooLate},
 		{left: 50 * ms, inside: 19, room: 10, trip: 40 * ms, want: admitted},
-		{left: 50 * ms, inside: 20, room: 10, trip: 40 * ms, want: noRoom},
+		{left: 50 * ms, inside: 20, room: 10, trip: 40 * ms, want: tooLate},
+		{left: 50 * ms, inside: 70, room: 10, trip: 40 * ms, want: noRoom}, // nobody else is admitted either
 
 		// However fast the server is, memory is not without bound.
 		{inside: 1<<14 - 1, room: 1 << 15, want: admitted},
@@ -76,7 +78,9 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 			case isFar:
 				got, wait = tooFar, b.left
 			default:
-				got, wait = noRoom, b.left/2
+				if got, wait = noRoom, b.left/2; ctx.Err() != nil {
+					got, wait = tooLate, b.left
+				}
 			}
 			require.Equal(t, c.want, got, "%+v", c)
 			require.Equal(t, inside, e.inside.Load())
@@ -85,6 +89,78 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 			require.Equal(t, got == tooFar, s.Stats().TooShort == 1)
 			time.Sleep(time.Second) // so that all timers have run
 		})
+	}
+}
+
+// A deadline of the caller's own that leaves no time for those before it ends the call, and not the store: the error is
+// the context's, at its end. Who has the store's own time is told that there is no room.
+func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
+	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
+	const left = 10 * ms
+	carried := func(after time.Duration, end func(c *call)) func(p *pipeline) {
+		return func(p *pipeline) {
+			time.Sleep(after)
+			synctest.Wait() // it is in the queue
+			p.mu.Lock()
+			bt := p.line.batches[0]
+			tr := &trip{begun: time.Now()}
+			if after == 0 {
+				p.conns.busy, p.quick = 1, left+1
+			}
+			p.fill(tr)
+			p.mu.Unlock()
+			for i := range bt.calls {
+				end(&bt.calls[i])
+			}
+			bt.trip = tr
+			bt.ended.Store(true)
+			close(bt.done)
+		}
+	}
+	for name, meets := range map[string]func(p *pipeline){
+		"others wait before it": func(p *pipeline) {
+			p.expected.inside.Store(20)
+			p.expected.room.Store(10)
+			p.expected.pace.Store(int64(ms))
+			p.expected.trip.Store(int64(p.timeout))
+		},
+		"a trip takes longer":    carried(0, func(*call) {}),
+		"another one gave it up": carried(left-ms/4, func(c *call) { c.err = errGivenUp }), // and there is no time to try again
+	} {
+		for _, own := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				s := full(t)
+				p := s.link.pipeline
+				p.expected.inside.Store(0)
+				defer func() { p.mu.Lock(); p.conns.busy = 0; p.mu.Unlock() }()
+				s.Occupy()
+				ctx, cancel := context.WithTimeout(t.Context(), left)
+				defer cancel()
+				if !own {
+					s.timeout, p.timeout = left, left
+					ctx = context.WithoutCancel(ctx)
+				}
+				met := make(chan struct{})
+				go func() {
+					defer close(met)
+					meets(p)
+				}()
+				if name == "others wait before it" {
+					<-met
+				}
+				begun := time.Now()
+				_, err := s.Take(ctx, ns, "k", store.Limit{}, 1)
+				<-met
+				if own {
+					require.Equal(t, context.DeadlineExceeded, err, name)
+					require.Equal(t, left, time.Since(begun), name)
+					require.Zero(t, s.Stats().Overloaded)
+				} else if name != "others wait before it" { // it may wait
+					require.ErrorIs(t, err, store.ErrOverloaded, name)
+					require.EqualValues(t, 1, s.Stats().Overloaded)
+				}
+			})
+		}
 	}
 }
 

@@ -199,6 +199,9 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 		}
 		around = false
 		if !f.again || !s.rest(b, pause) {
+			if errors.Is(f.err, errQueued) || errors.Is(f.err, errGivenUp) {
+				s.link.pipeline.outlast(&b)
+			}
 			return s.failure(b, f)
 		}
 		if !errors.Is(f.err, errGivenUp) { // which says nothing of the server
