@@ -624,7 +624,7 @@ func TestABatchThatWasGivenUpHasNoReplyToRead(t *testing.T) {
 // it should, however long the timeout is.
 func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := redis.NewClient(&redis.Options{})
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // see full
 		defer client.Close()
 		s, err := New(client, WithTimeout(5*time.Second))
 		require.NoError(t, err)
