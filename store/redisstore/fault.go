@@ -124,7 +124,7 @@ func (s *Store) unanswered(err error, sent bool, key string) fault {
 		return s.unconnected(err, key)
 	case !sent && errors.Is(err, redis.ErrClosed):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
-	case !sent, dialing(err):
+	case !sent, dialing(err), errors.Is(err, errRested):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
 	}
 	return s.unknown(err)

@@ -21,7 +21,10 @@
 // # Clients
 //
 // Set ContextTimeoutEnabled in the client's options. [Store.Check] finds this and most other
-// settings. At most 16 connections of a *redis.Client are used at once. Further calls wait, and
+// settings. [New] adds a hook to the client: before a connection over TLS is written to, it checks
+// whether the server has closed it. Make the store before you use the client.
+//
+// At most 16 connections of a *redis.Client are used at once. Further calls wait, and
 // then share a round trip and a script. Those that could not be answered in time are refused
 // ([store.ErrOverloaded]). A Refund, and the renewal of a slot of package inflight, makes room for
 // others: it goes first, and is not refused for want of room.
@@ -147,8 +150,9 @@ func WithClock(now func() time.Time) Option {
 	}
 }
 
-// New returns a store that uses client. It does no I/O: an unreachable server shows in
-// the first call, or in [Store.Check]. A nil client is [store.ErrInvalidOption].
+// New returns a store that uses client. It does not wait for a server: one that is unreachable shows in
+// the first call, or in [Store.Check]. It adds a hook to the client, and closes idle connections over TLS that
+// were made before. A nil client is [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
@@ -164,6 +168,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 	}
 	s.prefix += ":" + layout + ":"
 	s.holder = sync.OnceValue(func() string { return holder(s.label) })
+	watch(client)
 	s.link = newLink(s, client)
 	return s, nil
 }

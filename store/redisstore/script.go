@@ -126,6 +126,9 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 			c.apart = true
 			continue
 		}
+		if errors.Is(f.err, errRested) && time.Now().Before(b.end) { // that connection is closed now, so this ends
+			continue
+		}
 		if !f.again || !s.rest(b, pause) {
 			return s.failure(b, f)
 		}
