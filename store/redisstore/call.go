@@ -19,6 +19,9 @@ type call struct {
 	at     int   // where the operation stands in args
 	apart  bool  // never in one script with others
 
+	rule     *store.Rule     // of one key, or nil
+	requests []store.Request // of several
+
 	// What follows belongs to the batch of a carried call.
 	ctx    context.Context
 	left   bool          // its caller has left, or it was too late to go; protected by pipeline.mu

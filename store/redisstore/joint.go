@@ -46,6 +46,9 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 		args = append(args, s.key(requests[i].Namespace, requests[i].Key))
 	}
 	c := call{script: sc, key: args[keyArg].(string), task: task{op: "take"}, at: len(args)}
+	if ctx.Done() != nil { // the caller may leave, and use requests again
+		c.requests = slices.Clone(requests)
+	}
 	args = append(args, nil)
 	for i := range requests {
 		l := &requests[i].Limit

@@ -13,7 +13,8 @@
 //
 // # Errors
 //
-// If the context ends, the error is ctx.Err(). Every other error wraps [store.ErrStore]. After
+// If the context ends, the error is ctx.Err(). If the call had been sent, what it charged is given back
+// when the reply comes, unless it was a Charge. Every other error wraps [store.ErrStore]. After
 // [store.ErrTimeout] the events may be charged, unless the error says that nothing was sent.
 // After all others nothing ran. What has certainly not run is tried again while there is time.
 // Nothing is sent twice.
@@ -276,7 +277,7 @@ func (s *Store) leave(b *budget) {
 func (s *Store) call(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
 	defer s.leave(&b)
 	var reply [1]store.Reply
-	err := s.run(b, &call{script: s.script(ns.Rule), key: s.key(ns, key), task: t}, reply[:])
+	err := s.run(b, &call{script: s.script(ns.Rule), key: s.key(ns, key), task: t, rule: ns.Rule}, reply[:])
 	return reply[0], err
 }
 

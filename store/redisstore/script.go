@@ -180,7 +180,11 @@ func (s *Store) sendBy(b budget, c *call, name any) ([]int64, *fault) {
 		s.link.answered(c.key)
 		return cmd.Val(), nil
 	}
-	return nil, s.failed(c.key, err, !isAnswer(err) && a.sending.giveUp())
+	sent := !isAnswer(err) && a.sending.giveUp()
+	if sent && over(b) != nil {
+		s.follow(*c, cmd, err)
+	}
+	return nil, s.failed(c.key, err, sent)
 }
 
 // failed returns the fault of a call of key, which was sent or not.
