@@ -22,8 +22,8 @@
 // # Clients
 //
 // Set ContextTimeoutEnabled in the client's options. [Store.Check] finds this and most other
-// settings. [New] adds a hook to the client: before a connection over TLS is written to, it checks
-// whether the server has closed it. Make the store before you use the client.
+// settings. [New] adds a hook to the client: before a connection over TLS is written to, it
+// checks whether the server has closed it. Make the store before you use the client.
 //
 // At most 16 connections of a *redis.Client are used at once. Further calls wait, and
 // then share a round trip and a script. Those that could not be answered in time are refused
@@ -152,8 +152,8 @@ func WithClock(now func() time.Time) Option {
 }
 
 // New returns a store that uses client. It does not wait for a server: one that is unreachable shows in
-// the first call, or in [Store.Check]. It adds a hook to the client, and closes idle connections over TLS that
-// were made before. A nil client is [store.ErrInvalidOption].
+// the first call, or in [Store.Check]. It adds a hook to the client, and closes idle
+// connections over TLS that were made before. A nil client is [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)

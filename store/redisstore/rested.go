@@ -195,7 +195,7 @@ func watch(client Client) {
 	}
 }
 
-// watched has the clients that are watched, by weak pointers.
+// watchedClients are those that are watched, by weak pointers.
 var watchedClients sync.Map
 
 // first reports whether c is not watched yet, and notes that it is. A second store on a client
