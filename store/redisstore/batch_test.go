@@ -682,7 +682,7 @@ func TestWhereTheServerHangsCallsWaitNoLongerThanTheirTimeAndAreNotCharged(t *te
 	require.LessOrEqual(t, charged(t, server, h.space, "k"), int64(classes["timeout"]))
 }
 
-func TestACallThatEndsWhileItsBatchIsUnderWayMayBeCharged(t *testing.T) {
+func TestACallThatEndsWhileItsBatchIsUnderWayIsGivenBack(t *testing.T) {
 	server := redistest.Start(t)
 	h := holdTrips(t, server)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -693,7 +693,7 @@ func TestACallThatEndsWhileItsBatchIsUnderWayMayBeCharged(t *testing.T) {
 	cancel()
 	require.Equal(t, context.Canceled, <-leaves)
 	require.NoError(t, <-stays)
-	require.EqualValues(t, 2, charged(t, server, h.space, "k"))
+	require.Eventually(t, func() bool { return charged(t, server, h.space, "k") == 1 }, 10*time.Second, time.Millisecond)
 }
 
 func TestABatchWhoseReplyIsLostRunsOnce(t *testing.T) {

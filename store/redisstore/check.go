@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -27,8 +28,8 @@ const (
 // a log: what is set, why it matters, and what to do. A setting that could not be checked
 // is a finding as well. The store keeps working with any of them.
 //
-// Check asks each master of a cluster and each shard of a ring, by INFO and TIME. It uses
-// CONFIG GET if INFO does not say enough. On each server it also runs a script that tries
+// Check asks each master of a cluster and each shard of a ring, by INFO, TIME and
+// CONFIG GET. On each server it also runs a script that tries
 // the commands of the limiters' scripts. The script uses two keys that begin with the
 // store's prefix and "check:", and removes them. It finds commands that the user may not
 // run, and why a server does not write. The fastest of a few round trips is compared with
@@ -63,6 +64,9 @@ type node struct {
 	name    string
 	process process
 	single  bool // the client expects no other
+
+	keeps time.Duration // how long the client keeps a connection that rests; 0 if that is not known, or for ever
+	tls   bool
 }
 
 // ask runs a command without a key.
@@ -108,6 +112,7 @@ func (s *Store) checkNode(ctx context.Context, n node) ([]string, error) {
 		found = append(found, checkRole(info, n.single)...)
 		found = append(found, checkEviction(ctx, n, info)...)
 	}
+	found = append(found, checkRest(ctx, n)...)
 	found = append(found, s.checkClock(ctx, n)...)
 	found = append(found, s.checkTrip(ctx, n)...)
 	if info["role"] == "slave" { // it would not let the probe write
@@ -179,6 +184,30 @@ func checkEviction(ctx context.Context, n node, info map[string]string) []string
 		"each key that it drops starts again with its whole limit. Set noeviction, on a server for limiters only.", policy, when)}
 }
 
+// longRest is a time after which many a proxy closes a connection.
+const longRest = 5 * time.Minute
+
+// checkRest compares how long connections may rest for the server with how long the client keeps
+// them. A server that does not tell is often rented, and asked over TLS.
+func checkRest(ctx context.Context, n node) []string {
+	val, err := n.ask(ctx, "config", "get", "timeout")
+	text, _ := setting(val, "timeout")
+	seconds, bad := strconv.Atoi(text)
+	closes, keeps := time.Duration(seconds)*time.Second, n.keeps
+	if keeps <= 0 {
+		keeps = math.MaxInt64
+	}
+	switch {
+	case bad == nil && closes > 0 && keeps >= closes:
+		return []string{fmt.Sprintf("timeout is %v: the server closes connections that rest for longer. The next call then has to make "+
+			"one, and a call that is sent at that moment has no known outcome. Set ConnMaxIdleTime in the client's options to less.", closes)}
+	case bad != nil && n.tls && keeps >= longRest:
+		return []string{fmt.Sprintf("timeout, after which the server closes connections that rest, could not be checked (%v). "+
+			"Set ConnMaxIdleTime in the client's options to less than it, and than that of any proxy on the way.", err)}
+	}
+	return nil
+}
+
 // setting returns the value of name in the reply of CONFIG GET, which is a map or a list.
 func setting(val any, name string) (string, bool) {
 	switch v := val.(type) {
@@ -240,7 +269,7 @@ func (l *link) nodes(ctx context.Context) ([]node, error) {
 	nodes := make([]node, len(clients))
 	_, cluster := l.client.(*redis.ClusterClient)
 	for i, c := range clients {
-		nodes[i] = node{name: c.Options().Addr, process: direct(c, nodeTimeout), single: !cluster}
+		nodes[i] = node{name: c.Options().Addr, process: direct(c, nodeTimeout), single: !cluster, keeps: c.Options().ConnMaxIdleTime, tls: c.Options().TLSConfig != nil}
 	}
 	return nodes, err
 }

@@ -121,6 +121,19 @@ func TestCheckSaysWhatIsWrong(t *testing.T) {
 	require.NoError(t, plain.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
 	require.Empty(t, found(t, good))
 
+	// Connections that rest.
+	require.NoError(t, plain.ConfigSet(ctx, "timeout", "600").Err())
+	require.Contains(t, found(t, good), server.Addr()+": timeout is 10m0s: the server closes connections that rest for longer.")
+	require.Contains(t, found(t, ring), "timeout is 10m0s")
+	require.Contains(t, found(t, async), "server: timeout is 10m0s")
+	for idle, says := range map[time.Duration]bool{-1: true, 10 * time.Minute: true, 599 * time.Second: false} {
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true, ConnMaxIdleTime: idle})
+		require.Equal(t, says, strings.Contains(found(t, client), "timeout is 10m0s"), "%v", idle)
+		require.NoError(t, client.Close())
+	}
+	require.NoError(t, plain.ConfigSet(ctx, "timeout", "0").Err())
+	require.Empty(t, found(t, good))
+
 	host, port, _ := net.SplitHostPort(server.Addr())
 	replica := redistest.Start(t, "--replicaof", host, port)
 	require.Contains(t, found(t, replica.Client(t)), "this is a replica")
@@ -140,6 +153,21 @@ func TestCheckSaysWhatIsWrong(t *testing.T) {
 	user := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: "limiter", Password: "x", ContextTimeoutEnabled: true})
 	defer user.Close()
 	require.Contains(t, found(t, user), "could not be checked (NOPERM")
+	require.NotContains(t, found(t, user), "connections that rest")
+}
+
+// Servers that do not tell are often rented, and asked over TLS.
+func TestCheckSaysOverTLSThatTheTimeOfRestIsNotKnown(t *testing.T) {
+	t.Parallel()
+	server := redistest.StartTLS(t)
+	require.NoError(t, server.Client(t).Do(t.Context(), "ACL", "SETUSER", "limiter", "on", "nopass", "~*", "+@all", "-config").Err())
+	for keeps, says := range map[time.Duration]bool{0: true, -1: true, 6 * time.Minute: true, 4 * time.Minute: false} {
+		o := server.TLSOptions()
+		o.Username, o.Password, o.ConnMaxIdleTime, o.Protocol = "limiter", "x", keeps, 2
+		client := redis.NewClient(o)
+		require.Equal(t, says, strings.Contains(found(t, client), "timeout, after which the server closes connections that rest, could not be checked (NOPERM"), "%v", keeps)
+		require.NoError(t, client.Close())
+	}
 }
 
 func TestCheckOfACluster(t *testing.T) {

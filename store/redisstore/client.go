@@ -386,12 +386,21 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 			}
 			o.panicked = nil
 		}()
+		gone := func(err error) error {
+			return left{err, func() error {
+				o := <-done
+				if o.panicked != nil {
+					return errPanic
+				}
+				return o.err
+			}}
+		}
 		select {
 		case o := <-done:
 			return o.error()
 		case <-ctx.Done():
 			if sent.state.Load() != written {
-				return ctx.Err()
+				return gone(ctx.Err())
 			}
 		}
 		// Only the time to wait for a connection is over.
@@ -401,7 +410,7 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 		case o := <-done:
 			return o.error()
 		case <-last.Done():
-			return last.Err()
+			return gone(last.Err())
 		}
 	}
 }

@@ -61,6 +61,9 @@ func (d *detour) deferred(b budget, cmd redis.Cmder, _ *sending) (ended func() b
 	defer cancel()
 	future := d.client.Submit(ctx, cmd)
 	err = future.WaitContext(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = left{err, func() error { return future.WaitContext(context.Background()) }}
+	}
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return nil, err
 	}

@@ -124,7 +124,9 @@ func TestACallThatMayNotYetDialDoesSoLater(t *testing.T) {
 func TestDialsThatFailAtOnceAreNotTriedWithoutAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBookkeeper()
-		client := redis.NewClient(&redis.Options{Dialer: b.dial, DialerRetries: 1, PoolSize: 4, ContextTimeoutEnabled: true, DisableIdentity: true})
+		client := redis.NewClient(&redis.Options{ // by name, it would look up where it is, which a bubble cannot
+			Addr: "127.0.0.1:1", Dialer: b.dial, DialerRetries: 1, PoolSize: 4, ContextTimeoutEnabled: true, DisableIdentity: true,
+		})
 		tries := new(commandCount)
 		client.AddHook(tries)
 		s, err := redisstore.New(client)

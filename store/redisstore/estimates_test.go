@@ -482,19 +482,19 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	s := full(t)
 	s.link.pipeline.expected.inside.Store(0)
 	for range 2 * longestLine {
-		_, err := s.admit(t.Context(), true, nil, "")
+		_, err := s.admit(t.Context(), true, "")
 		require.NoError(t, err)
 	}
-	b, err := s.admit(t.Context(), false, nil, "")
+	b, err := s.admit(t.Context(), false, "")
 	require.NoError(t, err)
 	require.EqualValues(t, 2*longestLine+1, s.Stats().UnderWay)
 	e := &s.link.pipeline.expected
 	e.room.Store(10)
 	e.pace.Store(int64(s.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
 	e.inside.Store(9)
-	_, err = s.admit(t.Context(), false, nil, "")
+	_, err = s.admit(t.Context(), false, "")
 	require.NoError(t, err)
-	_, err = s.admit(t.Context(), false, nil, "")
+	_, err = s.admit(t.Context(), false, "")
 	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside as many")
 	e.inside.Store(1)
 	s.leave(&b)
@@ -526,9 +526,9 @@ func TestWhatGivesRoomGoesAhead(t *testing.T) {
 	s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
 	s.Occupy()
 	asks, _, _ := p.enter(s.budget(ctx), new(call))
-	_, err := s.admit(ctx, false, nil, "")
+	_, err := s.admit(ctx, false, "")
 	require.ErrorIs(t, err, store.ErrOverloaded)
-	b, err := s.admit(ctx, true, nil, "")
+	b, err := s.admit(ctx, true, "")
 	require.NoError(t, err)
 	ahead, _, _ := p.enter(b, new(call))
 	trip := &trip{begun: time.Now()}
@@ -624,7 +624,7 @@ func TestABatchThatWasGivenUpHasNoReplyToRead(t *testing.T) {
 // it should, however long the timeout is.
 func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := redis.NewClient(&redis.Options{})
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // see full
 		defer client.Close()
 		s, err := New(client, WithTimeout(5*time.Second))
 		require.NoError(t, err)

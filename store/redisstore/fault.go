@@ -138,7 +138,7 @@ func (v *server) unanswered(err error, sent bool) fault {
 		return v.unconnected(err)
 	case !sent && errors.Is(err, redis.ErrClosed):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
-	case !sent, dialing(err):
+	case !sent, dialing(err), errors.Is(err, errRested):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
 	}
 	return v.unknown(err)

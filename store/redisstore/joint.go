@@ -27,7 +27,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	case len(requests) == 0:
 		return nil
 	}
-	b, err := s.admit(ctx, false, requests[0].Namespace, requests[0].Key)
+	b, err := s.admit(ctx, false, s.where(requests[0].Namespace, requests[0].Key))
 	if err != nil {
 		return err
 	}

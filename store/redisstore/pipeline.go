@@ -295,7 +295,9 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 		bt.lose(1)
 		return p.waited(bt), false
 	}
-	sent = bt.trip.leave()
+	if sent = bt.trip.leave(); sent && over(b) != nil {
+		bt.trip.gone = append(bt.trip.gone, c)
+	}
 	return p.timeUp(bt, sent), sent
 }
 

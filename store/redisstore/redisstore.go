@@ -13,7 +13,8 @@
 //
 // # Errors
 //
-// If the context ends, the error is ctx.Err(). Every other error wraps [store.ErrStore]. After
+// If the context ends, the error is ctx.Err(). If the call had been sent, what it charged is given back
+// when the reply comes, unless it was a Charge. Every other error wraps [store.ErrStore]. After
 // [store.ErrTimeout] the events may be charged, unless the error says that nothing was sent.
 // After all others nothing ran. What has certainly not run is tried again while there is time.
 // Nothing is sent twice.
@@ -21,7 +22,10 @@
 // # Clients
 //
 // Set ContextTimeoutEnabled in the client's options. [Store.Check] finds this and most other
-// settings. At most 16 connections of a *redis.Client are used at once. Further calls wait, and
+// settings. [New] adds a hook to the client: before a connection over TLS is written to, it
+// checks whether the server has closed it. Make the store before you use the client.
+//
+// At most 16 connections of a *redis.Client are used at once. Further calls wait, and
 // then share a round trip and a script. Those that could not be answered in time are refused
 // ([store.ErrOverloaded]). A Refund, and the renewal of a slot of package inflight, makes room for
 // others: it goes first, and is not refused for want of room.
@@ -145,8 +149,9 @@ func WithClock(now func() time.Time) Option {
 	}
 }
 
-// New returns a store that uses client. It does no I/O: an unreachable server shows in
-// the first call, or in [Store.Check]. A nil client is [store.ErrInvalidOption].
+// New returns a store that uses client. It does not wait for a server: one that is unreachable shows in
+// the first call, or in [Store.Check]. It adds a hook to the client, and closes idle
+// connections over TLS that were made before. A nil client is [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
@@ -165,6 +170,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 	}
 	s.prefix += ":" + layout + ":"
 	s.holder = sync.OnceValue(func() string { return holder(s.label) })
+	watch(client)
 	s.link = newLink(s, client)
 	return s, nil
 }
@@ -174,7 +180,7 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx, renews(ns, l), ns, key)
+	b, err := s.admit(ctx, renews(ns, l), s.where(ns, key))
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -183,7 +189,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	b, err := s.admit(ctx, true, ns, key)
+	b, err := s.admit(ctx, true, s.where(ns, key))
 	if err != nil {
 		return err
 	}
@@ -217,9 +223,9 @@ func (s *Store) Timeout() time.Duration { return s.timeout }
 
 // admit returns the budget of a call with ctx that begins now, or the error of one that is
 // refused. It comes before all else, so that a refusal costs little. Who was admitted calls
-// leave. Of a ring or a cluster the server of key, which is one in Redis, has to admit the call. A call that goes ahead gives room to others, who wait for it. It is not refused for want of
+// leave. Of a ring or a cluster the server that has the key in has to admit the call. A call that goes ahead gives room to others, who wait for it. It is not refused for want of
 // room: there are no more of these calls than events that were admitted.
-func (s *Store) admit(ctx context.Context, ahead bool, ns *store.Namespace, key string) (budget, error) {
+func (s *Store) admit(ctx context.Context, ahead bool, in string) (budget, error) {
 	if s.link == nil {
 		return budget{}, errNotMade
 	}
@@ -230,7 +236,6 @@ func (s *Store) admit(ctx context.Context, ahead bool, ns *store.Namespace, key 
 			return b, err
 		}
 		var err error
-		in := s.key(ns, key)
 		if b.by, err = s.link.carrier(b, in); err != nil {
 			return b, s.failure(ctx, s.failed(&s.link.plain, in, err, false))
 		}
@@ -241,6 +246,14 @@ func (s *Store) admit(ctx context.Context, ahead bool, ns *store.Namespace, key 
 		}
 	}
 	return b, nil
+}
+
+// where is the key in Redis, for the clients to which it matters.
+func (s *Store) where(ns *store.Namespace, key string) string {
+	if s.link == nil || s.link.servers == nil {
+		return ""
+	}
+	return s.key(ns, key)
 }
 
 // leave ends a call that was admitted.
@@ -282,7 +295,7 @@ func (s *Store) decide(b budget, c *call, replies []store.Reply) (err error) {
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
-	b, err := s.admit(ctx, false, ns, key)
+	b, err := s.admit(ctx, false, s.where(ns, key))
 	if err != nil {
 		return err
 	}

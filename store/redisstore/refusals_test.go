@@ -95,7 +95,7 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 // A deadline of the caller's own that leaves no time for those before it ends the call, and not the store: the error is
 // the context's, at its end. Who has the store's own time is told that there is no room.
 func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
-	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
+	ns := store.NewNamespace(&store.Rule{Name: "rule", Script: func([]*store.Rule) string { return "" }}, "name")
 	const left = 10 * ms
 	carried := func(after time.Duration, end func(c *call)) func(p *pipeline) {
 		return func(p *pipeline) {

@@ -234,6 +234,11 @@ func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t.ended = true
+	for _, c := range t.gone {
+		if c.goes && c.err == nil {
+			p.store.giveBack(c, c.values)
+		}
+	}
 	if t.left {
 		p.late--
 	} else {

@@ -197,10 +197,13 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 			c.around, around = true, true
 			continue
 		}
+		if errors.Is(f.err, errRested) && time.Now().Before(b.end) { // that connection is closed now, so this ends
+			continue
+		}
 		around = false
 		if !f.again || !s.rest(b, pause) {
 			if errors.Is(f.err, errQueued) || errors.Is(f.err, errGivenUp) {
-				s.link.pipeline.outlast(&b)
+				b.by.outlast(&b)
 			}
 			return s.failure(b, f)
 		}
@@ -258,7 +261,11 @@ func (s *Store) sendBy(b budget, c *call, v *server, name any) ([]int64, *fault)
 		s.link.answered(c.first.key)
 		return cmd.Val(), nil
 	}
-	return nil, s.failed(v, c.first.key, err, !isAnswer(err) && a.sending.giveUp())
+	sent := !isAnswer(err) && a.sending.giveUp()
+	if sent && over(b) != nil {
+		s.follow(*c, cmd, err)
+	}
+	return nil, s.failed(v, c.first.key, err, sent)
 }
 
 // failed returns the fault of a call of key, which was sent to v or not.

@@ -28,6 +28,7 @@ type trip struct {
 	batches int  // whose callers wait; protected by pipeline.mu, as are
 	left    bool // all callers have left
 	ended   bool
+	gone    []*call // whose callers have left since their contexts ended
 }
 
 // leave notes that a caller has left, and reports whether the calls were written. If they

@@ -1,0 +1,100 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// A caller leaves when its context ends. If its call had been sent, the decision comes when
+// nobody is there to take it. What it charged is then given back. A call that ends by the store's
+// own timeout is another case: its caller may go on by another answer, and what was charged stays.
+
+// left is the error of a call whose caller has left a client that goes on.
+type left struct {
+	error
+	wait func() error // until the client has ended the call
+}
+
+func (l left) Unwrap() error { return l.error }
+
+// follow gives back what c, which has ended in err for its caller, has charged by cmd.
+func (s *Store) follow(c call, cmd numbers, err error) {
+	var l left
+	if !errors.As(err, &l) {
+		return
+	}
+	go func() {
+		if l.wait() == nil {
+			s.giveBack(&c, cmd.Val())
+		}
+	}()
+}
+
+// giveBack gives back what c has charged by its reply, these values.
+func (s *Store) giveBack(c *call, values []int64) {
+	refunds := s.refunds(c, values)
+	if len(refunds) == 0 {
+		return
+	}
+	go func() {
+		for _, r := range refunds {
+			b, err := s.admit(context.Background(), true, r.first.key)
+			if err != nil {
+				return
+			}
+			var reply [1]store.Reply
+			_ = s.decide(b, r, reply[:])
+			s.leave(&b)
+		}
+	}()
+}
+
+// refunds returns the calls that give back what c has charged by its reply.
+func (s *Store) refunds(c *call, values []int64) (list []*call) {
+	replies := make([]store.Reply, c.size())
+	if parse(values, replies) != nil {
+		return nil
+	}
+	for i := range replies {
+		if c.request(i).votes() && !replies[i].OK() {
+			return nil
+		}
+	}
+	for i := range replies {
+		r := c.request(i)
+		n := r.charged(replies[i])
+		if n < 1 || r.rule.Report == nil {
+			continue
+		}
+		back := &call{first: *r}
+		back.first.op, back.first.n = refund(replies[i].Receipt(r.rule, r.limit, n, n)), n
+		list = append(list, back)
+	}
+	return list
+}
+
+// votes reports whether a denial of r keeps all else from being charged.
+func (r *request) votes() bool { return r.is("take") || r.is("gate") || r.is("upto") }
+
+// is reports whether the operation of r has this name.
+func (r *request) is(name string) bool {
+	op, _, _ := strings.Cut(r.op, " ")
+	return op == name
+}
+
+// charged is how many events were charged by reply so that they can be given back, if all that vote are
+// OK. Those of a Charge were used before, and the renewal of a slot charges nothing.
+func (r *request) charged(reply store.Reply) int64 {
+	renews := r.rule.Held && r.op != "take" && r.op != "shadow"
+	switch {
+	case !reply.OK() || renews:
+	case r.is("upto"):
+		return max(1, min(r.n, reply.Available(r.rule, r.limit)))
+	case r.is("take"), r.is("shadow"):
+		return r.n
+	}
+	return 0
+}

@@ -1,0 +1,114 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// A caller leaves while the reply to its call is on the way. What it was charged is given back,
+// unless it is told of the decision all the same.
+func TestWhatACallerWhoHasLeftWasChargedIsGivenBack(t *testing.T) {
+	t.Parallel()
+	const limit = 1000
+	server, proxy := clusterOfOne(t)
+	plain := server.Client(t)
+	proxy.Delay(20 * time.Millisecond)
+	limiters := func(t *testing.T, client redisstore.Client) (bucket, window ratelimit.Limiter) {
+		s := newStore(t, client, redisstore.WithPrefix(redistest.Prefix(t)))
+		return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerDay(limit))),
+			ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(limit)))
+	}
+	for what, call := range map[string]func(ctx context.Context, bucket, window ratelimit.Limiter) (int, error){
+		"AllowN": func(ctx context.Context, bucket, _ ratelimit.Limiter) (int, error) {
+			r, err := bucket.AllowN(ctx, "k", 7)
+			return r.Charged(), err
+		},
+		"AllowUpTo": func(ctx context.Context, _, window ratelimit.Limiter) (int, error) {
+			n, _, err := ratelimit.AllowUpTo(ctx, window, "k", 7)
+			return n, err
+		},
+		"Wait": func(ctx context.Context, bucket, _ ratelimit.Limiter) (int, error) {
+			r, err := ratelimit.Wait(ctx, bucket, "k", 7)
+			return r.Charged(), err
+		},
+		"All": func(ctx context.Context, bucket, window ratelimit.Limiter) (int, error) {
+			r, err := ratelimit.Must(ratelimit.NewAll(bucket, window)).AllowN(ctx, "k", 7)
+			return 2 * r.Charged(), err
+		},
+	} {
+		for _, contextTimeouts := range []bool{false, true}[:effort.Of(1, 2)] {
+			for name, client := range kinds(t, proxy.Addr(), contextTimeouts) {
+				t.Run(fmt.Sprint(what, " ", name, " ", contextTimeouts), func(t *testing.T) {
+					bucket, window := limiters(t, client)
+					seenBucket, seenWindow := limiters(t, plain)
+					charged := func() int {
+						b, err := seenBucket.Peek(context.Background(), "k")
+						w, err2 := seenWindow.Peek(context.Background(), "k")
+						if err != nil || err2 != nil {
+							return -1
+						}
+						return 2*limit - b.Remaining - w.Remaining
+					}
+					for range 2 { // the first makes connections, and tells the server a script
+						before := charged()
+						require.GreaterOrEqual(t, before, 0)
+						ctx, cancel := context.WithCancel(t.Context())
+						told, ended := 0, make(chan error, 1)
+						go func() {
+							var err error
+							told, err = call(ctx, bucket, window)
+							ended <- err
+						}()
+						require.Eventually(t, func() bool { return charged() > before || len(ended) > 0 }, 20*time.Second, 100*time.Microsecond)
+						cancel()
+						if err := <-ended; err != nil {
+							require.ErrorIs(t, err, context.Canceled)
+							told = 0
+						}
+						require.Eventually(t, func() bool { return charged() == before+told }, 10*time.Second, time.Millisecond)
+					}
+				})
+			}
+		}
+	}
+}
+
+// The same at the caller's deadline.
+func TestWhatWasChargedAfterADeadlineIsGivenBack(t *testing.T) {
+	t.Parallel()
+	const limit = 1000
+	server, proxy := clusterOfOne(t)
+	for name, client := range kinds(t, proxy.Addr(), false) {
+		if name == "Client" { // a call that goes alone closes its connection at the deadline
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			prefix := redisstore.WithPrefix(redistest.Prefix(t))
+			bucket := ratelimit.Must(ratelimit.NewTokenBucket(newStore(t, client, prefix), ratelimit.PerDay(limit)))
+			seen := ratelimit.Must(ratelimit.NewTokenBucket(newStore(t, server.Client(t), prefix), ratelimit.PerDay(limit)))
+			for range 3 {
+				_, err := bucket.Allow(t.Context(), "k")
+				require.NoError(t, err)
+			}
+			proxy.Delay(300 * time.Millisecond)
+			defer proxy.Delay(0)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			_, err := bucket.AllowN(ctx, "k", 7)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Eventually(t, func() bool {
+				r, err := seen.Peek(t.Context(), "k")
+				return err == nil && r.Remaining == limit-3
+			}, 10*time.Second, time.Millisecond)
+		})
+	}
+}
