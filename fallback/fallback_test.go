@@ -1186,7 +1186,7 @@ func TestAcrossOutagesSeveralCallersKeepToOneLimit(t *testing.T) {
 				},
 			} {
 				synctest.Test(t, func(t *testing.T) {
-					rnd := rand.New(rand.NewPCG(seed, 1))
+					rnd, faults := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
 					inner := &faulty{Limiter: inMemory(t, algorithm, limit), before: func(context.Context) error {
 						time.Sleep(time.Millisecond)
 						return nil
@@ -1211,7 +1211,7 @@ func TestAcrossOutagesSeveralCallersKeepToOneLimit(t *testing.T) {
 						})
 					}
 					for time.Since(began) < 5*time.Second {
-						time.Sleep(time.Duration(rnd.Int64N(int64(600 * time.Millisecond))))
+						time.Sleep(time.Duration(faults.Int64N(int64(600 * time.Millisecond))))
 						inner.down.Store(!inner.down.Load())
 					}
 					inner.down.Store(false)
