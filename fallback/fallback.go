@@ -124,8 +124,8 @@ func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 // Bound: l's own for each instance that cannot reach the store, on top of what the store admits
 // to the others. If n instances share a store, give each a share of 1/n. Then that is at most
 // twice the limit's own bound, in any interval, and about n bursts. A single instance can have a local limiter with the store's limit.
-// Both together then keep to one limit, to within one event for each outage and each call under
-// way:
+// Both together then keep to one limit, to within one event for each outage and for each call under
+// way when it ends:
 //
 //   - l starts warm, since it is also charged with what the store admits here.
 //   - After the outage the key's next call hands back what l has admitted and still holds
