@@ -130,7 +130,7 @@ func OnEnd(f func(Ending)) Option {
 //
 // The Slot is nil if the Result is a denial or there is an error. Then its Settle and Refund are an
 // [ratelimit.ErrInvalidOption], and its other methods do nothing.
-// If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
+// If ctx ends while the store is asked, the error is that of ctx, and what was taken and charged all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	l, spent := see.Deferring(l)
@@ -270,6 +270,7 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 	case <-ctx.Done():
 		go func() {
 			if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
+				_ = (&Slot{h}).Refund(h.ctx) // nobody else can
 				h.end(Released)
 			}
 		}()
