@@ -291,7 +291,7 @@ func (a *allLines) move(ln *line) {
 
 // tell tells one line of a slot, which then is the last to be told of the next.
 func (a *allLines) tell(o offer) {
-	for of := a.bySlots[o.slots]; of != nil && o.left > 0; {
+	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.lines.Len() > 0; {
 		o.left--
 		ln := of.lines.Front().Value.(*line)
 		of.lines.MoveToBack(of.lines.Front())
@@ -344,7 +344,7 @@ func (a *allLines) back(w *waiter) {
 	}
 	lacks := w.lacks(w.offer.slots.core)
 	if lacks && w.asked {
-		a.found(w.offer, 0)
+		a.found(w.offer, -1)
 	}
 	if a.move(ln); !lacks { // others may use it
 		a.tell(w.offer)
@@ -365,7 +365,7 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 	ln.asking--
 	if w.served {
 		ln.served = time.Now()
-		a.found(w.offer, free+1)
+		a.found(w.offer, free)
 	}
 	ln.pause = min(ln.pause, a.longest(ln))
 	if ln.rest = ln.pause - rand.N(ln.pause/4); !w.served || w.rated {

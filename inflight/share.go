@@ -16,7 +16,7 @@ import (
 // the next turn is longer. Turns are counted in pauses between two polls, so that the time for which slots are
 // unused is a small part of the whole.
 const (
-	leastTurn = 8
+	leastTurn = 12
 	mostTurn  = 64
 )
 
@@ -87,11 +87,13 @@ func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
 func longestPause(work time.Duration) time.Duration { return min(max(work/4, leastPoll), mostPause) }
 
 // longest is the longest pause of ln. It is longer the longer the line gets nothing, since its slots may be
-// held for long.
+// held for long. A Release tells of slots in memory.
 func (a *allLines) longest(ln *line) time.Duration {
 	d := mostPause
 	for slots := range ln.waitFor {
-		d = min(d, longestPause(a.bySlots[slots].work))
+		if slots.core.Limit().Period < forever {
+			d = min(d, longestPause(a.bySlots[slots].work))
+		}
 	}
 	return min(max(d, time.Since(ln.served)/mostTurn), mostPause)
 }
@@ -227,13 +229,13 @@ func (a *allLines) ended(slots slotsID, of *share) {
 	a.forget(slots, of)
 }
 
-// found notes how many slots there were when o was asked for. If some are gone that were left, another process
-// has them.
+// found notes how many more slots there were when one was taken for o, or -1 if there was none. If some are gone
+// that were left, another process has them.
 func (a *allLines) found(o offer, n int) {
 	of := a.bySlots[o.slots]
 	switch {
 	case o.late == 0 || of == nil:
-	case n < o.late:
+	case n < o.late-1:
 		of.turn, of.rival = leastTurn, time.Now()
 	default:
 		if of.turn = min(of.turn+of.turn/2, mostTurn); of.turn == mostTurn {
