@@ -26,6 +26,7 @@ type crowd struct {
 	work     time.Duration // on average
 	rate     int           // of an All with the slots, in events per second; 0 for slots alone
 	patience time.Duration // of Hold; 0 for Wait
+	pause    time.Duration // of a worker between two jobs
 }
 
 // run has c work for d. It returns how many jobs each process has done, what part of the slots' time was used, and
@@ -68,6 +69,7 @@ func (c crowd) run(t *testing.T, d time.Duration) (jobs []int, used, calls float
 					mu.Unlock()
 					time.Sleep(work)
 					slot.Release()
+					time.Sleep(c.pause)
 				}
 			})
 		}
@@ -98,6 +100,7 @@ func TestProcessesGetEvenShares(t *testing.T) {
 		{crowd{workers: []int{8, 8, 8, 8}, slots: 3, work: time.Second}, 0.88, 10},
 		{crowd{workers: []int{3, 3, 3, 3}, slots: 3, work: 120 * ms}, 0.88, 6},
 		{crowd{workers: []int{1, 1}, slots: 1, work: 50 * ms}, 0.85, 5},
+		{crowd{workers: []int{1, 1}, slots: 1, work: 50 * ms, pause: 1}, 0.85, 5}, // so that its Release comes first
 		{crowd{workers: []int{8, 8}, slots: 3, work: 120 * ms, rate: 1000}, 0.88, 9},
 		{crowd{workers: []int{8, 8, 8, 8}, slots: 3, work: 20 * ms, rate: 1000}, 0.82, 6},
 		{crowd{workers: []int{8, 8}, slots: 3, work: 120 * ms, rate: 20}, 0.7, 10},
