@@ -142,15 +142,20 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 			return charge{}, err
 		}
 		ch, err := c.charge(ctx, fullMethod, key, n)
-		if ch.n == 0 || c.cooldowns == nil || c.cooldowns.Left(key) <= 0 {
+		end := ctx.Err()
+		if ch.n == 0 || end == nil && (c.cooldowns == nil || c.cooldowns.Left(key) <= 0) {
 			return ch, err
 		}
-		// A cooldown has begun meanwhile. Calls that keep their charge until its end would all be
-		// sent at once then. An error leaves the charge of a call that was not sent.
+		// A cooldown has begun meanwhile, or ctx has ended. Calls that keep their charge until the end of the
+		// cooldown would all be sent at once then. An error leaves the charge of a call that was not sent.
 		charged := ch // so that ch need not be on the heap
 		giveBack = func() {
 			_ = c.refundAll(ctx, charged)
 			charged.slot.Release()
+		}
+		if end != nil {
+			giveBack()
+			return charge{}, status.FromContextError(end).Err()
 		}
 	}
 }

@@ -311,7 +311,7 @@ func (l *meanwhile) AllowN(ctx context.Context, key string, n int) (ratelimit.Re
 		l.do = nil
 		do()
 	}
-	return l.Limiter.AllowN(ctx, key, n)
+	return l.Limiter.AllowN(context.WithoutCancel(ctx), key, n) // as a store that answers in spite of the end
 }
 
 func TestACallThatIsNotMadeAfterAllIsRefunded(t *testing.T) {
@@ -329,6 +329,26 @@ func TestACallThatIsNotMadeAfterAllIsRefunded(t *testing.T) {
 			defer cancel()
 			_, a := c.call(ctx)
 			require.Equal(t, want, a.code())
+			p, err := lim.Peek(t.Context(), "global")
+			require.NoError(t, err)
+			require.Equal(t, 10, p.Remaining)
+		})
+	}
+}
+
+// The context of a call ends while the limiter is asked, which admits it. The call is not made, and not charged.
+func TestACallThatEndsWhileTheLimiterIsAskedIsRefunded(t *testing.T) {
+	for name, opts := range map[string][]grpclimit.ClientOption{
+		"waiting": nil, "without waiting": {grpclimit.WithoutWaiting()}, "with pauses": {grpclimit.WithMaxPause(time.Minute)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lim := &meanwhile{Limiter: running(t, ratelimit.PerDay(10))}
+			ctx, hangUp := context.WithCancel(t.Context())
+			lim.do = hangUp
+			c := newClient(t, lim, opts...)
+			_, a := c.call(ctx)
+			require.Equal(t, codes.Canceled, a.code())
+			require.Zero(t, c.sent)
 			p, err := lim.Peek(t.Context(), "global")
 			require.NoError(t, err)
 			require.Equal(t, 10, p.Remaining)

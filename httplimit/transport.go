@@ -222,15 +222,20 @@ func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slo
 			return nil, err
 		}
 		slot, r, err := t.charge(ctx, key, n)
-		if err != nil || t.cooldowns.Left(key) <= 0 {
+		end := ctx.Err()
+		if err != nil || end == nil && t.cooldowns.Left(key) <= 0 {
 			return slot, err
 		}
-		// A cooldown has begun meanwhile. Requests that keep their charge until its end would all
-		// be sent at once then. An error leaves the charge of a request that was not sent.
+		// A cooldown has begun meanwhile, or ctx has ended. Requests that keep their charge until the end of
+		// the cooldown would all be sent at once then. An error leaves the charge of a request that was not sent.
 		charged := r // so that r need not be on the heap
 		giveBack = func() {
 			_ = (&taken{t.limiter, n, slot}).refund(ctx, key, &charged)
 			slot.Release()
+		}
+		if end != nil {
+			giveBack()
+			return nil, end
 		}
 	}
 }

@@ -328,6 +328,26 @@ func TestACallThatIsNotSentAfterAllIsRefunded(t *testing.T) {
 	}
 }
 
+// The context of a call ends while the limiter is asked, which admits it. The call is not sent, and not charged.
+func TestACallThatEndsWhileTheLimiterIsAskedIsRefunded(t *testing.T) {
+	for name, opts := range map[string][]httplimit.ClientOption{
+		"waiting": nil, "without waiting": {httplimit.WithoutWaiting()}, "with pauses": {httplimit.WithMaxPause(time.Minute)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sup := &supplier{answers: []answer{fine}}
+			lim := &meanwhile{Limiter: plenty(t)}
+			ctx, hangUp := context.WithCancel(t.Context())
+			lim.do = hangUp
+			_, err := transport(t, sup, lim, opts...).RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))
+			require.ErrorIs(t, err, context.Canceled)
+			require.Empty(t, sup.sent)
+			p, err := lim.Peek(t.Context(), "host:example.com:80")
+			require.NoError(t, err)
+			require.Equal(t, p.Limit, p.Remaining)
+		})
+	}
+}
+
 // meanwhile does something, once, while it is asked.
 type meanwhile struct {
 	ratelimit.Limiter
@@ -339,7 +359,7 @@ func (l *meanwhile) AllowN(ctx context.Context, key string, n int) (ratelimit.Re
 		l.do = nil
 		do()
 	}
-	return l.Limiter.AllowN(ctx, key, n)
+	return l.Limiter.AllowN(context.WithoutCancel(ctx), key, n) // as a store that answers in spite of the end
 }
 
 // slow answers after some time.

@@ -14,8 +14,11 @@ const (
 func Lines() int {
 	lines.mu.Lock()
 	defer lines.mu.Unlock()
-	n := max(len(lines.byID), len(lines.bySlots))
-	if lines.some.Load() != (n > 0) {
+	n := len(lines.byID)
+	for _, of := range lines.bySlots {
+		n = max(n, of.lines.Len())
+	}
+	if lines.some.Load() != (len(lines.bySlots) > 0) || len(lines.byID) > 0 && len(lines.bySlots) == 0 {
 		return -1
 	}
 	return n

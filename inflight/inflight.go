@@ -24,8 +24,12 @@ const (
 // renewed is free again then. In memory it ends with the process, and life does nothing.
 //
 // A call takes one slot, whatever its n. Of a Limit that a limit function or a tier gives, only
-// the Rate counts. Limiters of one name and store share their slots, whatever their lives and n.
+// the Rate counts. Limiters of one name and store share their slots, whatever their lives and n. If
+// a Redis server's clock is set back, a slot ends one life of the limiter that is asked later at most:
+// see [Time], and give limiters of one name the same life.
 // The errors are [ratelimit.ErrInvalidLimit] and [ratelimit.ErrInvalidOption].
+//
+// [Time]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#time
 func New(s store.Store, n int, life time.Duration, opts ...ratelimit.Option) (*ratelimit.Custom, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("%w: %d slots, want 1 or more", ratelimit.ErrInvalidLimit, n)

@@ -6,8 +6,15 @@
 -- The value is a sorted set. Its members are the numbers of the slots, each followed by a blank
 -- and who holds it, if the period has that. The scores are their ends, in Unix µs. The member
 -- 'last' has the last number that was given, with a minus sign, so that no range of ends has it.
+--
+-- If that is later than now, the server's clock was set back. Then no end is later than the period
+-- of the limit from now, or else slots of processes that have died would stay for as long as the
+-- step. A denial writes that too. A caller's clock changes nothing: others may be ahead of it.
 
 local available, refund
+
+-- A step of the clock that is not noted, in µs: servers of a cluster may differ by as much.
+local STEP = 1000000
 
 local function text(number)
   return format('%.0f', number)
@@ -40,14 +47,18 @@ local function ending(key, command, from, to, skip)
   return range[2] and tonumber(range[2])
 end
 
--- plan decides on n slots of a key, and returns the reply and what commit has to write. A slot
--- that is renewed keeps its place, whatever the limit is.
+-- plan decides on n slots of a key, and returns the reply and what commit has to write or nil. A
+-- slot that is renewed keeps its place, whatever the limit is.
 local function plan(key, l, now, callers, n)
   local by = holder(l)
   local held = call('ZCOUNT', key, '(' .. text(now), '+inf')
   local longest = held > 0 and ending(key, 'ZREVRANGEBYSCORE', '+inf', '(' .. text(now), 0) or now
   local last = score(key, 'last')
   local slots = { now = now, till = now + l.period, by = by, longest = max(longest, now + l.period), stale = last and true }
+  if last and -last > now + STEP and not callers then
+    longest = min(longest, slots.till)
+    slots.back = true
+  end
   if l.before then
     local till = score(key, text(l.before) .. by)
     if till and till > now then
@@ -62,15 +73,28 @@ local function plan(key, l, now, callers, n)
   local x = now
   if n <= l.rate then
     x = ending(key, 'ZRANGEBYSCORE', '(' .. text(now), '+inf', held + n - l.rate - 1) - now
+    if slots.back then
+      x = min(x, l.period)
+    end
   end
-  return false, x, held, longest - now
+  slots.n = nil
+  return false, x, held, longest - now, slots.back and slots
 end
 
--- commit writes what plan returned.
+-- commit writes what plan returned. What is not cut, since there is so much of it, the next call cuts.
 local function commit(key, p)
+  if p.back then
+    local late = call('ZRANGEBYSCORE', key, '(' .. text(p.till), '+inf', 'LIMIT', 0, 1000)
+    for _, member in ipairs(late) do
+      call('ZADD', key, text(p.till), member)
+    end
+    if #late < 1000 then
+      p.longest = p.till
+    end
+  end
   if p.renewed then
     call('ZADD', key, text(p.till), text(p.first) .. p.by)
-  else
+  elseif p.n then
     local args = {}
     for i = 0, p.n - 1 do
       args[2 * i + 1], args[2 * i + 2] = text(p.till), text(p.first + i) .. p.by

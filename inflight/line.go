@@ -25,14 +25,14 @@ const mostAsking = 128
 const mostOffers = 4
 
 // lines are those of this process.
-var lines = allLines{byID: map[lineID]*line{}, bySlots: map[slotsID]*list.List{}}
+var lines = allLines{byID: map[lineID]*line{}, bySlots: map[slotsID]*share{}}
 
 type allLines struct {
-	some atomic.Bool // whether there are any; set under mu, and read without, since each Release does
+	some atomic.Bool // whether there are shares; set under mu, and read without, since each Release does
 
-	mu      sync.Mutex // protects all below, and the lines
+	mu      sync.Mutex // protects all below, the lines and the shares
 	byID    map[lineID]*line
-	bySlots map[slotsID]*list.List // of *line: those that wait for them, in the order in which they are told
+	bySlots map[slotsID]*share
 }
 
 type lineID struct {
@@ -42,7 +42,7 @@ type lineID struct {
 }
 
 // slotsID is slots under a key. If a function makes the key that is counted, they may be those of any
-// key, and are found under "" too.
+// key, and are found under "".
 type slotsID struct {
 	core *ratelimit.Custom
 	key  string
@@ -65,6 +65,8 @@ type line struct {
 	timer *time.Timer   // of that question; nil at first
 	armed bool          // it is set
 
+	served time.Time // when the last one got a slot; at first, when the first one came
+
 	denial   ratelimit.Result // the last one
 	deniedAt time.Time        // zero before
 }
@@ -73,15 +75,19 @@ type line struct {
 type offer struct {
 	slots slotsID
 	left  int // how many more lines may be told
+	late  int // so many were left to other processes before; 0 for others
 }
 
 // waiter is one of them.
 type waiter struct {
 	line    *line
 	arrived int
+	until   time.Time     // when it leaves at the latest; zero if there is no such time
 	place   *list.Element // in the idle ones; nil while it asks
 	ask     chan struct{} // of capacity 1: not to wait any longer
 	offer   offer         // that it asks for
+	served  bool
+	rated   bool // then slots were left, and rates had no room for another one
 
 	deferred  bool // see held
 	impatient bool // an error ends the wait
@@ -105,11 +111,12 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 		}
 		h := new(held)
 		h.begin(ctx, l, key, n)
-		h.deferred = w.deferred
+		h.deferred, h.waited = w.deferred, true
 		if err := errors.Join(h.apply(opts), h.check()); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
 		if s, r, err = h.hold(ctx); s != nil {
+			w.served, w.rated = true, r.Remaining == 0 && !h.full
 			if free, next = r.Remaining, false; r.Source() == ratelimit.SourceFailOpen && replaced(l, r) || !inner(l, r).Allowed { // all are let through
 				free = math.MaxInt32
 			}
@@ -186,11 +193,11 @@ func (w *waiter) lacks(core *ratelimit.Custom) bool {
 
 // join puts a waiter for n slots at the end of the line of key. The first in a line asks at once. If most
 // are in it, there is no waiter, and what is returned is the last denial, if there was one.
-func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
+func (a *allLines) join(until context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
 	if most == 0 {
 		most = defaultMost
 	}
-	id := lineID{l, key, see.QueuesOf(l, true).Key(ctx, key, n)}
+	id := lineID{l, key, see.QueuesOf(l, true).Key(until, key, n)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ln := a.lineOf(id)
@@ -199,6 +206,12 @@ func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n,
 	}
 	ln.arrived++
 	w := &waiter{line: ln, arrived: ln.arrived, ask: make(chan struct{}, 1)}
+	w.until, _ = until.Deadline()
+	if ln.asking+ln.idle.Len() == 0 {
+		for slots := range ln.waitFor {
+			a.hurry(slots, a.bySlots[slots], w)
+		}
+	}
 	w.place = ln.idle.PushBack(w)
 	a.move(ln)
 	return w, nil
@@ -210,23 +223,20 @@ func (a *allLines) lineOf(id lineID) *line {
 	if shared && a.byID[id] != nil {
 		return a.byID[id]
 	}
-	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, free: 1, pause: leastPause}
+	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause, served: time.Now()}
 	if shared {
 		a.byID[id] = ln
 	}
 	for _, core := range cores(id.limiter) {
-		ids := []slotsID{{core, id.key}}
-		if see.Of[ratelimit.Limiter](core).Key != nil {
-			ids = append(ids, slotsID{core, ""})
-		}
-		for _, slots := range ids {
-			if a.bySlots[slots] == nil {
-				a.bySlots[slots] = list.New()
-			}
-			ln.waitFor[slots] = a.bySlots[slots].PushBack(ln)
-		}
+		slots := slotsOf(core, id.key)
+		ln.waitFor[slots] = a.shareOf(slots).lines.PushBack(ln)
 	}
-	a.some.Store(true)
+	if a.left(ln) == 0 {
+		ln.free = 1
+	}
+	if a.contended(ln) {
+		ln.pause = a.longest(ln)
+	}
 	return ln
 }
 
@@ -244,11 +254,9 @@ func (a *allLines) remove(ln *line) {
 	}
 	for slots, e := range ln.waitFor {
 		of := a.bySlots[slots]
-		if of.Remove(e); of.Len() == 0 {
-			delete(a.bySlots, slots)
-		}
+		of.lines.Remove(e)
+		a.forget(slots, of)
 	}
-	a.some.Store(len(a.bySlots) > 0)
 }
 
 // move has those ask who may. If nobody does, one will after the rest.
@@ -267,7 +275,7 @@ func (a *allLines) move(ln *line) {
 	rests := ln.asking == 0 && ln.idle.Len() > 0
 	switch {
 	case rests && ln.timer == nil:
-		ln.timer = time.AfterFunc(ln.rest, func() { a.ring(ln) })
+		ln.timer = time.AfterFunc(ln.rest, func() { a.rested(ln) })
 	case rests && !ln.armed:
 		ln.timer.Reset(ln.rest)
 	case !rests && ln.armed:
@@ -283,10 +291,10 @@ func (a *allLines) move(ln *line) {
 
 // tell tells one line of a slot, which then is the last to be told of the next.
 func (a *allLines) tell(o offer) {
-	for of := a.bySlots[o.slots]; of != nil && o.left > 0; {
+	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.lines.Len() > 0; {
 		o.left--
-		ln := of.Front().Value.(*line)
-		of.MoveToBack(of.Front())
+		ln := of.lines.Front().Value.(*line)
+		of.lines.MoveToBack(of.lines.Front())
 		if len(ln.offers) < ln.asking+ln.idle.Len() {
 			ln.offers = append(ln.offers, o)
 			a.move(ln)
@@ -295,11 +303,15 @@ func (a *allLines) tell(o offer) {
 	}
 }
 
-// ring has one ask after the rest.
-func (a *allLines) ring(ln *line) {
+// rested has one ask after the rest.
+func (a *allLines) rested(ln *line) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if ln.armed {
+	switch {
+	case !ln.armed:
+	case a.left(ln) > 0:
+		ln.timer.Reset(ln.rest)
+	default:
 		ln.free = max(ln.free, 1)
 		a.move(ln)
 	}
@@ -318,7 +330,7 @@ func (a *allLines) back(w *waiter) {
 	if !w.exactly {
 		ln.rest = min(w.rest, ln.pause-rand.N(ln.pause/4)) // so that processes do not ask together
 		if ln.asking == 0 {
-			ln.pause = min(2*ln.pause, mostPause)
+			ln.pause = min(2*ln.pause, a.longest(ln))
 		}
 	}
 	next := ln.idle.Front()
@@ -330,7 +342,11 @@ func (a *allLines) back(w *waiter) {
 	} else {
 		w.place = ln.idle.InsertBefore(w, next)
 	}
-	if a.move(ln); !w.lacks(w.offer.slots.core) { // others may use it
+	lacks := w.lacks(w.offer.slots.core)
+	if lacks && w.asked {
+		a.found(w.offer, -1)
+	}
+	if a.move(ln); !lacks { // others may use it
 		a.tell(w.offer)
 	}
 }
@@ -347,8 +363,15 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 		return
 	}
 	ln.asking--
-	ln.pause, ln.rest = leastPause, leastPause
-	ln.free = max(ln.free, free-ln.asking)
+	if w.served {
+		ln.served = time.Now()
+		a.found(w.offer, free)
+	}
+	ln.pause = min(ln.pause, a.longest(ln))
+	if ln.rest = ln.pause - rand.N(ln.pause/4); !w.served || w.rated {
+		ln.rest = leastPause // to ask how things are
+	}
+	ln.free = max(ln.free, free-ln.asking-a.left(ln))
 	switch {
 	case next && w.offer.slots.core != nil:
 		ln.offers = append(ln.offers, w.offer)
@@ -356,22 +379,6 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 		ln.free++
 	}
 	a.move(ln)
-}
-
-// wake tells who waits for a slot of core under key that one is free, or who waits for it under any key if it
-// is one for all.
-func (a *allLines) wake(key string, core *ratelimit.Custom) {
-	if !a.some.Load() {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, slots := range [...]slotsID{{core, ""}, {core, key}} {
-		if of := a.bySlots[slots]; of != nil {
-			a.tell(offer{slots, min(of.Len(), mostOffers)})
-			return
-		}
-	}
 }
 
 // last is the last denial of w or in its line, as it would be now, or nil.

@@ -161,7 +161,7 @@ func TestAfterUnlimitedTheLineAsksWithoutARest(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(10 * time.Second)
+		time.Sleep(time.Minute)
 		called := s.called.Load()
 		time.Sleep(10 * time.Second)
 		n := s.called.Load() - called
@@ -644,7 +644,7 @@ func TestTheNewestDenialIsTold(t *testing.T) {
 		time.Sleep(time.Second)
 		a.Release()
 		b.Release()
-		time.Sleep(25 * time.Millisecond)
+		time.Sleep(s.way + time.Microsecond) // the slots are free now, and the waiters have not heard of it
 		c, d := hold(t, other), hold(t, other)
 		first, second := <-got, <-got
 		now, err := l.Peek(t.Context(), "key")

@@ -30,6 +30,8 @@ import (
 const (
 	workerAddr = "INFLIGHT_TEST_REDIS"
 	workerLife = "INFLIGHT_TEST_LIFE" // of slots
+
+	workerWaits = "INFLIGHT_TEST_WAITS" // whether it waits in lines, and no referee is asked
 )
 
 func TestMain(m *testing.M) {
@@ -72,6 +74,26 @@ func work(addr string) {
 		panic(err)
 	}
 	var all sync.WaitGroup
+	if os.Getenv(workerWaits) != "" {
+		if err := client.Ping(context.Background()).Err(); err != nil {
+			panic(err)
+		}
+		fmt.Println("ready")
+		for range 16 {
+			all.Go(func() {
+				for {
+					slot, _, err := inflight.Wait(context.Background(), l, "key", 1)
+					if err != nil {
+						panic(err)
+					}
+					time.Sleep(10*time.Millisecond + time.Duration(rand.IntN(20))*time.Millisecond)
+					fmt.Println("kept", time.Now().UnixNano())
+					slot.Release()
+				}
+			})
+		}
+		all.Wait()
+	}
 	for i := range 16 {
 		all.Go(func() {
 			for {
@@ -104,11 +126,13 @@ type process struct {
 
 	kept, lost atomic.Int64 // turns that ended while the slot was held, and others
 	last       atomic.Int64 // when the last of the former ended, by Unix ns
+	ready      atomic.Bool  // it has reached the server
 }
 
-func start(t *testing.T, addr string, life time.Duration) *process {
+func start(t *testing.T, addr string, life time.Duration, env ...string) *process {
 	p := &process{cmd: exec.Command(os.Args[0]), held: make(chan int, 1<<16)}
 	p.cmd.Env = append(os.Environ(), workerAddr+"="+addr, workerLife+"="+life.String())
+	p.cmd.Env = append(p.cmd.Env, env...)
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -122,6 +146,8 @@ func (p *process) read(out io.Reader) {
 	defer close(p.held)
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		switch fields := strings.Fields(lines.Text()); fields[0] {
+		case "ready":
+			p.ready.Store(true)
 		case "held":
 			n, _ := strconv.Atoi(fields[1])
 			p.held <- n

@@ -42,6 +42,9 @@ type held struct {
 	counters *Counters // that count it; nil if none do
 	most     int       // MaxWaiting; 0 unless set
 	patience time.Duration
+	waited   bool // or would have, if there was no slot
+	full     bool // one of its slots was the last one that was free
+	yields   bool // its slots to other processes, once they are given back
 	since    time.Time
 
 	mu        sync.Mutex
@@ -127,7 +130,7 @@ func OnEnd(f func(Ending)) Option {
 //
 // The Slot is nil if the Result is a denial or there is an error. Then its Settle and Refund are an
 // [ratelimit.ErrInvalidOption], and its other methods do nothing.
-// If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
+// If ctx ends while the store is asked, the error is that of ctx, and what was taken and charged all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	l, spent := see.Deferring(l)
@@ -267,6 +270,7 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 	case <-ctx.Done():
 		go func() {
 			if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
+				_ = (&Slot{h}).Refund(h.ctx) // nobody else can
 				h.end(Released)
 			}
 		}()
@@ -319,7 +323,7 @@ func (h *held) placed(r ratelimit.Result) bool {
 	h.charged = r
 	h.placeAll(r)
 	if h.changes && !slices.Equal(h.cores, cores(h.limiter)) {
-		h.changes, h.places, h.mirrored = false, nil, false // once: it may change at each look
+		h.changes, h.places, h.mirrored, h.full = false, nil, false, false // once: it may change at each look
 		_ = h.limiter.Refund(h.ctx, h.key, r, h.asked)
 		return false
 	}
@@ -367,6 +371,7 @@ func (h *held) place(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.Re
 	p := place{limiter: l, answer: r, core: core, life: core.Limit().Period, toTake: outage}
 	p.until = h.since.Add(p.life)
 	if p.charged().Charged() > 0 || p.standsIn() {
+		h.full = h.full || p.charged().Remaining == 0
 		if h.places == nil {
 			h.places = h.first[:0]
 		}
@@ -658,6 +663,7 @@ func (h *held) end(why Reason) {
 		h.timer.Stop()
 	}
 	h.cleanup.Stop()
+	h.yield()
 	h.mu.Unlock()
 	h.tell(why)
 	switch {
@@ -667,6 +673,21 @@ func (h *held) end(why Reason) {
 	default:
 		go h.giveBack()
 	}
+}
+
+// yield decides whether other processes are to have the slots of one who has waited.
+func (h *held) yield() {
+	if !h.waited || h.inMemory() {
+		return
+	}
+	var few [4]*ratelimit.Custom
+	cores := few[:0]
+	for i := range h.places {
+		if p := &h.places[i]; p.life < forever && p.counted() {
+			cores = append(cores, p.core)
+		}
+	}
+	h.yields = len(cores) > 0 && lines.yield(h.key, cores, time.Since(h.since), h.full)
 }
 
 // lose tells of a loss, once. The slot goes on being renewed, so that what still runs is counted
@@ -713,22 +734,21 @@ func (h *held) giveBack() {
 	for _, p := range h.places {
 		if p.charged().Charged() == 0 { // let through in an outage
 			h.giveBackLocal()
-			lines.wake(h.key, p.core)
+			lines.wake(h.key, p.core, h.yields)
 			continue
 		}
 		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
 		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
 		if !gone { // also if a function of the limiter has failed
 			left = append(left, p)
-			continue
 		}
-		if err == nil {
-			lines.wake(h.key, p.core)
+		if err == nil || h.yields {
+			lines.wake(h.key, p.core, h.yields)
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.longest, h.places, h.busy = time.Time{}, left, false
+	h.longest, h.places, h.busy, h.yields = time.Time{}, left, false, false
 	if len(left) > 0 {
 		h.pause = min(max(leastPause, 2*h.pause), time.Minute)
 		h.plan()

@@ -19,6 +19,7 @@ var errMaxWaiting = fmt.Errorf("%w: MaxWaiting is for Wait, or beside WaitUpTo: 
 const (
 	defaultMost = 1024
 	leastPause  = 5 * time.Millisecond
+	leastPoll   = 50 * time.Millisecond // the longest pause, if slots are held for a short time
 	mostPause   = time.Second
 )
 
@@ -54,7 +55,12 @@ func WaitUpTo(d time.Duration) Option {
 // In this process those who wait for a key of l stand in a line, and ask in order of arrival. One asks
 // for each slot that is known to be free: by a Release in this process, or by the last answer. For
 // slots of other processes the first asks again after 5 ms, and then after twice as long each time, up
-// to 1 s. There is no order among processes, and Hold stands in no line.
+// to a quarter of the time for which slots are held, which is taken as 50 ms to 1 s. A line that gets
+// nothing for more than 3 s asks less often, up to once a second.
+//
+// There is no order among processes, but each gets its share: from time to time a process leaves a slot
+// to the others, for the time between two of their questions. Nobody who waits in it asks for that slot
+// meanwhile. Hold without [WaitUpTo] stands in no line, and leaves nothing to others.
 //
 // The error is [ErrFull] if too many wait already ([MaxWaiting]), that of ctx if it ends, and
 // [ratelimit.ErrNever] if n is never admitted. It is [ratelimit.ErrWouldExceedDeadline] at once if
@@ -96,17 +102,18 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 // wait holds a slot as soon as it is h's turn, for as long as it is patient.
 func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result, error) {
 	if !lines.some.Load() { // nobody is overtaken
+		h.waited = true
 		if s, r, err := h.hold(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 			return s, r, err
 		}
 	}
-	w, denial := lines.join(ctx, h.limiter, h.key, h.asked, h.most)
+	until, cancel := context.WithTimeout(ctx, h.patience)
+	defer cancel()
+	w, denial := lines.join(until, h.limiter, h.key, h.asked, h.most)
 	if w == nil {
 		return h.refuse(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true
-	until, cancel := context.WithTimeout(ctx, h.patience)
-	defer cancel()
 	s, r, err := w.hold(ctx, until, h.asked, opts)
 	late := until.Err() != nil && errors.Is(err, until.Err()) || errors.Is(err, ratelimit.ErrWouldExceedDeadline)
 	switch {

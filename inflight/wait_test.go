@@ -44,7 +44,7 @@ func TestWaitersStandInALine(t *testing.T) {
 				})
 				synctest.Wait()
 			}
-			time.Sleep(10 * time.Second)
+			time.Sleep(65 * time.Second)
 			called := s.called.Load()
 			time.Sleep(time.Minute)
 			require.InDelta(t, 60+2*60, s.called.Load()-called, 20, "one asks each second, and two are renewed")
@@ -169,7 +169,8 @@ func TestFarSlotsAreInUse(t *testing.T) {
 			})
 		}
 		all.Wait()
-		require.Less(t, time.Since(began), 2*s.way+rounds*(work+2*s.way), "each round is a question, the work and a Release")
+		const left = 100 * time.Millisecond // for other processes
+		require.Less(t, time.Since(began), 2*s.way+rounds*(work+2*s.way)+left, "each round is a question, the work and a Release")
 		require.Less(t, s.called.Load(), int64(3*n*rounds), "a question and a Release each, and some denials")
 		time.Sleep(time.Second)
 		require.Equal(t, n, free(t, l))
@@ -583,7 +584,8 @@ func TestHoldWaitsForAsLongAsItIsTold(t *testing.T) {
 				require.NoError(t, late.err)
 				require.Nil(t, late.slot)
 				require.False(t, late.r.Allowed)
-				require.Equal(t, time.Second, late.after)
+				require.GreaterOrEqual(t, late.after, time.Second)
+				require.LessOrEqual(t, late.after, time.Second+way, "a question under way is waited for")
 
 				s.down.Store(true) // which is no lack of slots
 				require.ErrorIs(t, (<-hold(t.Context(), l)).err, store.ErrUnavailable)
@@ -596,7 +598,9 @@ func TestHoldWaitsForAsLongAsItIsTold(t *testing.T) {
 				require.NoError(t, err)
 				all, err := ratelimit.NewAll(bucket, l)
 				require.NoError(t, err)
-				(<-hold(t.Context(), all)).slot.Release()
+				slot, _, err := inflight.Hold(t.Context(), all, "key", 1)
+				require.NoError(t, err)
+				slot.Release()
 				rate := <-hold(t.Context(), all)
 				require.NoError(t, rate.err)
 				require.False(t, rate.r.Allowed)

@@ -1,0 +1,245 @@
+package inflight
+
+import (
+	"container/list"
+	"math/rand/v2"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+)
+
+// A slot that is released in a process is taken there again within a round trip, because a Release wakes the
+// next waiter, while other processes find free slots only by polling. To be fair to them, a process leaves them
+// one slot whenever its waiters have held slots for a turn, added up over its slots: it does not ask for that
+// slot until each other process has polled. If the slot is still there afterwards, nobody else wants it, and
+// the next turn is longer. Turns are counted in pauses between two polls, so that the time for which slots are
+// unused is a small part of the whole.
+const (
+	leastTurn = 12
+	mostTurn  = 64
+)
+
+// rivalry is for how long a process remembers that another one has taken a slot that it left.
+const rivalry = 10 * time.Second
+
+// longestWork bounds what one holder adds to a turn, and to the average of work.
+const longestWork = 8 * mostPause
+
+// share is this process's share of slots that others may want too. It exists while there are lines for them,
+// while some are left to others, and for the time of a rivalry.
+type share struct {
+	lines list.List     // of *line: those that wait for the slots, in the order in which they are told
+	work  time.Duration // for how long a slot is held, on average; 0 if that is not known
+	turn  int
+	held  time.Duration // of the turn: for how long slots were held since one was left
+	due   int           // how many more of those that are released are left
+	left  int           // how many are left now: released, or about to be
+	open  bool          // one of them has been released
+	over  time.Time     // when those that are left are asked for again, or were
+	rival time.Time     // when another process has taken one that was left; zero if none has
+	timer *time.Timer   // of over, or to forget the share; nil at first
+}
+
+// slotsOf returns the slots of core under key.
+func slotsOf(core *ratelimit.Custom, key string) slotsID {
+	if see.Of[ratelimit.Limiter](core).Key != nil {
+		key = ""
+	}
+	return slotsID{core, key}
+}
+
+// shareOf returns the share of slots, and makes it if there is none.
+func (a *allLines) shareOf(slots slotsID) *share {
+	of := a.bySlots[slots]
+	if of == nil {
+		of = &share{turn: leastTurn}
+		a.bySlots[slots] = of
+		a.some.Store(true)
+	}
+	return of
+}
+
+// forget forgets a share that is not needed any more.
+func (a *allLines) forget(slots slotsID, of *share) {
+	if of.lines.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
+		return
+	}
+	if rest := rivalry - time.Since(of.rival); rest > 0 {
+		a.ring(slots, of, rest)
+		return
+	}
+	delete(a.bySlots, slots)
+	a.some.Store(len(a.bySlots) > 0)
+}
+
+// ring calls a.ended after d.
+func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
+	if of.timer == nil {
+		of.timer = time.AfterFunc(d, func() { a.ended(slots, of) })
+		return
+	}
+	of.timer.Reset(d)
+}
+
+// longestPause is the longest pause between two polls for slots that are held for so long: a quarter of it, so
+// that slots are not unused for long, and a job does not cost many polls.
+func longestPause(work time.Duration) time.Duration { return min(max(work/4, leastPoll), mostPause) }
+
+// longest is the longest pause of ln. It is longer the longer the line gets nothing, since its slots may be
+// held for long. A Release tells of slots in memory.
+func (a *allLines) longest(ln *line) time.Duration {
+	d := mostPause
+	for slots := range ln.waitFor {
+		if slots.core.Limit().Period < forever {
+			d = min(d, longestPause(a.bySlots[slots].work))
+		}
+	}
+	return min(max(d, time.Since(ln.served)/mostTurn), mostPause)
+}
+
+// left is how many of the slots that ln waits for are left to other processes now.
+func (a *allLines) left(ln *line) (n int) {
+	for slots := range ln.waitFor {
+		n = max(n, a.bySlots[slots].left)
+	}
+	return n
+}
+
+// contended reports whether another process has lately taken a slot that ln waits for.
+func (a *allLines) contended(ln *line) bool {
+	for slots := range ln.waitFor {
+		if time.Since(a.bySlots[slots].rival) < rivalry {
+			return true
+		}
+	}
+	return false
+}
+
+// yield reports whether slots of cores, which a waiter has held for so long and is about to release, are left to
+// other processes. It is called before the Release, because the waiter may want the next slot immediately. Full
+// is whether none was free beside them. Where nobody waits here, they are left with a small probability, because
+// others may wait whom nobody here knows of.
+func (a *allLines) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
+	probe := full && rand.N(mostTurn*longestPause(held)) < min(held, longestWork)
+	if !probe && !a.some.Load() {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, core := range cores {
+		if of := a.bySlots[slotsOf(core, key)]; of != nil {
+			yes = of.count(held, full) || yes
+		} else {
+			yes = probe || yes
+		}
+	}
+	if !yes {
+		return false
+	}
+	for _, core := range cores {
+		slots := slotsOf(core, key)
+		of := a.bySlots[slots]
+		if of == nil {
+			of = a.shareOf(slots)
+			of.turn = mostTurn
+		}
+		if of.left++; of.left == 1 {
+			a.askAgain(slots, of, longestPause(held)+mostPause) // if the Release takes that long
+		}
+	}
+	return true
+}
+
+// count counts a slot that is released, and reports whether it is left to others.
+func (of *share) count(held time.Duration, full bool) bool {
+	held = min(held, longestWork)
+	if of.work == 0 {
+		of.work = held
+	}
+	of.work += (held - of.work) / 8
+	pause := longestPause(of.work)
+	turn := time.Duration(of.turn) * pause
+	of.held += min(held, turn)
+	if of.left == 0 && full && of.held >= turn && time.Since(of.over) >= pause { // in between, ours poll too
+		of.due = int(of.held / turn)
+		of.held %= turn
+	}
+	if of.due == 0 {
+		return false
+	}
+	of.due--
+	return true
+}
+
+// askAgain has lines ask after d for what is left.
+func (a *allLines) askAgain(slots slotsID, of *share, d time.Duration) {
+	of.over = time.Now().Add(d)
+	a.ring(slots, of, d)
+}
+
+// hurry has them ask earlier if w, the first of a line, would leave by then. The half of its time is for others.
+func (a *allLines) hurry(slots slotsID, of *share, w *waiter) {
+	if of.left == 0 || w.until.IsZero() {
+		return
+	}
+	if half := max(0, time.Until(w.until)/2); half < time.Until(of.over) {
+		a.askAgain(slots, of, half)
+	}
+}
+
+// wake tells a line that waits for a slot of core under key that one was released, or does so later if it is
+// left to other processes.
+func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
+	if !a.some.Load() {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slots := slotsOf(core, key)
+	switch of := a.bySlots[slots]; {
+	case of == nil:
+	case !left || of.left == 0:
+		a.tell(offer{slots: slots, left: min(of.lines.Len(), mostOffers)})
+	case !of.open:
+		of.open = true
+		a.askAgain(slots, of, longestPause(of.work))
+		if e := of.lines.Front(); e != nil {
+			if first := e.Value.(*line).idle.Front(); first != nil {
+				a.hurry(slots, of, first.Value.(*waiter))
+			}
+		}
+	}
+}
+
+// ended tells lines of what was left to others, after the pause, or forgets the share.
+func (a *allLines) ended(slots slotsID, of *share) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n := of.left; n > 0 && !time.Now().Before(of.over) {
+		of.left, of.due, of.open = 0, 0, false
+		for i := range n {
+			o := offer{slots: slots, left: min(of.lines.Len(), mostOffers)}
+			if i == 0 {
+				o.late = n
+			}
+			a.tell(o)
+		}
+	}
+	a.forget(slots, of)
+}
+
+// found notes how many more slots there were when one was taken for o, or -1 if there was none. If some are gone
+// that were left, another process has them.
+func (a *allLines) found(o offer, n int) {
+	of := a.bySlots[o.slots]
+	switch {
+	case o.late == 0 || of == nil:
+	case n < o.late-1:
+		of.turn, of.rival = leastTurn, time.Now()
+	default:
+		if of.turn = min(of.turn+of.turn/2, mostTurn); of.turn == mostTurn {
+			of.rival = time.Time{}
+		}
+	}
+}

@@ -1,0 +1,280 @@
+package inflight_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+)
+
+// crowd is workers of several processes, as far as limiters can see, which wait for the same slots, work, and
+// come again.
+type crowd struct {
+	workers  []int // of each process
+	slots    int
+	work     time.Duration // on average
+	rate     int           // of an All with the slots, in events per second; 0 for slots alone
+	patience time.Duration // of Hold; 0 for Wait
+	pause    time.Duration // of a worker between two jobs
+}
+
+// run has c work for d. It returns how many jobs each process has done, what part of the slots' time was used, and
+// how many calls of the store a job has cost.
+func (c crowd) run(t *testing.T, d time.Duration) (jobs []int, used, calls float64) {
+	t.Helper()
+	s := newRemote(t)
+	s.way = 500 * time.Microsecond
+	jobs = make([]int, len(c.workers))
+	ctx, end := context.WithTimeout(t.Context(), d)
+	defer end()
+	var opts []inflight.Option
+	if c.patience > 0 {
+		opts = append(opts, inflight.WaitUpTo(c.patience))
+	}
+	var worked time.Duration
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for i, n := range c.workers {
+		var l ratelimit.Limiter = ratelimit.Must(inflight.New(s, c.slots, time.Minute, ratelimit.WithName("slots")))
+		if c.rate > 0 {
+			rate := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerSecond(c.rate), ratelimit.WithName("rate")))
+			l = ratelimit.Must(ratelimit.NewAll(rate, l))
+		}
+		hold := inflight.Wait
+		if c.patience > 0 {
+			hold = inflight.Hold
+		}
+		for range n {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					slot, _, _ := hold(ctx, l, "key", 1, opts...)
+					if slot == nil {
+						continue
+					}
+					work := c.work/2 + rand.N(c.work)
+					mu.Lock()
+					jobs[i]++
+					worked += work
+					mu.Unlock()
+					time.Sleep(work)
+					slot.Release()
+					time.Sleep(c.pause)
+				}
+			})
+		}
+	}
+	all.Wait()
+	n := 0
+	for _, done := range jobs {
+		n += done
+	}
+	calls = float64(s.called.Load()) / float64(n)
+	time.Sleep(time.Minute) // until all is forgotten
+	require.Zero(t, inflight.Lines())
+	return jobs, worked.Seconds() / d.Seconds() / float64(c.slots), calls
+}
+
+// Those who wait for slots in several processes get even shares, and few slots are unused meanwhile: whether there
+// are more workers than slots in each process or not, and whether rates are decided with the slots or not.
+func TestProcessesGetEvenShares(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		crowd
+		used, calls float64 // of the slots' time, at least, and of the store for a job, at most
+	}{
+		{crowd{workers: []int{8, 8}, slots: 3, work: 120 * ms}, 0.88, 4},
+		{crowd{workers: []int{8, 8, 8, 8}, slots: 3, work: 120 * ms}, 0.88, 6},
+		{crowd{workers: []int{8, 8}, slots: 3, work: 20 * ms}, 0.85, 3},
+		{crowd{workers: []int{8, 8, 8, 8}, slots: 3, work: 20 * ms}, 0.85, 3},
+		{crowd{workers: []int{8, 8, 8, 8}, slots: 3, work: time.Second}, 0.88, 10},
+		{crowd{workers: []int{3, 3, 3, 3}, slots: 3, work: 120 * ms}, 0.88, 6},
+		{crowd{workers: []int{1, 1}, slots: 1, work: 50 * ms}, 0.85, 5},
+		{crowd{workers: []int{1, 1}, slots: 1, work: 50 * ms, pause: 1}, 0.85, 5}, // so that its Release comes first
+		{crowd{workers: []int{8, 8}, slots: 3, work: 120 * ms, rate: 1000}, 0.88, 9},
+		{crowd{workers: []int{8, 8, 8, 8}, slots: 3, work: 20 * ms, rate: 1000}, 0.82, 6},
+		{crowd{workers: []int{8, 8}, slots: 3, work: 120 * ms, rate: 20}, 0.7, 10},
+		{crowd{workers: []int{30, 60}, slots: 40, work: 50 * ms, patience: time.Second}, 0.88, 3},
+	} {
+		t.Run(fmt.Sprint(c.crowd), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := 2 * time.Minute
+				if c.work == time.Second {
+					d *= 4
+				}
+				jobs, used, calls := c.run(t, d)
+				t.Logf("%v jobs, %.2f used, %.1f calls a job", jobs, used, calls)
+				require.LessOrEqual(t, slices.Max(jobs), 2*slices.Min(jobs), "%v", jobs)
+				require.GreaterOrEqual(t, used, c.used)
+				require.LessOrEqual(t, calls, c.calls)
+			})
+		})
+	}
+}
+
+// Where all who wait are in one process, what it leaves to others costs little.
+func TestAProcessThatIsAloneKeepsItsSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []crowd{
+			{workers: []int{1}, slots: 1, work: 50 * time.Millisecond},
+			{workers: []int{8}, slots: 1, work: 50 * time.Millisecond},
+			{workers: []int{8}, slots: 3, work: 120 * time.Millisecond},
+		} {
+			jobs, used, calls := c.run(t, 10*time.Minute)
+			t.Logf("%+v: %v jobs, %.3f used, %.1f calls a job", c, jobs, used, calls)
+			require.GreaterOrEqual(t, used, 0.95)
+		}
+	})
+}
+
+// A process that comes later, and finds all slots taken by another whose workers do not even stand in a line,
+// gets one in time.
+func TestAProcessThatComesLaterGetsASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 500 * time.Microsecond
+		ctx, end := context.WithCancel(t.Context())
+		first, second := slots(t, s, 3, ratelimit.WithName("x")), slots(t, s, 3, ratelimit.WithName("x"))
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					slot, _, _ := inflight.Hold(ctx, first, "key", 1, inflight.WaitUpTo(time.Minute))
+					time.Sleep(50 * time.Millisecond)
+					slot.Release()
+				}
+			})
+		}
+		time.Sleep(time.Minute)
+		began := time.Now()
+		slot := wait(t.Context(), t, second, "key")
+		require.Less(t, time.Since(began), 30*time.Second) // 2 s on average
+		end()
+		all.Wait()
+		slot.Release()
+		time.Sleep(time.Minute)
+	})
+}
+
+// Who has little time does not lose it because a slot is left to others, of whom there are none.
+func TestWhoHasLittleTimeGetsASlotThatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		for range 1000 {
+			slot, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(20*time.Millisecond))
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			time.Sleep(100 * time.Millisecond)
+			slot.Release()
+		}
+		synctest.Wait()
+	})
+}
+
+// While slots are free nobody waits: others can have those.
+func TestFreeSlotsAreNotLeftToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 2)
+		for range 1000 {
+			began := time.Now()
+			slot := wait(t.Context(), t, l, "key")
+			require.Zero(t, time.Since(began))
+			time.Sleep(50 * time.Millisecond)
+			slot.Release()
+			synctest.Wait() // or else the next one may come first, and find none free
+		}
+	})
+}
+
+// Slots in memory are no other process's: who waits for them asks as rarely as ever, and nothing is left.
+func TestSlotsInMemoryAreNotPolledFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := note(slots(t, newRemote(t).Store, 1))
+		for range 1000 {
+			slot := wait(t.Context(), t, l, "key")
+			time.Sleep(50 * time.Millisecond)
+			began := time.Now()
+			slot.Release()
+			wait(t.Context(), t, l, "key").Release()
+			require.Zero(t, time.Since(began))
+		}
+		slot, before := wait(t.Context(), t, l, "key"), l.asked()
+		time.AfterFunc(10*time.Second, slot.Release)
+		wait(t.Context(), t, l, "key").Release()
+		require.Less(t, l.asked()-before, 30) // once a second, in the end
+	})
+}
+
+// Waiters leave at any time, the last of a line too, while slots are released and left to others.
+func TestWaitersMayLeaveAtAnyTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = time.Millisecond
+		some := func(most int) time.Duration { return time.Duration(1+rand.IntN(most)) * time.Millisecond } // often the same
+		var all sync.WaitGroup
+		for range 3 {
+			one := slots(t, s, 2, ratelimit.WithName("x"))
+			lines := []ratelimit.Limiter{one, note(one), note(one)} // three, for the same slots
+			for i := range 6 {
+				all.Go(func() {
+					l := lines[i%3]
+					for range 3000 {
+						ctx, cancel := context.WithTimeout(t.Context(), some(20))
+						if slot, _, err := inflight.Wait(ctx, l, "key", 1); err == nil {
+							time.Sleep(some(50))
+							slot.Release()
+						}
+						cancel()
+						time.Sleep(some(100))
+					}
+				})
+			}
+		}
+		all.Wait()
+		time.Sleep(time.Minute)
+		require.Zero(t, inflight.Lines())
+		require.Equal(t, 2, free(t, slots(t, s, 2, ratelimit.WithName("x"))))
+	})
+}
+
+// The same as above, of real processes on a real Redis. On the machine that runs this everything may take ten times
+// as long, but a process that starves gets nothing at all.
+func TestRealProcessesGetShares(t *testing.T) {
+	t.Parallel()
+	effort.NeedFull(t)
+	server := redistest.Start(t)
+	var processes [4]*process
+	for i := range processes {
+		processes[i] = start(t, server.Addr(), 10*time.Second, workerWaits+"=1")
+	}
+	for _, p := range processes {
+		require.Eventually(t, func() bool { return p.ready.Load() }, time.Minute, 10*time.Millisecond)
+	}
+	before := [len(processes)]int64{}
+	for i, p := range processes {
+		before[i] = p.kept.Load()
+	}
+	var jobs []int64
+	enough := func() bool { // as long as it takes to see shares
+		jobs = nil
+		total := int64(0)
+		for i, p := range processes {
+			jobs = append(jobs, p.kept.Load()-before[i])
+			total += jobs[i]
+		}
+		return total >= 2000
+	}
+	require.Eventually(t, enough, time.Minute, 10*time.Millisecond)
+	t.Log(jobs)
+	require.LessOrEqual(t, slices.Max(jobs), 10*slices.Min(jobs), "%v", jobs)
+}
