@@ -141,6 +141,19 @@ func (b *bench) measureSeveral(ctx context.Context) error {
 		}
 	}
 	fmt.Fprintln(b.out)
+	var rows []modelRow
+	for _, c := range b.severalCells {
+		if c.servers != 3 || c.what == "redis_rate" {
+			continue
+		}
+		r := medianOf(rounds[c.key(b.severalCallers[len(b.severalCallers)/2])])
+		name := c.what
+		if c.tags > 0 {
+			name += fmt.Sprintf(", %d hash tags", c.tags)
+		}
+		rows = append(rows, modelRow{name, c.tags, r.server}, modelRow{name + ", leases", c.tags, r.server / 400})
+	}
+	b.reportModel(rows)
 	return nil
 }
 

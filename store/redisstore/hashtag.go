@@ -19,8 +19,7 @@ const mostSlots = 16384
 // WithHashTags spreads all keys over n hash tags, 1 to 16,384, so that calls of a cluster can share
 // scripts. By default the hash tag of a key in Redis is the user's key, which puts two users into two
 // slots, and a server runs one script for each call. Keys of one tag are in one slot, and are
-// decided on together. With 64 tags and 512 callers a cluster of three serves about twice as many
-// decisions as without.
+// decided on together. docs/scaling.md has what a cluster serves with them.
 //
 // All processes must use the same n. With another n all counts begin anew. A tag is the least that can
 // move from one master to another, so n should be at least ten times the number of masters. A key that

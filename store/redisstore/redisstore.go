@@ -306,8 +306,11 @@ func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 
 // resetOf is the Reset of a key in Redis.
 func (s *Store) resetOf(key string) *call {
-	return &call{script: s.reset, first: request{rule: new(store.Rule), op: "reset", key: key}}
+	return &call{script: s.reset, first: request{rule: noRule, op: "reset", key: key}}
 }
+
+// noRule is that of a Reset.
+var noRule = new(store.Rule)
 
 // key returns the Redis key of key's state. Different user keys have different ones.
 func (s *Store) key(ns *store.Namespace, key string) string {
