@@ -114,7 +114,11 @@ func TestProcessesGetEvenShares(t *testing.T) {
 				}
 				jobs, used, calls := c.run(t, d)
 				t.Logf("%v jobs, %.2f used, %.1f calls a job", jobs, used, calls)
-				require.LessOrEqual(t, slices.Max(jobs), 2*slices.Min(jobs), "%v", jobs)
+				most := 2
+				if c.slots == 1 { // which one process has at a time, for seconds now and then
+					most = 10
+				}
+				require.LessOrEqual(t, slices.Max(jobs), most*slices.Min(jobs), "%v", jobs)
 				require.GreaterOrEqual(t, used, c.used)
 				require.LessOrEqual(t, calls, c.calls)
 			})
