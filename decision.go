@@ -562,15 +562,20 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 		j.charged = d.n
 	}
 	if source == SourceUnlimited || source == SourceList && whole.Allowed { // as long as nothing is counted
-		whole.Limit, whole.Remaining = maxEvents, maxEvents
-		for i := range j.parts {
-			if p := &j.parts[i]; j.speaks(i) { // a Slowdown may have let through what a list denied
-				whole.Limit, whole.Remaining = min(whole.Limit, p.Limit), min(whole.Remaining, p.Remaining)
-			}
-		}
+		whole.least(j)
 	}
 	whole.sum(j)
 	whole.mark = j.markOf(source)
+}
+
+// least gives r the least that its parts say. A Slowdown may have let through what a list denied.
+func (r *Result) least(j *joined) {
+	r.Limit, r.Remaining = maxEvents, maxEvents
+	for i := range j.parts {
+		if p := &j.parts[i]; j.speaks(i) {
+			r.Limit, r.Remaining = min(r.Limit, p.Limit), min(r.Remaining, p.Remaining)
+		}
+	}
 }
 
 // finish gives e's result what is needed later.

@@ -83,7 +83,7 @@ func (b *bench) reportModel(rows []modelRow) {
 			if n := mastersFor(shares[row.tags], rate, row.us); n > 0 {
 				fmt.Fprintf(b.out, " %d |", n)
 			} else {
-				fmt.Fprint(b.out, " – |")
+				fmt.Fprintf(b.out, " – |")
 			}
 		}
 		fmt.Fprintln(b.out)

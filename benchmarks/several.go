@@ -106,7 +106,7 @@ func (b *bench) measureSeveral(ctx context.Context) error {
 	if !haveRedis() {
 		return nil
 	}
-	fmt.Fprint(b.out, "### Several servers and several limits\n\n"+
+	fmt.Fprintf(b.out, "### Several servers and several limits\n\n"+
 		"A key for each caller. The servers and the callers share the processors of one machine, so more servers do not serve more here:\n"+
 		"see the time of a server for a decision. Medians of the rounds, in turns.\n\n"+
 		"| callers | servers | | decisions/s | beside redis_rate there | decisions a script | server, µs | client, µs | p99.9, ms | overloaded |\n"+

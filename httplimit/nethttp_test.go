@@ -128,7 +128,7 @@ func TestABodyThatIsTooLargeEndsTheConnection(t *testing.T) {
 	}{
 		"413": {tooLarge(status(413)), 413},
 		"a long 413": {tooLarge(func(w http.ResponseWriter, _ *http.Request, err error) {
-			http.Error(w, err.Error()+long, 413)
+			http.Error(w, err.Error()+long, http.StatusRequestEntityTooLarge)
 		}), 413},
 		"400": {tooLarge(status(400)), 400},
 		"a redirect": {tooLarge(func(w http.ResponseWriter, r *http.Request, _ error) {
@@ -162,14 +162,14 @@ func TestABodyThatIsTooLargeEndsTheConnection(t *testing.T) {
 			body, five := http.MaxBytesReader(w, r.Body, 10), make([]byte, 5)
 			for {
 				if _, err := io.ReadFull(body, five); err != nil {
-					http.Error(w, long, 413)
+					http.Error(w, long, http.StatusRequestEntityTooLarge)
 					return
 				}
 			}
 		}), 413},
 		"MaxBytesHandler": {http.MaxBytesHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := r.ParseForm(); err != nil {
-				http.Error(w, long, 413)
+				http.Error(w, long, http.StatusRequestEntityTooLarge)
 			}
 		}), 10), 413},
 	} {

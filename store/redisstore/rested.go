@@ -122,7 +122,7 @@ func (r *resting) closed() bool {
 		r.isAhead = n > 0
 		_ = r.Conn.SetReadDeadline(r.deadline())
 		var timeout net.Error
-		if !r.isAhead && err != nil && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		if !r.isAhead && err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
 			return true
 		}
 	}

@@ -179,7 +179,6 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 		return err
 	}
 	var before *fault
-	around := false // a server has said that the key is elsewhere now
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		values, f := s.try(b, c)
 		if f == nil {
@@ -189,19 +188,10 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 			f = before // it gives the reason, not only that time was short
 			f.again = false
 		}
-		if errors.Is(f.err, errApart) {
-			c.apart = true
+		if s.otherwise(b, c, f) {
 			continue
 		}
-		if s.link.slots != nil && elsewhere(f.err) && !around {
-			c.around, around = true, true
-			continue
-		}
-		if errors.Is(f.err, errRested) && time.Now().Before(b.end) { // that connection is closed now, so this ends
-			continue
-		}
-		around = false
-		if !f.again || !s.rest(b, pause) {
+		if c.around = false; !f.again || !s.rest(b, pause) {
 			if errors.Is(f.err, errQueued) || errors.Is(f.err, errGivenUp) {
 				b.by.outlast(&b)
 			}
@@ -213,6 +203,21 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 	}
 }
 
+// otherwise reports whether c goes once more without a pause, since another way is known.
+func (s *Store) otherwise(b budget, c *call, f *fault) bool {
+	switch {
+	case errors.Is(f.err, errApart):
+		c.apart = true
+	case s.link.slots != nil && !c.around && elsewhere(f.err):
+		c.around = true
+	case errors.Is(f.err, errRested): // that connection is closed now, so this ends
+		return time.Now().Before(b.end)
+	default:
+		return false
+	}
+	return true
+}
+
 // try makes one attempt.
 func (s *Store) try(b budget, c *call) ([]int64, *fault) {
 	p, err := s.link.carrier(b, c.first.key)
@@ -220,7 +225,6 @@ func (s *Store) try(b budget, c *call) ([]int64, *fault) {
 	case err != nil:
 		return nil, s.failed(&s.link.plain, c.first.key, err, false)
 	case p == nil || c.around:
-		c.around = false
 		return s.send(b, c, &s.link.plain)
 	}
 	bt, i, began := p.enter(b, c)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -145,8 +146,8 @@ func TestUnixSockets(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	args := []string{"-config", writeFile(t, "limits.yaml", limits+"checks:\n  client: [{user: address}]\n"), "-grpc", "unix:" + at("g"), "-http", "unix://" + at("h"), "-private", "unix:" + at("p")}
 	get := func(path string) int {
-		client := http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) {
-			return net.Dial("unix", path[:strings.LastIndexByte(path, '|')])
+		client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path[:strings.LastIndexByte(path, '|')])
 		}}}
 		resp, err := client.Get("http://unix" + path[strings.LastIndexByte(path, '|')+1:])
 		require.NoError(t, err)
