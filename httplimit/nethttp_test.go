@@ -194,7 +194,7 @@ func TestABodyThatIsTooLargeEndsTheConnection(t *testing.T) {
 					read := bufio.NewReader(conn)
 					res, err := http.ReadResponse(read, nil)
 					if err == nil && res.StatusCode < 200 {
-						require.False(t, res.Close)
+						require.True(t, !res.Close || slices.Contains(own, variant), "which says it at once")
 						res, err = http.ReadResponse(read, nil)
 					}
 					require.NoError(t, err, "an answer comes before the rest of the body")

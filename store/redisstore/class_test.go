@@ -233,14 +233,26 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		return client
 	}
-	for name, change := range map[string]func(o *redis.Options){
-		"wait until the deadline": func(*redis.Options) {},
-		"PoolTimeout":             func(o *redis.Options) { o.PoolTimeout = 10 * time.Millisecond },
-		"MaxActiveConns":          func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = 64, 2 },
+	shard := func(ring *redis.Ring) *redis.Client {
+		c, err := ring.GetShardClientForKey("k")
+		require.NoError(t, err)
+		return c
+	}
+	plain, late := ring(&redis.RingOptions{}), ring(&redis.RingOptions{ContextTimeoutEnabled: true})
+	one, other := small(func(*redis.Options) {}), small(func(o *redis.Options) { o.PoolTimeout = 10 * time.Millisecond })
+	third := small(func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = 64, 2 })
+	for name, c := range map[string]struct {
+		client redisstore.Client
+		server *redis.Client // whose pool it is
+	}{
+		"wait until the deadline": {one, one},
+		"PoolTimeout":             {other, other},
+		"MaxActiveConns":          {third, third},
+		"Ring":                    {plain, shard(plain)},
+		"Ring with deadlines":     {late, shard(late)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client := small(change)
-			s, err := redisstore.New(client)
+			s, err := redisstore.New(c.client)
 			require.NoError(t, err)
 			require.Eventually(t, func() bool {
 				_, err := s.Take(t.Context(), space, "k", limit, 1)
@@ -253,7 +265,7 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 			}, 10*time.Second, time.Millisecond)
 
 			for range 2 {
-				conn := client.Conn()
+				conn := c.server.Conn()
 				defer conn.Close()
 				require.Eventually(t, func() bool { return conn.Ping(t.Context()).Err() == nil }, 10*time.Second, time.Millisecond, "a late trip holds a place")
 			}
@@ -264,40 +276,17 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 			require.Greater(t, l.count("overloaded"), l.calls()*3/4)
 		})
 	}
-	for name, client := range map[string]redisstore.Client{
-		"Ring":                ring(&redis.RingOptions{}),
-		"Ring with deadlines": ring(&redis.RingOptions{ContextTimeoutEnabled: true}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			const timeout = 50 * time.Millisecond
-			_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)
-			require.NoError(t, err)
-			s, err := redisstore.New(client, redisstore.WithTimeout(timeout)) // two connections are too few for that
-			require.NoError(t, err)
-			require.EventuallyWithT(t, func(c *assert.CollectT) { // a busy machine carries less now and then
-				l := run(t, s, 64, 300*time.Millisecond)
-				l.report("a pool of 2, 64 callers")
-				require.Zero(t, l.count("no class"))
-				if testing.Short() { // as in requireInTime
-					return
-				}
-				assert.Less(c, l.lateAfter(timeout), slack)
-				assert.Greater(c, l.count("overloaded"), (l.calls()-l.count("ok"))*3/4)
-				assert.Greater(c, l.count("ok"), 15, "a tenth of what two connections carry")
-			}, 10*time.Second, time.Millisecond)
-		})
-	}
 
 	// The fault bites: the client's own command waits as long as PoolTimeout.
 	naive := small(func(o *redis.Options) { o.ReadTimeout = time.Second })
-	late := worst(64, 1, func() time.Duration {
+	longest := worst(64, 1, func() time.Duration {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
 		_ = naive.Ping(ctx).Err()
 		return time.Since(start)
 	})
-	require.Greater(t, late, 100*time.Millisecond)
+	require.Greater(t, longest, 100*time.Millisecond)
 }
 
 // The deadlines of its callers are no failures of a store that has time: whoever is late ends as its context does, of each

@@ -88,9 +88,6 @@ func TestWhatWasChargedAfterADeadlineIsGivenBack(t *testing.T) {
 	const limit = 1000
 	server, proxy := clusterOfOne(t)
 	for name, client := range kinds(t, proxy.Addr(), false) {
-		if name == "Client" { // a call that goes alone closes its connection at the deadline
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			prefix := redisstore.WithPrefix(redistest.Prefix(t))
 			bucket := ratelimit.Must(ratelimit.NewTokenBucket(newStore(t, client, prefix), ratelimit.PerDay(limit)))

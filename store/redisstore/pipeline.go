@@ -179,10 +179,11 @@ func (p *pipeline) open(line *queue, now time.Time) *batch {
 }
 
 // alone reports whether a call may go alone. Far from the server that could close a
-// connection which others wait for.
+// connection which others wait for. A caller's own deadline would do so, too, and what the call has
+// charged could not be given back. (The store's own timeout leaves it charged in any case.)
 func (p *pipeline) alone(b budget, now time.Time) bool {
 	way := p.distance.is()
-	return way > 0 && b.left > 2*max(way, p.length) && p.waiting() == 0 && p.conns.ready > 0 && p.trips < p.most() &&
+	return b.own && way > 0 && b.left > 2*max(way, p.length) && p.waiting() == 0 && p.conns.ready > 0 && p.trips < p.most() &&
 		now.Sub(p.conns.used) <= rested && p.gathering(now) <= 0
 }
 
