@@ -97,3 +97,16 @@ func ExampleStore_Ready() {
 }
 
 func serve(ratelimit.Limiter) {}
+
+// On a cluster, the keys of all users share 64 hash tags, so that a master decides on many calls in one script.
+func ExampleWithHashTags() {
+	addrs := []string{"10.0.0.1:6379", "10.0.0.2:6379", "10.0.0.3:6379"}
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true})
+	store, err := redisstore.New(client, redisstore.WithHashTags(64))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(10))
+	fmt.Println(limiter.Limit(), err)
+	// Output: 10/s <nil>
+}
