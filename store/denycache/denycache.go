@@ -163,6 +163,11 @@ func (s *Store) decide(ctx context.Context, requests []store.Request, replies []
 		err = s.Store.Decide(ctx, requests, replies)
 		s.learn(r.Namespace.Rule, &q, replies[0], err)
 		return err
+	case store.OpShadow:
+		s.denials.Send(r.Namespace, r.Key, &q)
+		err = s.Store.Decide(ctx, requests, replies)
+		s.learn(r.Namespace.Rule, &q, replies[0], err)
+		return err
 	case store.OpOverdraw: // under another limit than that of a denial it may make room
 		s.denials.Send(r.Namespace, r.Key, &q)
 		defer s.denials.ForgetOtherLimits(&q)

@@ -449,6 +449,45 @@ func TestADenialIsForgottenByAChargeUnderAnotherLimit(t *testing.T) {
 	})
 }
 
+func TestADenialIsForgottenByAShadowUnderAnotherLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ns := spaceOf(t, "token_bucket")
+		by := func(period time.Duration) store.Limit {
+			return store.Limit{Rate: 10, Period: period.Microseconds(), Burst: 10}
+		}
+		d := newDenyCache(t, memory(t))
+		take := func(n int64) bool {
+			r, err := d.Take(t.Context(), ns, "key", by(time.Hour), n)
+			require.NoError(t, err)
+			return r.OK()
+		}
+		require.True(t, take(10))
+		require.False(t, take(1))
+		time.Sleep(time.Second) // which refills the bucket by the other limit
+		require.NoError(t, d.Decide(t.Context(), []store.Request{{Namespace: ns, Key: "key", Limit: by(time.Second), N: 1, Op: store.OpShadow}}, make([]store.Reply, 1)))
+		require.True(t, take(9))
+	})
+}
+
+// spaceOf is a namespace of an algorithm.
+func spaceOf(t *testing.T, algorithm string) *store.Namespace {
+	t.Helper()
+	p := &prepared{Store: memory(t)}
+	newLimiter(t, algorithm, p, ratelimit.PerHour(1))
+	return store.NewNamespace(p.rule, "name")
+}
+
+// prepared keeps the rule of the last limiter that was made on it.
+type prepared struct {
+	store.Store
+	rule *store.Rule
+}
+
+func (p *prepared) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
+	p.rule = rule
+	return p.Store.Prepare(rule, l, fixed)
+}
+
 // proofs are what the store has denied, as its callers were told.
 type proofs struct {
 	mu     sync.Mutex

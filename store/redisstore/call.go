@@ -19,6 +19,7 @@ type call struct {
 	slot   int  // of a cluster
 	apart  bool // never in one script with others
 	around bool // past the pipeline: the client itself knows where to
+	rested int  // connections that it has found closed
 
 	// What follows belongs to the batch of a carried call.
 	ctx    context.Context

@@ -168,6 +168,7 @@ type link struct {
 	turn     chan struct{}                           // of one Ready: two would each wait for the connections that the other holds
 
 	overloaded atomic.Int64 // calls that ended so
+	tooShort   atomic.Int64 // calls that had less time than the way takes
 }
 
 // newLink finds the cheapest way to run commands on client that keeps to deadlines.
@@ -250,11 +251,17 @@ type servers struct {
 	loading *loading
 }
 
-// loading is a question where the keys of a cluster are.
+// loading is a question where the keys of a cluster are. It is asked once more after a while, since the
+// node that was asked may hang, and others may not.
 type loading struct {
-	done chan struct{}
-	err  error
+	done  chan struct{}
+	asked int       // times that it is asked now
+	last  time.Time // when it was asked
+	err   error
 }
+
+// mostLoading is how often it is asked at the same time.
+const mostLoading = 8
 
 // pipeline returns the pipeline of c's server. A server that is new may stand in the place of
 // another one, whose pipeline goes then.
@@ -274,33 +281,57 @@ func (v *servers) pipeline(c *redis.Client) *pipeline {
 	return p.(*pipeline)
 }
 
-// learn asks once for all calls where the keys are, and waits until b's end for the answer.
+// learn asks for all calls where the keys are, and waits until b's end for the first answer.
 func (v *servers) learn(b budget) error {
-	v.mu.Lock()
-	l := v.loading
-	if l == nil {
-		l = &loading{done: make(chan struct{})}
-		v.loading = l
-		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), max(lasting, lastingTimes*v.store.timeout))
-			defer cancel()
-			l.err = v.load(ctx)
-			v.mu.Lock()
-			defer v.mu.Unlock()
-			v.loading = nil
-			close(l.done)
-		}()
+	end := time.NewTimer(time.Until(b.end))
+	defer end.Stop()
+	patience := max(v.store.timeout/16, time.Millisecond)
+	again := time.NewTicker(patience)
+	defer again.Stop()
+	l := v.ask(nil, patience)
+	for {
+		select {
+		case <-l.done:
+			return l.err
+		case <-b.Done():
+			return b.Err()
+		case <-end.C:
+			return context.DeadlineExceeded
+		case <-again.C:
+			l = v.ask(l, patience)
+		}
 	}
-	v.mu.Unlock()
-	timer := time.NewTimer(time.Until(b.end))
-	defer timer.Stop()
-	select {
-	case <-l.done:
-		return l.err
-	case <-b.Done():
-		return b.Err()
-	case <-timer.C:
-		return context.DeadlineExceeded
+}
+
+// ask asks the question that is open, unless it was asked a moment ago. That is l, if it has no answer yet.
+func (v *servers) ask(l *loading, patience time.Duration) *loading {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case l != nil && v.loading != l: // it has its answer
+		return l
+	case v.loading == nil:
+		v.loading = &loading{done: make(chan struct{})}
+	}
+	l = v.loading
+	if now := time.Now(); l.asked == 0 || l.asked < mostLoading && now.Sub(l.last) >= patience {
+		l.asked, l.last = l.asked+1, now
+		go v.answer(l)
+	}
+	return l
+}
+
+// answer ends l if there is an answer, or nobody else asks.
+func (v *servers) answer(l *loading) {
+	ctx, cancel := context.WithTimeout(context.Background(), max(lasting, lastingTimes*v.store.timeout))
+	defer cancel()
+	err := v.load(ctx)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	l.asked--
+	if v.loading == l && (err == nil || l.asked == 0) {
+		l.err, v.loading = err, nil
+		close(l.done)
 	}
 }
 

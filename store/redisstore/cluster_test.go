@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -153,5 +154,35 @@ func TestASlotMovesUnderACrowd(t *testing.T) {
 		r, err := l.Peek(t.Context(), keys[k])
 		require.NoError(t, err)
 		require.EqualValues(t, admitted[k].Load(), 2_000_000-r.Remaining, keys[k])
+	}
+}
+
+// A ring whose only shard is away for a moment, and a cluster of which one seed accepts connections and says nothing: a call
+// looks for its server as long as it has time.
+func TestACallLooksForItsServerWhileItHasTime(t *testing.T) {
+	t.Parallel()
+	server, _ := clusterOfOne(t)
+	hangs, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer hangs.Close() // it accepts none, and the kernel does
+
+	var up atomic.Bool
+	ring := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"a": redistest.Shared(t).Addr()}, HeartbeatFrequency: time.Millisecond,
+		HeartbeatFn: func(context.Context, *redis.Client) bool { return up.Load() },
+	})
+	defer ring.Close()
+	require.Eventually(t, func() bool { return ring.Len() == 0 }, 20*time.Second, time.Millisecond)
+	s := newStore(t, ring, redisstore.WithTimeout(20*time.Second))
+	time.AfterFunc(50*time.Millisecond, func() { up.Store(true) })
+	_, err = s.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+
+	for range 4 { // of two seeds the client takes any
+		cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr(), hangs.Addr().String()}})
+		defer cluster.Close()
+		s := newStore(t, cluster, redisstore.WithTimeout(4*time.Second)) // a client waits for a seed for 5 s
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
 	}
 }

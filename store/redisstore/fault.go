@@ -20,6 +20,9 @@ type fault struct {
 	err   error  // the client's
 	again bool   // nothing ran, and another attempt may succeed
 	made  error  // what error returns
+
+	sent bool  // the call may run: what it charges is given back if over is not nil
+	over error // the error of the caller's context, when it was left
 }
 
 var (

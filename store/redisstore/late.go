@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -41,15 +42,25 @@ func (s *Store) giveBack(c *call, values []int64) {
 	}
 	go func() {
 		for _, r := range refunds {
-			b, err := s.admit(context.Background(), true, r.first.key)
-			if err != nil {
-				return
+			for pause := firstPause; ; pause *= 8 {
+				err := s.giveBackBy(r)
+				if err == nil || errors.Is(err, store.ErrTimeout) || pause > time.Second { // a timeout may have run
+					break
+				}
+				time.Sleep(pause)
 			}
-			var reply [1]store.Reply
-			_ = s.decide(b, r, reply[:])
-			s.leave(&b)
 		}
 	}()
+}
+
+func (s *Store) giveBackBy(r *call) error {
+	b, err := s.admit(context.Background(), true, r.first.key)
+	if err != nil {
+		return err
+	}
+	defer s.leave(&b)
+	var reply [1]store.Reply
+	return s.decide(b, r, reply[:])
 }
 
 // refunds returns the calls that give back what c has charged by its reply.

@@ -232,6 +232,7 @@ func isAnswer(err error) bool {
 // wait returns how call i of bt, which is of key, ended, by b's end.
 func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault) {
 	err, sent := p.outcome(b, bt, i)
+	left := err != nil && sent
 	if err == nil {
 		c := &bt.calls[i] // which does not move any more
 		if r := bt.trip.panicked; r != nil {
@@ -259,7 +260,25 @@ func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault
 		f.err, f.made, f.again = err, nil, true
 		return nil, &f
 	}
-	return nil, p.store.failed(p.server, key, err, sent)
+	f := p.store.failed(p.server, key, err, sent)
+	if left {
+		if f.sent, f.over = true, over(b); f.over != nil {
+			p.forsake(bt, i)
+		}
+	}
+	return nil, f
+}
+
+// forsake has what call i of bt charges given back: its caller has left since its context has ended.
+func (p *pipeline) forsake(bt *batch, i int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch c := &bt.calls[i]; {
+	case !bt.trip.ended:
+		bt.trip.gone = append(bt.trip.gone, c)
+	case c.goes && c.err == nil:
+		p.store.giveBack(c, c.values)
+	}
 }
 
 // outcome waits until call i of bt has ended, or its time is up. Without an error, the
@@ -296,9 +315,7 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 		bt.lose(1)
 		return p.waited(bt), false
 	}
-	if sent = bt.trip.leave(); sent && over(b) != nil {
-		bt.trip.gone = append(bt.trip.gone, c)
-	}
+	sent = bt.trip.leave()
 	return p.timeUp(bt, sent), sent
 }
 

@@ -235,10 +235,7 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (budget, error
 		if err := b.Err(); err != nil {
 			return b, err
 		}
-		var err error
-		if b.by, err = s.link.carrier(b, in); err != nil {
-			return b, s.failure(ctx, s.failed(&s.link.plain, in, err, false))
-		}
+		b.by, _ = s.link.carrier(b, in) // or else the call's attempts look for its server
 	}
 	if b.by != nil {
 		if f := b.by.refuses(&b); f != nil {

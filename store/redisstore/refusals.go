@@ -24,7 +24,7 @@ type expected struct {
 func (p *pipeline) refuses(b *budget) *fault {
 	e := &p.expected
 	if b.left < time.Duration(e.way.Load()) && !p.looks(b) {
-		p.refusals.far.Add(1)
+		p.store.link.tooShort.Add(1)
 		p.refusals.wait(b, b.end) // if the time is the caller's own, the error is that of the context
 		return isFar
 	}
@@ -88,8 +88,6 @@ type refusals struct {
 	waves   *waves.Waves
 	holding atomic.Int64 // calls that are not told yet
 	loops   loops
-
-	far atomic.Int64 // calls that had less time than the way takes
 }
 
 // mostHeld is how many refused calls wait at most.

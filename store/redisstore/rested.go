@@ -25,6 +25,9 @@ import (
 // sent. go-redis repeats users' own commands after an EOF.
 var errRested = fmt.Errorf("the connection was closed while it rested: %w", io.EOF)
 
+// mostRested is how many connections a call finds closed before it waits for a while.
+const mostRested = 64
+
 // grace is how long a connection waits for the rest of a record that has begun to arrive.
 const grace = 5 * time.Millisecond
 
@@ -214,7 +217,7 @@ func retire(c *redis.Client) {
 	if c.Options().TLSConfig == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*grace)
 	defer cancel()
 	c = c.WithTimeout(time.Nanosecond) // for one that would have to greet the server first
 	for n := c.PoolStats().IdleConns; n > 0 && c.PoolStats().IdleConns > 0; n-- {

@@ -192,7 +192,7 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 			continue
 		}
 		if c.around = false; !f.again || !s.rest(b, pause) {
-			if errors.Is(f.err, errQueued) || errors.Is(f.err, errGivenUp) {
+			if b.by != nil && (errors.Is(f.err, errQueued) || errors.Is(f.err, errGivenUp)) {
 				b.by.outlast(&b)
 			}
 			return s.failure(b, f)
@@ -210,7 +210,9 @@ func (s *Store) otherwise(b budget, c *call, f *fault) bool {
 		c.apart = true
 	case s.link.slots != nil && !c.around && elsewhere(f.err):
 		c.around = true
-	case errors.Is(f.err, errRested): // that connection is closed now, so this ends
+		s.link.plain.pulse.beat() // a server has just answered
+	case errors.Is(f.err, errRested) && c.rested < mostRested: // that connection is closed now, so this ends
+		c.rested++
 		return time.Now().Before(b.end)
 	default:
 		return false
@@ -266,10 +268,13 @@ func (s *Store) sendBy(b budget, c *call, v *server, name any) ([]int64, *fault)
 		return cmd.Val(), nil
 	}
 	sent := !isAnswer(err) && a.sending.giveUp()
-	if sent && over(b) != nil {
-		s.follow(*c, cmd, err)
+	f := s.failed(v, c.first.key, err, sent)
+	if sent {
+		if f.sent, f.over = true, over(b); f.over != nil {
+			s.follow(*c, cmd, err)
+		}
 	}
-	return nil, s.failed(v, c.first.key, err, sent)
+	return nil, f
 }
 
 // failed returns the fault of a call of key, which was sent to v or not.
@@ -323,8 +328,11 @@ func parse(list []int64, replies []store.Reply) error {
 
 // failure is the error of a call with ctx that ended in f, and counts it.
 func (s *Store) failure(ctx context.Context, f *fault) error {
-	if err := over(ctx); err != nil {
-		return err
+	if !f.sent {
+		f.over = over(ctx)
+	}
+	if f.over != nil {
+		return f.over
 	}
 	if errors.Is(f.class, store.ErrOverloaded) {
 		s.link.overloaded.Add(1)

@@ -16,10 +16,9 @@ func (s *Store) Stats() Stats {
 	if s.link == nil {
 		return Stats{}
 	}
-	st := Stats{Overloaded: s.link.overloaded.Load()}
+	st := Stats{Overloaded: s.link.overloaded.Load(), TooShort: s.link.tooShort.Load()}
 	s.link.each(func(p *pipeline) {
 		st.UnderWay += p.expected.inside.Load() + p.expected.ahead.Load()
-		st.TooShort += p.refusals.far.Load()
 		st.RoundTrip = max(st.RoundTrip, time.Duration(p.expected.way.Load()))
 	})
 	return st
