@@ -19,7 +19,7 @@ import (
 // any denies, none is charged. What differs from call to call is for [Decide].
 //
 // Limits of the five algorithms on one store are decided together: in memory under the locks of
-// their keys, on Redis by one script (on a cluster or a ring, limits of one key). Others are
+// their keys, on Redis by one script (on a cluster or a ring, limits of one key or of one hash tag). Others are
 // charged in their order, and given back when a later one denies.
 //
 // Bound: that of each limit. While limits are charged in order, others see up to n events too

@@ -144,7 +144,7 @@ func randomGroup(rng *rand.Rand, spaces []*store.Namespace) []store.Request {
 		if rng.IntN(4) == 0 && (rule.Name == "token_bucket" || rule.Name == "leaky_bucket") {
 			r.Limit = r.Limit.TurnBefore(1 + rng.Int64N(r.Limit.Period))
 		}
-		if rng.IntN(30) == 0 {
+		if rng.IntN(12) == 0 {
 			r.Key = "corrupt"
 		}
 		list[i] = r

@@ -4,7 +4,8 @@
 // has more.
 //
 // A decision is one EVALSHA in one round trip. So is a decision of several limits if their keys
-// are on one server. Decisions use the server's clock. Every key has a TTL. What a server loses
+// are on one server, and on a cluster or a ring if they are of one user's key, or of keys with one
+// hash tag ([WithHashTags]). Decisions use the server's clock. Every key has a TTL. What a server loses
 // in a crash, failover or eviction may be admitted again.
 //
 // A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its

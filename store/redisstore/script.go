@@ -328,11 +328,12 @@ func parse(list []int64, replies []store.Reply) error {
 
 // failure is the error of a call with ctx that ended in f, and counts it.
 func (s *Store) failure(ctx context.Context, f *fault) error {
+	ended := f.over
 	if !f.sent {
-		f.over = over(ctx)
+		ended = over(ctx)
 	}
-	if f.over != nil {
-		return f.over
+	if ended != nil {
+		return ended
 	}
 	if errors.Is(f.class, store.ErrOverloaded) {
 		s.link.overloaded.Add(1)
