@@ -207,7 +207,7 @@ func TestNobodyThereIsUnavailable(t *testing.T) {
 			return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "nobody.invalid", IsNotFound: true}}
 		}})
 		defer client.Close()
-		_, err := newStore(t, client, redisstore.WithTimeout(10*time.Second)).Take(t.Context(), space, "k", limit, 1)
+		_, err := newStore(t, client, redisstore.WithTimeout(2*time.Second)).Take(t.Context(), space, "k", limit, 1)
 		require.ErrorIs(t, err, store.ErrUnavailable)
 		require.ErrorContains(t, err, "no such host")
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9/push"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -82,7 +83,8 @@ func TestOverTLSAConnectionThatWasClosedWhileItRestedIsNotUsed(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				const rounds, together, alone = 3, 32, 8
+				const together, alone = 32, 8
+				rounds := effort.Of(1, 3)
 				for range rounds {
 					var callers sync.WaitGroup
 					for range together {
