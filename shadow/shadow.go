@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/evenhash"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
@@ -61,7 +62,7 @@ func WithEnforcement(percent float64) Option {
 // keys. The default is "".
 func WithSalt(salt string) Option {
 	return func(l *Limiter) error {
-		l.seed = hash(offset, salt)
+		l.seed = evenhash.Add(evenhash.Offset, salt)
 		return nil
 	}
 }
@@ -76,7 +77,7 @@ func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	case report == nil:
 		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
 	}
-	lim := &Limiter{limiter: l, seed: offset}
+	lim := &Limiter{limiter: l, seed: evenhash.Offset}
 	lim.reports.report = report
 	lim.passed = ratelimit.Result{Allowed: true}.WithMark(ratelimit.NewMark(lim, ratelimit.SourceStore, nil))
 	for _, opt := range opts {
@@ -110,7 +111,7 @@ func (l *Limiter) Enforced(key string) bool {
 	if percent == 0 {
 		return false
 	}
-	return float64(mix(hash(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
+	return float64(evenhash.Mix(evenhash.Add(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
 }
 
 // Allow is AllowN of 1.
@@ -251,22 +252,3 @@ var (
 	_ ratelimit.Charger        = (*Limiter)(nil)
 	_ ratelimit.Delayer        = (*Limiter)(nil)
 )
-
-// offset is where FNV-1a begins.
-const offset uint64 = 14695981039346656037
-
-// hash continues FNV-1a (Fowler, Noll, Vo) from h, in 64 bits.
-func hash(h uint64, s string) uint64 {
-	for i := range len(s) {
-		h = (h ^ uint64(s[i])) * 1099511628211
-	}
-	return h
-}
-
-// mix is the finalizer of MurmurHash3 (Appleby). Without it the last bytes of a key hardly
-// change the high bits of FNV-1a, and user:1 to user:9 would be enforced together.
-func mix(h uint64) uint64 {
-	h = (h ^ h>>33) * 0xff51afd7ed558ccd
-	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
-	return h ^ h>>33
-}

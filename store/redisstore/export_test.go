@@ -77,7 +77,7 @@ func (s *Store) Batch(ns *store.Namespace) *Batch { return &Batch{s: s, ns: ns} 
 
 func (b *Batch) add(key, op string, l store.Limit, n int64) {
 	c := new(call)
-	b.s.ask(&c.first, b.ns, key, op, l, n)
+	b.s.ask(&c.first, "", b.ns, key, op, l, n)
 	b.calls = append(b.calls, c)
 }
 
@@ -90,7 +90,7 @@ func (b *Batch) Overdraw(key string, l store.Limit, n, most int64) {
 func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, refund(c), l, c.N) }
 
 // All adds a TakeAll.
-func (b *Batch) All(requests []store.Request) { b.calls = append(b.calls, b.s.groupOf(requests)) }
+func (b *Batch) All(requests []store.Request) { b.calls = append(b.calls, b.s.groupOf(requests, "")) }
 
 // Make makes the calls, in one script. It returns the replies of all requests, and of each call the error, and whether
 // it would be tried again.

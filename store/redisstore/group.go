@@ -27,23 +27,25 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	case len(requests) == 0:
 		return nil
 	}
-	b, err := s.admit(ctx, false, s.where(requests[0].Namespace, requests[0].Key))
+	in := s.where(requests[0].Namespace, requests[0].Key)
+	b, err := s.admit(ctx, false, in)
 	if err != nil {
 		return err
 	}
 	defer s.leave(&b)
-	return s.decide(b, s.groupOf(requests), replies)
+	return s.decide(b, s.groupOf(requests, in), replies)
 }
 
-// groupOf is the call of a Decide.
-func (s *Store) groupOf(requests []store.Request) *call {
+// groupOf is the call of a Decide. The first key's where is in.
+func (s *Store) groupOf(requests []store.Request, in string) *call {
 	c := new(call)
 	if len(requests) > 1 {
 		c.more = make([]request, len(requests)-1)
 	}
 	for i := range requests {
 		of := &requests[i]
-		s.ask(c.request(i), of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
+		s.ask(c.request(i), in, of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
+		in = ""
 	}
 	return c
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimit-go/ratelimit/internal/evenhash"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -65,16 +66,7 @@ func hashTags(n int) []string {
 
 // tagOf is the one of tags that key belongs to.
 func tagOf(tags []string, key string) string {
-	hash := uint64(14695981039346656037) // FNV-1a of 64 bits
-	for i := range len(key) {
-		hash = (hash ^ uint64(key[i])) * 1099511628211
-	}
-	hash ^= hash >> 33 // and the end of MurmurHash3, after which the high bits depend on all of them
-	hash *= 0xff51afd7ed558ccd
-	hash ^= hash >> 33
-	hash *= 0xc4ceb9fe1a85ec53
-	hash ^= hash >> 33
-	i, _ := bits.Mul64(hash, uint64(len(tags)))
+	i, _ := bits.Mul64(evenhash.Mix(evenhash.Add(evenhash.Offset, key)), uint64(len(tags)))
 	return tags[i]
 }
 

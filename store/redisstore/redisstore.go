@@ -181,20 +181,22 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx, renews(ns, l), s.where(ns, key))
+	in := s.where(ns, key)
+	b, err := s.admit(ctx, renews(ns, l), in)
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return s.call(b, ns, key, within("take", l), l, n)
+	return s.call(b, in, ns, key, within("take", l), l, n)
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	b, err := s.admit(ctx, true, s.where(ns, key))
+	in := s.where(ns, key)
+	b, err := s.admit(ctx, true, in)
 	if err != nil {
 		return err
 	}
-	_, err = s.call(b, ns, key, refund(c), l, c.N)
+	_, err = s.call(b, in, ns, key, refund(c), l, c.N)
 	return err
 }
 
@@ -223,9 +225,10 @@ func (s *Store) period(r *request) any {
 func (s *Store) Timeout() time.Duration { return s.timeout }
 
 // admit returns the budget of a call with ctx that begins now, or the error of one that is
-// refused. It comes before all else, so that a refusal costs little. Who was admitted calls
-// leave. Of a ring or a cluster the server that has the key in has to admit the call. A call that goes ahead gives room to others, who wait for it. It is not refused for want of
-// room: there are no more of these calls than events that were admitted.
+// refused. It comes before all else, so that a refusal costs little. A call that was admitted has to
+// call leave. On a ring or a cluster, the server of the key named in admits the call. A call that goes
+// ahead gives room to others, who wait for it. It is not refused for want of room, because there are no
+// more of these calls than events that were admitted.
 func (s *Store) admit(ctx context.Context, ahead bool, in string) (budget, error) {
 	if s.link == nil {
 		return budget{}, errNotMade
@@ -246,7 +249,8 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (budget, error
 	return b, nil
 }
 
-// where is the key in Redis, for the clients to which it matters.
+// where is the key in Redis if the client has several servers, or else "": the key is then not needed
+// to admit a call.
 func (s *Store) where(ns *store.Namespace, key string) string {
 	if s.link == nil || s.link.servers == nil {
 		return ""
@@ -265,19 +269,23 @@ func (s *Store) leave(b *budget) {
 	}
 }
 
-// call runs an operation on key, and leaves.
-func (s *Store) call(b budget, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
+// call runs an operation on key, whose where is in, and leaves.
+func (s *Store) call(b budget, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
 	defer s.leave(&b)
 	var c call
 	var reply [1]store.Reply
-	s.ask(&c.first, ns, key, op, l, n)
+	s.ask(&c.first, in, ns, key, op, l, n)
 	err := s.decide(b, &c, reply[:])
 	return reply[0], err
 }
 
-// ask makes r a request. A Before is among the arguments of its operation.
-func (s *Store) ask(r *request, ns *store.Namespace, key, op string, l store.Limit, n int64) {
-	r.rule, r.op, r.key, r.limit, r.n = ns.Rule, op, s.key(ns, key), l.TurnBefore(0), n
+// ask makes r a request. The key in Redis is in, unless that is empty, because it was not needed before. A
+// Before is among the arguments of its operation.
+func (s *Store) ask(r *request, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) {
+	if in == "" {
+		in = s.key(ns, key)
+	}
+	r.rule, r.op, r.key, r.limit, r.n = ns.Rule, op, in, l.TurnBefore(0), n
 }
 
 // decide runs c.
