@@ -69,7 +69,7 @@ func TestAllDecidesAsItsLimitsDoAloneOrNotAtAll(t *testing.T) {
 						admissions = admissions[:len(admissions)-1]
 						require.NoError(t, a.Refund(t.Context(), "key", last, 1))
 						for i, l := range alone {
-							require.NoError(t, l.Refund(t.Context(), "key", last.Parts()[i], 1))
+							require.NoError(t, l.Refund(t.Context(), "key", last.Parts()[i].Result, 1))
 						}
 					}
 					r := requireAllAsAlone(t, a, alone, n, name != "memory, one after another")
@@ -99,7 +99,7 @@ func requireAllAsAlone(t *testing.T, a *ratelimit.All, alone []ratelimit.Limiter
 	least, longest := 1<<31-1, time.Duration(0)
 	for i, l := range alone {
 		part := r.Parts()[i]
-		if part == (ratelimit.Result{}) {
+		if part.Result == (ratelimit.Result{}) {
 			require.False(t, r.Allowed || together, "every limit was asked")
 			continue
 		}
@@ -108,7 +108,7 @@ func requireAllAsAlone(t *testing.T, a *ratelimit.All, alone []ratelimit.Limiter
 		if fits || want.Remaining < n { // a denial charges nothing
 			want, err = l.AllowN(ctx, "key", n)
 			require.NoError(t, err)
-			require.Equal(t, want, part)
+			require.Equal(t, want, part.Result)
 		} else {
 			require.True(t, part.Allowed)
 			require.Equal(t, want.Remaining, part.Remaining)
@@ -375,10 +375,10 @@ func TestAllDelaysNothingThatItDenies(t *testing.T) {
 func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
 	lim := newLimiter(t, "token_bucket", withoutJoint{Store: memory(t, newClock())}, ratelimit.PerHour(5))
 	never := ratelimittest.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
-	fresh := allowN(t, all(t, lim, never), 1).Parts()[0]
+	fresh := allowN(t, all(t, lim, never), 1).Parts()[0].Result
 	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 5, Remaining: 5}, fresh)
 	allowN(t, lim, 3)
-	spent := allowN(t, all(t, lim, never), 1).Parts()[0]
+	spent := allowN(t, all(t, lim, never), 1).Parts()[0].Result
 	require.Equal(t, 2, spent.Remaining)
 	require.GreaterOrEqual(t, spent.ResetAfter, peek(t, lim, "key").ResetAfter, "the key is not as never seen")
 
@@ -512,9 +512,9 @@ func TestAllTellsALimitOfSeveralWithoutTheChargeThatItGaveBack(t *testing.T) {
 	denied := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
 	r := allowN(t, all(t, onOneKey(t, inner, "key"), denied), 2)
 	require.Len(t, r.Parts(), 3)
-	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 9, Remaining: 9}, r.Parts()[0])
+	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 9, Remaining: 9}, r.Parts()[0].Result)
 	require.Equal(t, ratelimit.SourceUnlimited, r.Parts()[1].Source())
-	require.ErrorIs(t, inner.Refund(t.Context(), "key", r.Parts()[0], 2), ratelimit.ErrInvalidN)
+	require.ErrorIs(t, inner.Refund(t.Context(), "key", r.Parts()[0].Result, 2), ratelimit.ErrInvalidN)
 
 	through := onOneKey(t, letThrough{inner}, "key")
 	r = allowN(t, all(t, through, denied), 10)
@@ -600,7 +600,7 @@ func TestAllWithoutAStore(t *testing.T) {
 	require.False(t, r.Allowed)
 	require.Equal(t, ratelimit.Never, r.RetryAfter)
 	require.Equal(t, "blocked", r.DeniedBy())
-	require.Equal(t, []bool{true, false}, []bool{r.Parts()[0] == ratelimit.Result{}, r.Parts()[1] == ratelimit.Result{}}, "not asked, asked")
+	require.Equal(t, []bool{true, false}, []bool{r.Parts()[0].Result == ratelimit.Result{}, r.Parts()[1].Result == ratelimit.Result{}}, "not asked, asked")
 }
 
 func TestAllOfWrappers(t *testing.T) {
@@ -966,12 +966,12 @@ func TestAShadowHasNoSay(t *testing.T) {
 	real := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	r := decide(t, ratelimit.Ask{Limiter: down, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.True(t, r.Allowed, "a trial that fails is no error")
-	require.Equal(t, ratelimit.Result{}, r.Parts()[0])
+	require.Zero(t, r.Parts()[0].Result)
 	noLimit := errors.New("no limit")
 	broken := inMemory(t, "token_bucket", ratelimit.PerHour(9), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, noLimit }))
 	r = decide(t, ratelimit.Ask{Limiter: broken, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.True(t, r.Allowed)
-	require.Equal(t, ratelimit.Result{}, r.Parts()[0])
+	require.Zero(t, r.Parts()[0].Result)
 	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: broken, Key: "key", N: 1}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.ErrorIs(t, err, noLimit)
 	require.Equal(t, 8, peek(t, real, "key").Remaining)
@@ -1021,20 +1021,55 @@ func TestADecideOfAnAllAndOfOtherLimiters(t *testing.T) {
 	require.Equal(t, 40, peek(t, safe, "other").Remaining, "given back")
 }
 
-// An answer for several limits at once stands for the first of them: the Parts are in the order of
-// the policies.
-func TestAnAnswerForSeveralLimitsStandsForTheFirst(t *testing.T) {
+// Who answers for several limits at once has one Part, and each Part says whose it is.
+func TestAPartNamesTheLimiterThatDecided(t *testing.T) {
 	outage := func(name string) ratelimit.Limiter {
 		return newLimiter(t, "fixed_window", banOutage{}, ratelimit.PerHour(5), ratelimit.WithName(name))
 	}
 	safe := failover(t, all(t, outage("a"), outage("b")), fallback.FailOpen())
-	r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: safe, Key: "key", N: 1},
-		ratelimit.Ask{Limiter: newLimiter(t, "fixed_window", memory(t, newClock()), ratelimit.PerHour(5)), Key: "key", N: 1})
+	mem := memory(t, newClock())
+	one := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5), ratelimit.WithName("one"))
+	two := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(3), ratelimit.WithName("two"), ratelimit.WithPolicyName("plan"))
+	three := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9))
+	ban := newBan(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(7), ratelimit.WithName("banned")), mem, quarter)
+	denied := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(1), ratelimit.WithName("spent"))
+	allow(t, denied, "key")
+	_, err := ban.Strike(t.Context(), "key", 1000)
 	require.NoError(t, err)
-	require.Len(t, r.Parts(), 3)
-	require.Equal(t, ratelimit.SourceFailOpen, r.Parts()[0].Source())
-	require.Zero(t, r.Parts()[1])
-	require.Equal(t, 4, r.Parts()[2].Remaining)
+	for _, c := range []struct {
+		limiters []ratelimit.Limiter
+		of       []ratelimit.Limiter
+		names    []string
+		denier   string
+	}{
+		{[]ratelimit.Limiter{one, two}, []ratelimit.Limiter{one, two}, []string{"one", "plan"}, ""},
+		{[]ratelimit.Limiter{one, two, three}, []ratelimit.Limiter{one, two, three}, []string{"one", "plan", "9/h"}, ""},
+		{[]ratelimit.Limiter{all(t, one, two), three}, []ratelimit.Limiter{one, two, three}, []string{"one", "plan", "9/h"}, ""},
+		{[]ratelimit.Limiter{failover(t, all(t, one, two), fallback.FailOpen()), three}, []ratelimit.Limiter{one, two, three}, []string{"one", "plan", "9/h"}, ""},
+		{[]ratelimit.Limiter{safe, one}, []ratelimit.Limiter{safe, one}, []string{"a", "one"}, ""},
+		{[]ratelimit.Limiter{one, ban}, []ratelimit.Limiter{one, ban}, []string{"one", "ban"}, "ban"},
+		{[]ratelimit.Limiter{denied, two}, []ratelimit.Limiter{denied, two}, []string{"spent", "plan"}, "spent"},
+		{[]ratelimit.Limiter{one, two, denied}, []ratelimit.Limiter{one, two, denied}, []string{"one", "plan", "spent"}, "spent"},
+		{[]ratelimit.Limiter{safe, denied}, []ratelimit.Limiter{safe, denied}, []string{"a", "spent"}, "spent"},
+		{[]ratelimit.Limiter{one}, []ratelimit.Limiter{one}, []string{"one"}, ""},
+	} {
+		asks := make([]ratelimit.Ask, len(c.limiters))
+		for i, l := range c.limiters {
+			asks[i] = ratelimit.Ask{Limiter: l, Key: "key", N: 1}
+		}
+		whole := all(t, c.limiters...)
+		for _, r := range []ratelimit.Result{peek(t, whole, "key"), decide(t, asks...), allowN(t, whole, 1)} {
+			require.Len(t, r.Parts(), len(c.of), "%v", r)
+			require.Equal(t, c.denier, r.DeniedBy())
+			for i, part := range r.Parts() {
+				require.Same(t, c.of[i], part.Limiter)
+				require.Equal(t, c.names[i], part.Name())
+				require.Equal(t, c.names[i] == c.denier, !part.Allowed && part.Result != (ratelimit.Result{}))
+			}
+			require.NoError(t, one.Reset(t.Context(), "key"))
+			require.NoError(t, two.Reset(t.Context(), "key"))
+		}
+	}
 }
 
 func TestADecideChecksItsInput(t *testing.T) {
@@ -1188,7 +1223,8 @@ func TestShadowsThatFailTogetherDenyNothing(t *testing.T) {
 	r := decide(t, ratelimit.Ask{Limiter: first, Key: "key", N: 1, Shadow: true},
 		ratelimit.Ask{Limiter: second, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.True(t, r.Allowed)
-	require.Equal(t, []ratelimit.Result{{}, {}}, r.Parts()[:2])
+	require.Zero(t, r.Parts()[0].Result)
+	require.Zero(t, r.Parts()[1].Result)
 	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: first, Key: "key", N: 1, Shadow: true},
 		ratelimit.Ask{Limiter: second, Key: "key", Look: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.ErrorIs(t, err, ratelimit.ErrStore, "a look is no shadow")
@@ -1396,8 +1432,7 @@ func (l twoPlans) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 	return append(dst, ratelimit.Policy{Name: "other plan"}), err
 }
 
-// Its Result stands for two policies where several limits are told, and is its own again where it
-// is to give back.
+// Its Result is one Part, which is its own where it is to give back.
 func TestALimiterOfSeveralPoliciesGetsItsOwnResultBack(t *testing.T) {
 	mem := memory(t, newClock())
 	plan := twoPlans{newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9))}
@@ -1409,7 +1444,7 @@ func TestALimiterOfSeveralPoliciesGetsItsOwnResultBack(t *testing.T) {
 	require.Equal(t, 9, peek(t, plan, "key").Remaining)
 
 	r := settle(t, reserve(t, a, 5), 2)
-	require.Len(t, r.Parts(), 3)
+	require.Len(t, r.Parts(), 2)
 	require.Equal(t, 7, r.Remaining)
 	require.Equal(t, 2, r.Parts()[0].Charged())
 	require.NoError(t, a.Refund(t.Context(), "key", r, 5))
@@ -1507,7 +1542,7 @@ func (a *alike) requireStep(t *testing.T, c *clock, rng *rand.Rand, others []ali
 			require.NoError(t, err)
 			told = append(told, r.Counted(), r.Charged(), r.DeniedBy(), r.Source(), r.String(), visible(r), r.ResetAfter, len(r.Parts()))
 			for _, p := range r.Parts() {
-				told = append(told, visible(p), p.ResetAfter, p.Source(), p.Charged())
+				told = append(told, visible(p.Result), p.ResetAfter, p.Source(), p.Charged())
 			}
 		}
 		switch what {

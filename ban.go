@@ -244,8 +244,8 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 	if err = d.settle(ctx); err != nil {
 		return false, err
 	}
-	if d.entries[0].decided && !d.results[0].Allowed {
-		b.deny(&d.results[0], res)
+	if d.entries[0].decided && !d.parts[0].Allowed {
+		b.deny(&d.parts[0].Result, res)
 		return true, nil
 	}
 	d.behindGate(ctx, res) // a Rate of 0 denies before the ban is asked: what counts its denials knows a ban

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -17,8 +16,8 @@ type decision struct {
 	denied  bool // by one of the entries
 	all     *All // nil of a Decide
 	entries []entry
-	results []Result // of the entries, in the same order
-	watched bool     // by an observer
+	parts   []Part // of the entries, in the same order
+	watched bool   // by an observer
 	since   time.Time
 
 	// Of one call of a store.
@@ -28,7 +27,7 @@ type decision struct {
 
 	arrays struct { // of the slices above
 		entries  [maxParts]entry
-		results  [maxParts]Result
+		parts    [maxParts]Part
 		group    [maxParts]*entry
 		requests [maxParts]store.Request
 	}
@@ -52,12 +51,15 @@ type entry struct {
 	request int // in the decision's requests, of those in its group; -1 if it has none there
 }
 
-// op is what a store is asked.
-func (e *entry) op() store.Op {
+// votes is whether a denial of e denies the whole.
+func (e *entry) votes() bool { return e.gate || e.n > 0 && !e.shadow }
+
+// op is what a store is asked about e.
+func (d *decision) op(e *entry) store.Op {
 	switch {
 	case e.gate:
 		return store.OpGate
-	case e.n == 0:
+	case e.n == 0 || d.how.what == peek:
 		return store.OpLook
 	case e.shadow:
 		return store.OpShadow
@@ -65,29 +67,23 @@ func (e *entry) op() store.Op {
 	return store.OpTake
 }
 
-// votes is whether a denial of e denies the whole.
-func (e *entry) votes() bool { return e.gate || e.n > 0 && !e.shadow }
-
 var decisions = sync.Pool{New: func() any { return new(decision) }}
 
 // begin returns a decision that is to end.
 func begin(how asking, all *All) *decision {
 	d := decisions.Get().(*decision)
-	d.begin(how, all)
-	return d
-}
-
-func (d *decision) begin(how asking, all *All) {
 	d.how, d.n, d.denied, d.all, d.watched = how, 0, false, all, false
-	d.entries, d.results = d.arrays.entries[:0], d.arrays.results[:0]
+	d.entries, d.parts = d.arrays.entries[:0], d.arrays.parts[:0]
+	return d
 }
 
 // add adds a limit. There are no more than maxParts.
 func (d *decision) add(p part, key string, n int, shadow bool) {
 	i := len(d.entries)
-	d.entries, d.results = d.entries[:i+1], d.arrays.results[:i+1]
+	d.entries, d.parts = d.entries[:i+1], d.arrays.parts[:i+1]
 	e := &d.entries[i]
-	e.part, e.key, e.n, e.asked, e.shadow, e.result = p, key, p.events(n), n, shadow, &d.results[i]
+	e.part, e.key, e.n, e.asked, e.shadow, e.result = p, key, p.events(n), n, shadow, &d.parts[i].Result
+	d.parts[i].Limiter = p.limiter
 	if !shadow {
 		d.n = max(d.n, n)
 	}
@@ -107,17 +103,14 @@ func (d *decision) addGate(c *limiter, key string) {
 // behindGate makes res the result of the entries after the first one, a gate that is open: of an
 // All, or of one limiter.
 func (d *decision) behindGate(ctx context.Context, res *Result) {
-	entries, results := d.entries, d.results
-	defer func() { d.entries, d.results = entries, results }()
-	d.entries, d.results = entries[1:], results[1:]
+	entries, parts := d.entries, d.parts
+	defer func() { d.entries, d.parts = entries, parts }()
+	d.entries, d.parts = entries[1:], parts[1:]
 	if d.all != nil {
 		d.result(ctx, res)
 		return
 	}
-	if e := &d.entries[0]; e.core != nil {
-		d.finish(ctx, e)
-	}
-	*res = d.results[0]
+	*res = d.parts[0].Result
 }
 
 // ask adds the limits of an Ask.
@@ -145,21 +138,16 @@ func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
 	return nil
 }
 
-// end lets d be used again.
+// end lets d be used again, and go of what it refers to.
 func (d *decision) end() {
-	d.clear()
-	decisions.Put(d)
-}
-
-// clear lets go of what the decision refers to.
-func (d *decision) clear() {
 	for i := range d.entries {
 		d.entries[i] = entry{}
 	}
-	for i := range d.results { // for two, a loop takes half the time of two calls of clear
-		d.results[i], d.arrays.requests[i] = Result{}, store.Request{}
+	for i := range d.parts { // for two, a loop takes half the time of two calls of clear
+		d.parts[i], d.arrays.requests[i] = Part{}, store.Request{}
 	}
 	d.all, d.since = nil, time.Time{}
+	decisions.Put(d)
 }
 
 // run decides, and makes res.
@@ -203,13 +191,21 @@ func (d *decision) decide(ctx context.Context) error {
 	}
 	for _, vote := range [...]bool{true, false} { // so that no shadow takes the room of a limit on the same state
 		for i := range d.entries {
-			if e := &d.entries[i]; e.decided || e.skipped || e.votes() != vote {
+			e := &d.entries[i]
+			if e.decided || e.skipped || e.votes() != vote {
 				continue
 			}
-			if d.denied && d.how.what != peek {
+			denied := d.denied
+			if denied && d.how.what != peek {
 				return nil
 			}
-			if err := d.decideGroup(ctx, i); err != nil {
+			switch err := d.decideGroup(ctx, e); {
+			case err == nil:
+			case denied: // a call that charges would not have asked
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+			default:
 				return err
 			}
 		}
@@ -227,52 +223,37 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 		r.Namespace, r.Key, r.Limit, r.N = c.namespace, key, c.integers, min(int64(a.parts[i].events(n)), beyond)
 	}
 	err := a.parts[0].core.joint.Decide(ctx, requests, replies)
-	if err == nil && (a.pairs == nil || !a.takenPair(replies, n, res)) {
-		a.takenMore(ctx, d, replies, key, n, res)
+	if err == nil {
+		parts, denied := d.arrays.parts[:len(a.parts)], false
+		for i := range replies {
+			denied = denied || !replies[i].OK()
+		}
+		for i := range replies {
+			charged := requests[i].N
+			if denied {
+				charged = 0
+			}
+			a.parts[i].core.taken(&parts[i].Result, replies[i], requests[i].N, charged)
+		}
+		if !a.pairs.describe(parts, n, res) {
+			for i := range parts {
+				parts[i].Limiter = a.parts[i].limiter
+			}
+			j := join(parts, 1<<len(parts)-1)
+			if !denied {
+				j.charged = n
+			}
+			res.whole(j, denied)
+		}
+		for i := range parts {
+			parts[i] = Part{}
+		}
 	}
 	for i := range requests {
 		requests[i] = store.Request{}
 	}
 	decisions.Put(d)
 	return err
-}
-
-// takenPair makes res of the replies to a call for n events of two limits, if the Result has
-// room for what both say.
-func (a *All) takenPair(replies []store.Reply, n int, res *Result) bool {
-	var results [2]Result
-	denied := !replies[0].OK() || !replies[1].OK()
-	for i := range results {
-		p := &a.parts[i]
-		events, charged := min(int64(p.events(n)), beyond), int64(0)
-		if !denied {
-			charged = events
-		}
-		p.core.taken(&results[i], replies[i], events, charged)
-	}
-	if denied {
-		return a.pairs.denial(results[:], res)
-	}
-	return a.pairs.result(results[:], n, res)
-}
-
-// takenMore makes res, which is zero, of any replies.
-func (a *All) takenMore(ctx context.Context, d *decision, replies []store.Reply, key string, n int, res *Result) {
-	d.begin(asking{what: take}, a)
-	defer d.clear()
-	for i := range replies {
-		d.denied = d.denied || !replies[i].OK()
-	}
-	for i := range replies {
-		d.add(a.parts[i], key, n, false)
-		d.entries[i].decided = true
-		events, charged := min(int64(a.parts[i].events(n)), beyond), int64(0)
-		if !d.denied {
-			charged = events
-		}
-		a.parts[i].core.taken(&d.results[i], replies[i], events, charged)
-	}
-	d.result(ctx, res)
 }
 
 // skip passes over e, which has failed, if it is a shadow.
@@ -302,6 +283,7 @@ func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 		e.result.withoutStore(e.limit)
 		e.decided = true
 		d.denied = d.denied || e.limit.Rate == 0 && e.votes()
+		d.note(e)
 	}
 	return nil
 }
@@ -315,17 +297,15 @@ func (d *decision) tell(ctx context.Context) {
 	}
 }
 
-// decideGroup decides on entry i, and on those that its store can decide in the same call. If all
+// decideGroup decides on first, and on those that its store can decide in the same call. If all
 // of them are shadows, it is no error if they fail.
-func (d *decision) decideGroup(ctx context.Context, i int) (err error) {
-	d.groupFrom(i)
-	switch {
-	case d.how.what == peek:
-		return d.peek(ctx)
-	case len(d.group) > 1:
-		err = d.chargeTogether(ctx)
-	default:
-		err = d.charge(ctx, d.group[0])
+func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
+	if first.core == nil {
+		d.group = append(d.arrays.group[:0], first)
+		err = d.askOther(ctx, first)
+	} else {
+		d.groupFrom(first)
+		err = d.askStore(ctx, first.core.store)
 	}
 	if err == nil {
 		return nil
@@ -348,55 +328,99 @@ func (d *decision) decideGroup(ctx context.Context, i int) (err error) {
 				e.err = nil
 			}
 		}
-		return d.decideGroup(ctx, i)
+		return d.decideGroup(ctx, first)
 	}
 	return err
 }
 
-// groupFrom makes group the entry i, and those that its store can decide in the same call.
-func (d *decision) groupFrom(i int) {
-	first := &d.entries[i]
+// groupFrom makes group the entry first, and those that its store can decide in the same call.
+func (d *decision) groupFrom(first *entry) {
 	d.group = append(d.arrays.group[:0], first)
-	first.request = 0
-	if first.core == nil || first.core.joint == nil {
+	if first.core.joint == nil {
 		return
 	}
-	for j := range d.entries {
-		e := &d.entries[j]
-		if j != i && !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e != first && !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
 			d.group = append(d.group, e)
 		}
 	}
 }
 
-// peek asks the group. What charge would not have asked, since an earlier part denies, may
-// fail.
-func (d *decision) peek(ctx context.Context) error {
-	denied := d.denied
-	for _, e := range d.group {
-		if err := d.peekAt(ctx, e); err != nil {
-			if denied {
-				return ctx.Err()
+// askOther asks a limiter that is none of the five.
+func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
+	if e.n == 0 {
+		*e.result, err = e.limiter.Peek(ctx, e.key)
+	} else {
+		*e.result, err = d.how.ask(ctx, e.limiter, e.key, e.n)
+	}
+	e.decided = err == nil
+	e.charged = e.decided && e.result.Allowed && e.n > 0 && d.how.what != peek
+	d.denied = d.denied || e.decided && e.votes() && !e.result.Allowed
+	return err
+}
+
+// askStore decides on the group by one call of its store s. A look or a shadow of a state
+// that others charge as well is asked alone, after them.
+func (d *decision) askStore(ctx context.Context, s store.Store) error {
+	d.requests = d.arrays.requests[:0]
+	for _, vote := range [...]bool{true, false} {
+		for _, e := range d.group {
+			if e.votes() == vote {
+				e.request = d.requestOf(e)
 			}
-			return err
+		}
+	}
+	replies := d.replies[:len(d.requests)]
+	var err error
+	if r := &d.requests[0]; len(replies) == 1 && r.Op == store.OpTake { // in straight line
+		replies[0], err = s.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
+	} else {
+		err = s.Decide(ctx, d.requests, replies)
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range d.group {
+		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == peek && e.votes()) {
+			d.denied = true
+		}
+	}
+	for i := len(d.group) - 1; i >= 0; i-- {
+		if e := d.group[i]; e.request >= 0 {
+			d.read(e, &d.requests[e.request], replies[e.request])
 		}
 	}
 	return nil
 }
 
-// peekAt asks for what charge would be told, and looks.
-func (d *decision) peekAt(ctx context.Context, e *entry) (err error) {
-	switch {
-	case e.core == nil:
-		*e.result, err = e.limiter.Peek(ctx, e.key)
-	case e.n == 0:
-		err = e.core.decide(ctx, e.key, 1, peek, &e.limit, e.result)
-	default:
-		err = e.core.decide(ctx, e.key, d.sharing(e), peek, &e.limit, e.result)
+// requestOf is the place of e's request in requests. Entries on the same key of the same
+// namespace share one. It is -1 if they differ in the limit or in what they ask, so that they
+// must be decided one after the other.
+func (d *decision) requestOf(e *entry) int {
+	op, n := d.op(e), min(int64(e.n), beyond)
+	if d.how.what == peek {
+		n = min(int64(d.sharing(e)), beyond)
 	}
-	e.decided = err == nil
-	d.denied = d.denied || e.votes() && !e.result.Allowed
-	return err
+	for i := range d.requests {
+		req := &d.requests[i]
+		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
+			continue
+		}
+		switch {
+		case req.Limit != e.limit || req.Op != op:
+			return -1
+		case op == store.OpTake:
+			req.N = min(req.N+n, beyond)
+		case op != store.OpLook || req.N != max(n, 1):
+			return -1
+		}
+		return i
+	}
+	d.requests = d.requests[:len(d.requests)+1]
+	req := &d.requests[len(d.requests)-1]
+	req.Namespace, req.Key, req.Limit, req.N, req.Op = e.core.namespace, e.key, e.limit, max(n, 1), op
+	return len(d.requests) - 1
 }
 
 // sharing is how many events are charged to the state of e's, before it or together with it, by
@@ -411,69 +435,6 @@ func (d *decision) sharing(e *entry) (events int) {
 		before = before && other != e
 	}
 	return events
-}
-
-// charge decides on one entry.
-func (d *decision) charge(ctx context.Context, e *entry) (err error) {
-	switch {
-	case e.n == 0:
-		return d.peekAt(ctx, e)
-	case e.core == nil:
-		*e.result, err = d.how.ask(ctx, e.limiter, e.key, e.n)
-	default:
-		err = e.core.decide(ctx, e.key, e.n, take, &e.limit, e.result)
-	}
-	e.decided, e.charged = err == nil, err == nil && e.result.Allowed
-	d.denied = err == nil && e.votes() && !e.result.Allowed
-	return err
-}
-
-// chargeTogether decides on the group by one call of its store. A look or a shadow of a state
-// that others charge as well is asked alone, after them.
-func (d *decision) chargeTogether(ctx context.Context) error {
-	d.requests = d.arrays.requests[:0]
-	for _, vote := range [...]bool{true, false} {
-		for _, e := range d.group {
-			if e.votes() == vote {
-				e.request = d.requestOf(e)
-			}
-		}
-	}
-	replies := d.replies[:len(d.requests)]
-	if err := d.group[0].core.joint.Decide(ctx, d.requests, replies); err != nil {
-		return err
-	}
-	for i := range replies {
-		d.denied = d.denied || !replies[i].OK() && d.requests[i].Votes()
-	}
-	for i := len(d.group) - 1; i >= 0; i-- {
-		if e := d.group[i]; e.request >= 0 {
-			d.read(e, &d.requests[e.request], replies[e.request])
-		}
-	}
-	return nil
-}
-
-// requestOf is the place of e's request in requests. Entries on the same key of the same
-// namespace share one. It is -1 if they differ in the limit or in what they ask, so that they
-// must be decided one after the other.
-func (d *decision) requestOf(e *entry) int {
-	n := min(int64(e.n), beyond)
-	for i := range d.requests {
-		req := &d.requests[i]
-		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
-			continue
-		}
-		if req.Limit != e.limit || req.Op != store.OpTake || e.op() != store.OpTake {
-			return -1
-		}
-		req.N = min(req.N+n, beyond)
-		return i
-	}
-	d.requests = d.requests[:len(d.requests)+1]
-	req := &d.requests[len(d.requests)-1]
-	req.Namespace, req.Key, req.Limit, req.N, req.Op = e.core.namespace, e.key, e.limit, max(n, 1), e.op()
-	return len(d.requests) - 1
 }
 
 // read makes e's result of the reply to its request. Entries with one request are read from
@@ -492,6 +453,15 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 		req.N -= int64(e.n)
 	}
 	e.decided, e.charged = true, charged > 0
+	d.note(e)
+}
+
+// note notes what was asked of an e that counts calls: for GiveBack, since an All knows what was asked
+// of all.
+func (d *decision) note(e *entry) {
+	if e.core.calls && d.all == nil {
+		e.result.ofCall(e.core, e.asked, take)
+	}
 }
 
 // overdraw charges each entry. What it has charged is not given back.
@@ -527,115 +497,25 @@ func (d *decision) giveBack(ctx context.Context) {
 	}
 }
 
-// result makes whole, which is zero, the whole of results.
+// result makes whole, which is zero, the Result of the parts.
 func (d *decision) result(ctx context.Context, whole *Result) {
-	if !d.denied && d.all != nil && d.all.pairs.result(d.results, d.n, whole) {
+	if d.all != nil && d.all.pairs.describe(d.parts, d.n, whole) {
 		return
 	}
-	source, worst, silent := SourceUnlimited, -1, uint16(0)
-	whole.Allowed = !d.denied
+	v := voters(0)
 	for i := range d.entries {
-		e, p := &d.entries[i], &d.results[i]
-		d.finish(ctx, e)
-		if !e.votes() {
-			silent |= 1 << i
-			continue
-		}
-		if !e.decided {
-			continue
-		}
-		if whole.Allowed {
-			whole.Delay = max(whole.Delay, p.Delay)
-		} else if !p.Allowed && (worst < 0 || p.RetryAfter > whole.RetryAfter) {
-			whole.RetryAfter, worst = p.RetryAfter, i
-		}
-		if s := p.source(); weights[s] > weights[source] {
-			source = s
+		if e := &d.entries[i]; e.votes() && e.decided {
+			v |= 1 << i
 		}
 	}
-	j := join(d.results)
-	j.silent = silent
-	if worst >= 0 {
-		source, j.deniedBy = d.results[worst].source(), d.name(ctx, worst)
-	}
+	j := join(d.parts, v)
 	if !d.denied && d.how.what != peek {
 		j.charged = d.n
 	}
-	if source == SourceUnlimited || source == SourceList && whole.Allowed { // as long as nothing is counted
-		whole.least(j)
-	}
-	whole.sum(j)
-	whole.mark = j.markOf(source)
-}
-
-// least gives r the least that its parts say. A Slowdown may have let through what a list denied.
-func (r *Result) least(j *joined) {
-	r.Limit, r.Remaining = maxEvents, maxEvents
-	for i := range j.parts {
-		if p := &j.parts[i]; j.speaks(i) {
-			r.Limit, r.Remaining = min(r.Limit, p.Limit), min(r.Remaining, p.Remaining)
+	// A list, or a limiter of another package, may have a policy of its own.
+	if i := whole.whole(j, d.denied); i >= 0 && d.entries[i].core == nil && d.parts[i].DeniedBy() == "" && d.parts[i].Source() != SourceBan {
+		if policies, err := AppendPolicies(ctx, nil, d.parts[i].Limiter, d.entries[i].key); err == nil && len(policies) > 0 {
+			j.deniedBy = policies[0].Name
 		}
 	}
-}
-
-// finish gives e's result what is needed later.
-func (d *decision) finish(ctx context.Context, e *entry) {
-	switch {
-	case e.core == nil:
-		d.spread(ctx, e)
-	case e.core.calls && d.all == nil: // for GiveBack; an All knows what was asked of all
-		e.result.ofCall(e.core, e.asked, take)
-	}
-}
-
-// spread gives e as many results as it has policies, so that [Result.Parts] are in their
-// order. What was not asked, or has answered for several limits at once, has one.
-func (d *decision) spread(ctx context.Context, e *entry) {
-	if e.result.parts() != nil || see.Algorithm(e.limiter) != "" { // which is one limit, and has one policy
-		return
-	}
-	policies, err := AppendPolicies(ctx, nil, e.limiter, e.key)
-	if err != nil || len(policies) < 2 {
-		return
-	}
-	j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged()}
-	j.parts[0] = *e.result
-	j.markOf(e.result.Source()).owner = spread
-	*e.result = e.result.WithMark(&j.mark)
-}
-
-// spread owns the marks that decision.spread makes.
-var spread = new(byte)
-
-// unspread is r as the limiter has told it, which is to refund it.
-func (r Result) unspread() Result {
-	if r.mark != nil && r.mark.owner == spread {
-		return r.mark.note.(*joined).parts[0]
-	}
-	return r
-}
-
-// weights says which source stands for several that admit: a store that did not answer
-// outweighs one that did, and either a limit that needs none.
-var weights = [...]uint8{
-	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3, SourceLease: 3,
-	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4, SourceBan: 4,
-}
-
-// name is that of entry i.
-func (d *decision) name(ctx context.Context, i int) string {
-	e := &d.entries[i]
-	if e.core != nil {
-		return e.core.policyName
-	}
-	if name := e.result.DeniedBy(); name != "" {
-		return name
-	}
-	if b, ok := see.First[*Ban](e.limiter); ok && e.result.source() == SourceBan { // its limits have not denied
-		return b.(*Ban).denials.policyName
-	}
-	if policies, err := AppendPolicies(ctx, nil, e.limiter, e.key); err == nil && len(policies) > 0 {
-		return policies[0].Name
-	}
-	return ""
 }

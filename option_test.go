@@ -588,8 +588,8 @@ func TestAnObserverInAnAllIsToldItsOwnPartsDecision(t *testing.T) {
 			observed(t, newLimiter(t, algorithm, s, ratelimit.PerHour(3)), &narrow))
 		for _, n := range []int{1, 2} {
 			r := allowN(t, a, n)
-			require.Equal(t, []decided{{"key", n, r.Parts()[0], nil, 0}}, wide.take())
-			require.Equal(t, []decided{{"key", n, r.Parts()[1], nil, 0}}, narrow.take())
+			require.Equal(t, []decided{{"key", n, r.Parts()[0].Result, nil, 0}}, wide.take())
+			require.Equal(t, []decided{{"key", n, r.Parts()[1].Result, nil, 0}}, narrow.take())
 		}
 		r := allowN(t, a, 1)
 		require.False(t, r.Allowed)
@@ -598,7 +598,7 @@ func TestAnObserverInAnAllIsToldItsOwnPartsDecision(t *testing.T) {
 			require.Len(t, told, 1)
 			require.Equal(t, i == 0, told[0].R.Allowed, "the wide one has room")
 			require.Zero(t, told[0].R.Charged())
-			require.Equal(t, r.Parts()[i], told[0].R)
+			require.Equal(t, r.Parts()[i].Result, told[0].R)
 		}
 		_, err := a.Peek(t.Context(), "key")
 		require.NoError(t, err)

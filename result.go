@@ -80,38 +80,6 @@ func (r *Result) counted() bool {
 	return !r.Allowed || r.Limit > 0
 }
 
-// Parts are the decisions of the single limits ([All], [Decide]), in the order of their
-// policies, or nil. Do not change them.
-func (r Result) Parts() []Result {
-	parts := r.parts()
-	for i := range parts {
-		if parts[i].parts() != nil {
-			return flat(nil, parts)
-		}
-	}
-	return parts
-}
-
-// flat appends parts to dst, and in place of those that have parts these.
-func flat(dst, parts []Result) []Result {
-	for _, p := range parts {
-		if inner := p.parts(); inner != nil {
-			dst = flat(dst, inner)
-		} else {
-			dst = append(dst, p)
-		}
-	}
-	return dst
-}
-
-// parts are those of the [All] that has decided.
-func (r Result) parts() []Result {
-	if j := r.joined(); j != nil {
-		return j.parts
-	}
-	return nil
-}
-
 // DeniedBy is the name (see [Policy]) of the limit that denied, with the longest RetryAfter,
 // where several decided. Otherwise it is "".
 func (r Result) DeniedBy() string {

@@ -39,7 +39,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	a.limiter, a.key, a.n = l, key, n
 	w := &a.waiter
 	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, queues.Key(ctx, key, n), n, queues.Kind, a
-	if n > 1 && a.known().Calls() {
+	if n > 1 && see.Calls(l) {
 		w.N = 1
 	}
 	err := w.Wait(ctx)
@@ -74,7 +74,6 @@ type asker struct {
 	limiter Limiter
 	key     string
 	n       int
-	limits  see.Limits[Limiter] // once known is called. If one counts calls, the queue counts calls of n events
 	result  Result
 	waiter  queue.Waiter
 }
@@ -89,15 +88,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-// known is what is known of the limits that decide.
-func (a *asker) known() see.Limits[Limiter] {
-	if a.limits == nil {
-		a.limits = see.LimitsOf(a.limiter)
-	}
-	return a.limits
-}
-
-func (a *asker) Hands() bool     { return !a.known().Calls() && see.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return !see.Calls(a.limiter) && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
@@ -127,8 +118,8 @@ func (a *asker) answerOf(r Result) queue.Decision {
 	if r.Allowed && r.Limit == 0 { // no limit is known to count it
 		d.Remaining = maxEvents
 	}
-	for i, p := range r.Parts() {
-		kind, unit := a.known().Part(i, a.n)
+	for _, p := range r.Parts() {
+		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
 		d.Part(kind, unit, queue.Decision{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,

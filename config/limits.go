@@ -99,7 +99,7 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	}
 	parts := under.Parts()
 	if parts == nil {
-		parts = []ratelimit.Result{under}
+		parts = []ratelimit.Part{{Result: under, Limiter: former.Limiter}}
 	}
 	only, whole := see.PartOf(ctx), n >= under.Charged()
 	var errs []error
@@ -109,9 +109,9 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 		case part.Charged() == 0: // a Charge takes no slots, and nothing at a Rate of 0
 		case slots && (!whole || only == see.Rates), !slots && only == see.Slots: // as an All
 		case slots: // they are the same, and this one knows of how many events the call was
-			errs = append(errs, former.parts[i].Refund(ctx, key, part, n))
+			errs = append(errs, former.parts[i].Refund(ctx, key, part.Result, n))
 		default:
-			errs = append(errs, l.counter(former, i).Refund(ctx, key, part, n))
+			errs = append(errs, l.counter(former, i).Refund(ctx, key, part.Result, n))
 		}
 	}
 	return errors.Join(errs...)

@@ -559,9 +559,8 @@ func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key strin
 	if err != nil {
 		return 0, p, err
 	}
-	limits := see.LimitsOf(f.counts)
-	for i, part := range each(p) {
-		if limit := limits.Of(i); part.Counted() && !limit.Calls && !limit.Held {
+	for _, part := range each(f.counts, p) {
+		if limit := see.Behind(part.Limiter); part.Counted() && !limit.Calls && !limit.Held {
 			n = min(n, part.Remaining)
 		}
 	}
@@ -639,9 +638,9 @@ func (c charge) still(held charge) charge {
 // held is what a local limiter holds against a key, by its Peek p: of several limits the one that holds
 // the most. What none of them counts is -1.
 func held(local ratelimit.Limiter, p ratelimit.Result) charge {
-	most, limits := charge{-1, -1}, see.LimitsOf(local)
-	for i, part := range each(p) {
-		n, l := part.Limit-part.Remaining, limits.Of(i)
+	most := charge{-1, -1}
+	for _, part := range each(local, p) {
+		n, l := part.Limit-part.Remaining, see.Behind(part.Limiter)
 		if !part.Counted() {
 			n = 0
 		}
@@ -711,8 +710,8 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 		case r.Allowed:
 			return due, nil
 		}
-		for i, part := range each(r) {
-			if !part.Allowed && part.Counted() && part != (ratelimit.Result{}) { // or it was not asked
+		for i, part := range each(f.limiter, r) {
+			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // or it was not asked
 				n := limits[min(i, len(limits)-1)].part(&due)
 				*n = min(*n, part.Remaining)
 			}
@@ -729,12 +728,12 @@ func (l *owing) part(c *charge) *int {
 	return &c.events
 }
 
-// each is the parts of r, or r if it is of one limit.
-func each(r ratelimit.Result) []ratelimit.Result {
+// each is the parts of r, which is of l, or r if it is of one limit.
+func each(l ratelimit.Limiter, r ratelimit.Result) []ratelimit.Part {
 	if parts := r.Parts(); parts != nil {
 		return parts
 	}
-	return []ratelimit.Result{r}
+	return []ratelimit.Part{{Result: r, Limiter: l}}
 }
 
 // Charge charges n events that have happened already, whether they fit or not. While the
@@ -815,7 +814,7 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 // free reports whether no limit was charged for r, so that a Refund needs no store.
 func free(r ratelimit.Result) bool {
 	return r.Source() != ratelimit.SourceStore &&
-		!slices.ContainsFunc(each(r), func(p ratelimit.Result) bool { return p.Charged() > 0 })
+		!slices.ContainsFunc(each(nil, r), func(p ratelimit.Part) bool { return p.Charged() > 0 })
 }
 
 // refundAnswer gives back what was admitted in place of the store.

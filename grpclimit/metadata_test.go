@@ -24,18 +24,18 @@ func TestSeveralLimitsAreToldOneByOne(t *testing.T) {
 	policies := []ratelimit.Policy{burst, daily}
 	const list = `"burst";q=100;w=60,"daily";q=1000;w=86400`
 
-	r := about(report.Decision{Policies: policies, Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 50}, Parts: []ratelimit.Result{
-		{Allowed: true, Limit: 100, Remaining: 50, ResetAfter: 29*time.Second + time.Microsecond},
-		{Allowed: true, Limit: 1000, Remaining: 900, ResetAfter: 40000 * time.Second},
+	r := about(report.Decision{Policies: policies, Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 50}, Parts: []ratelimit.Part{
+		{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 50, ResetAfter: 29*time.Second + time.Microsecond}},
+		{Result: ratelimit.Result{Allowed: true, Limit: 1000, Remaining: 900, ResetAfter: 40000 * time.Second}},
 	}})
 	require.Equal(t, metadata.MD{
 		"ratelimit-policy": {list},
 		"ratelimit":        {`"burst";r=50;t=30,"daily";r=900;t=40000`},
 	}, r.metadata())
 
-	r = about(report.Decision{Policies: policies, DeniedBy: "burst", Result: ratelimit.Result{RetryAfter: 1500 * time.Millisecond}, Parts: []ratelimit.Result{
-		{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
-		{Allowed: true, Limit: 1000, Remaining: 900, ResetAfter: 40000 * time.Second},
+	r = about(report.Decision{Policies: policies, DeniedBy: "burst", Result: ratelimit.Result{RetryAfter: 1500 * time.Millisecond}, Parts: []ratelimit.Part{
+		{Result: ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute}},
+		{Result: ratelimit.Result{Allowed: true, Limit: 1000, Remaining: 900, ResetAfter: 40000 * time.Second}},
 	}})
 	require.Equal(t, metadata.MD{
 		"ratelimit-policy": {list},
@@ -44,7 +44,7 @@ func TestSeveralLimitsAreToldOneByOne(t *testing.T) {
 	}, r.metadata())
 	require.Equal(t, []string{"burst"}, violated(t, denial(&r.Decision).Err()))
 
-	r.Parts[1] = ratelimit.Result{Limit: 1000, RetryAfter: ratelimit.Never}
+	r.Parts[1].Result = ratelimit.Result{Limit: 1000, RetryAfter: ratelimit.Never}
 	r.Result.RetryAfter = ratelimit.Never
 	require.Equal(t, metadata.MD{
 		"ratelimit-policy": {list},
@@ -53,7 +53,7 @@ func TestSeveralLimitsAreToldOneByOne(t *testing.T) {
 	require.Equal(t, []string{"burst", "daily"}, violated(t, denial(&r.Decision).Err()))
 
 	// One that was not asked, since the other had denied before.
-	r.Result, r.Parts = r.Parts[0], []ratelimit.Result{r.Parts[0], {}}
+	r.Result, r.Parts = r.Parts[0].Result, []ratelimit.Part{r.Parts[0], {}}
 	require.Equal(t, metadata.MD{
 		"ratelimit-policy": {list},
 		"ratelimit":        {`"burst";r=0;t=2`},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -150,19 +151,19 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 		{Allowed: true, Limit: 100, Remaining: 50, ResetAfter: 30 * time.Second},
 		{Allowed: true, Limit: 1000, Remaining: 7, ResetAfter: 23 * time.Hour},
 	}
-	h := header(Draft10, report.Decision{Result: admitted[1], Parts: admitted, Policies: policies})
+	h := header(Draft10, report.Decision{Result: admitted[1], Parts: testkit.Parts(admitted...), Policies: policies})
 	require.Equal(t, `"burst";q=100;w=60,"daily";q=1000;w=86400`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=50;t=30,"daily";r=7;t=82800`, h.Get("RateLimit"))
 
 	denied := []ratelimit.Result{{Limit: 100, RetryAfter: time.Second, ResetAfter: time.Minute}, admitted[1]}
-	one := report.Decision{Result: denied[0], Parts: denied, DeniedBy: "burst", Policies: policies}
+	one := report.Decision{Result: denied[0], Parts: testkit.Parts(denied...), DeniedBy: "burst", Policies: policies}
 	h = header(Draft10, one)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=7`, h.Get("RateLimit"), "no time is later than Retry-After")
 	require.Equal(t, "1", h.Get("Retry-After"))
 	require.Contains(t, problemOf(one), `"violated-policies":["burst"]`)
 
 	denied[1] = ratelimit.Result{Limit: 1000, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
-	both := report.Decision{Result: denied[1], Parts: denied, DeniedBy: "daily", Policies: policies}
+	both := report.Decision{Result: denied[1], Parts: testkit.Parts(denied...), DeniedBy: "daily", Policies: policies}
 	h = header(Draft10, both)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=0;t=3600`, h.Get("RateLimit"))
 	require.Equal(t, "3600", h.Get("Retry-After"))
@@ -182,7 +183,7 @@ func TestOfADenialTheOneLimitIsThatWhichDeniedLongest(t *testing.T) {
 		{Allowed: true, Limit: 10, Remaining: 0, ResetAfter: time.Hour}, // of a limiter that is not ours
 	}
 	whole := ratelimit.Result{Limit: 10, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
-	d := report.Decision{Result: whole, Parts: parts, DeniedBy: "daily", Policies: []ratelimit.Policy{burst, daily, burst}}
+	d := report.Decision{Result: whole, Parts: testkit.Parts(parts...), DeniedBy: "daily", Policies: []ratelimit.Policy{burst, daily, burst}}
 	h := header(Legacy|Draft7|Draft6, d)
 	require.Equal(t, "1000", h.Get("X-RateLimit-Limit"))
 	require.Equal(t, "4", h.Get("X-RateLimit-Remaining"))
@@ -212,7 +213,7 @@ func TestWhatIsNoLimitIsNotReported(t *testing.T) {
 	unlimited := ratelimit.Policy{Name: "unlimited", Limit: ratelimit.Unlimited(), Quota: 1<<31 - 1}
 	h := header(Draft10, report.Decision{
 		Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},
-		Parts:    []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 42}, {Allowed: true, Limit: 1<<31 - 1}},
+		Parts:    testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 42}, {Allowed: true, Limit: 1<<31 - 1}}...),
 		Policies: []ratelimit.Policy{burst, unlimited},
 	})
 	require.Equal(t, `"burst";q=100;w=60`, h.Get("RateLimit-Policy"))
@@ -260,7 +261,7 @@ func TestFieldsParseAsStructuredFields(t *testing.T) {
 		for _, two := range names {
 			policies := []ratelimit.Policy{policy(one, ratelimit.PerMinute(100)), policy(two, ratelimit.PerDay(0))}
 			parts := []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 4, ResetAfter: time.Hour}, {Limit: 1000, RetryAfter: time.Minute}}
-			h := header(Draft10, report.Decision{Result: parts[1], Parts: parts, Policies: policies})
+			h := header(Draft10, report.Decision{Result: parts[1], Parts: testkit.Parts(parts...), Policies: policies})
 			checkList(t, h, rateLimitPolicy, []string{one, two}, map[string][2]any{"q": {int64(100), int64(0)}, "w": {int64(60), int64(86400)}})
 			checkList(t, h, rateLimit, []string{one, two}, map[string][2]any{"r": {int64(4), int64(0)}, "t": {nil, int64(60)}})
 		}

@@ -59,10 +59,10 @@ func TestASlotThatIsTakenWithOthersIsRenewedAlone(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, charged.Allowed)
 	for i, l := range []*ratelimit.Custom{each, total} {
-		r, err := l.Renew(t.Context(), "key", charged.Parts()[i])
+		r, err := l.Renew(t.Context(), "key", charged.Parts()[i].Result)
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
-		require.Equal(t, l.ChargedAt(charged.Parts()[i]), l.ChargedAt(r), "the same slot")
+		require.Equal(t, l.ChargedAt(charged.Parts()[i].Result), l.ChargedAt(r), "the same slot")
 	}
 	require.NoError(t, all.Refund(t.Context(), "key", charged, 1))
 	require.Equal(t, 1, free(t, each))

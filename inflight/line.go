@@ -94,10 +94,9 @@ type waiter struct {
 	asked     bool
 	denial    ratelimit.Result // of the last question, at deniedAt
 	deniedAt  time.Time
-	limits    []ratelimit.Limiter // of an All, which have answered parts, if that is told; or nil
-	parts     []ratelimit.Result
-	rest      time.Duration // after it
-	exactly   bool          // or else that at most, since nobody knows
+	parts     []ratelimit.Part // of the denial of an All, if that is told; or nil
+	rest      time.Duration    // after it
+	exactly   bool             // or else that at most, since nobody knows
 }
 
 // hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
@@ -124,7 +123,7 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 		}
 		next = err == nil || until.Err() != nil
 		w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
-		w.limits, w.parts = answers(l, r)
+		w.parts = inner(l, r).Parts()
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
@@ -172,7 +171,7 @@ func (w *waiter) missing() (bySlots bool, byRates time.Duration) {
 		return true, 0
 	}
 	for i := range w.parts {
-		if _, ok := slotsIn(w.limits[i]); !ok {
+		if _, ok := slotsIn(w.parts[i].Limiter); !ok {
 			byRates = max(byRates, w.parts[i].RetryAfter)
 		} else if w.parts[i].RetryAfter > 0 {
 			bySlots = true
@@ -184,7 +183,7 @@ func (w *waiter) missing() (bySlots bool, byRates time.Duration) {
 // lacks reports whether w was denied for want of slots of core.
 func (w *waiter) lacks(core *ratelimit.Custom) bool {
 	for i := range w.parts {
-		if of, ok := slotsIn(w.limits[i]); ok && of == core {
+		if of, ok := slotsIn(w.parts[i].Limiter); ok && of == core {
 			return w.parts[i].RetryAfter > 0
 		}
 	}

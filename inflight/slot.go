@@ -342,20 +342,21 @@ func (h *held) placeAll(r ratelimit.Result) {
 		h.place(h.core, h.core, r, false)
 		return
 	}
-	limits, results := answers(h.limiter, r)
+	limits := several(h.limiter)
 	if limits == nil {
 		h.placeOf(h.limiter, r, false)
 		return
 	}
-	h.mirrored, h.local = true, inner(h.limiter, r).Source() == ratelimit.SourceLocal
-	outage := replaced(h.limiter, r)
-	for i, l := range limits {
-		switch {
-		case outage:
+	all := inner(h.limiter, r)
+	h.mirrored, h.local = true, all.Source() == ratelimit.SourceLocal
+	if replaced(h.limiter, r) {
+		for _, l := range limits {
 			h.placeOf(l, ratelimit.Result{}, true)
-		case results != nil:
-			h.placeOf(l, results[i], false)
 		}
+		return
+	}
+	for _, p := range all.Parts() {
+		h.placeOf(p.Limiter, p.Result, false)
 	}
 }
 
@@ -403,24 +404,6 @@ func tried(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 		return w.Inner(r)
 	}
 	return r
-}
-
-// answers are the limits of an All, also inside a wrapper, and what each has answered where l has
-// answered r. They are nil if r does not tell.
-func answers(l ratelimit.Limiter, r ratelimit.Result) (limits []ratelimit.Limiter, results []ratelimit.Result) {
-	limits = several(l)
-	if limits == nil {
-		return nil, nil
-	}
-	r = inner(l, r)
-	parts := r.Parts()
-	if _, note, ok := r.Unmark(see.Together); ok {
-		parts = note.(interface{ Each() []ratelimit.Result }).Each()
-	}
-	if len(parts) == len(limits) {
-		results = parts
-	}
-	return limits, results
 }
 
 // several are the limits of an All, also inside a wrapper, and nil of a single limit.

@@ -64,7 +64,7 @@ func (n *Near) Decided(ctx context.Context, key string, _ int, r ratelimit.Resul
 		n.look(ctx, key, &r, 0)
 	}
 	for i := range parts {
-		n.look(ctx, key, &parts[i], i)
+		n.look(ctx, key, &parts[i].Result, i)
 	}
 }
 

@@ -319,7 +319,7 @@ func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 // resultOf is the part's own decision, zero if it was not asked.
 func (p *part) resultOf(whole ratelimit.Result) ratelimit.Result {
 	if results := whole.Parts(); results != nil {
-		return results[p.ask]
+		return results[p.ask].Result
 	}
 	return whole
 }
@@ -373,7 +373,7 @@ func (q *question) missing(r ratelimit.Result) bool {
 	}
 	parts := r.Parts()
 	for i := range q.parts {
-		if p := &q.parts[i]; p.limiter != nil && parts[p.ask] == (ratelimit.Result{}) && p.counts() {
+		if p := &q.parts[i]; p.limiter != nil && parts[p.ask].Result == (ratelimit.Result{}) && p.counts() {
 			return true
 		}
 	}

@@ -140,7 +140,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	a.limiter, a.key, a.n = w.limiter, key, n
 	me := &a.waiter
 	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, queues.Key(ctx, key, n), n, queues.Kind, a, w.max, &w.places
-	if n > 1 && a.known().Calls() {
+	if n > 1 && see.Calls(w.limiter) {
 		me.N = 1
 	}
 	err := me.Wait(ctx)
@@ -346,7 +346,6 @@ type asker struct {
 	limiter ratelimit.Limiter
 	key     string
 	n       int
-	limits  see.Limits[ratelimit.Limiter] // once known is called. If one counts calls, the queue counts calls of n events
 	result  ratelimit.Result
 	waiter  queue.Waiter
 }
@@ -361,15 +360,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-// known is what is known of the limits that decide.
-func (a *asker) known() see.Limits[ratelimit.Limiter] {
-	if a.limits == nil {
-		a.limits = see.LimitsOf(a.limiter)
-	}
-	return a.limits
-}
-
-func (a *asker) Hands() bool     { return !a.known().Calls() && see.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return !see.Calls(a.limiter) && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
@@ -383,8 +374,8 @@ func (a *asker) told(r ratelimit.Result) queue.Decision {
 	if r.Allowed && r.Limit == 0 { // no limit is known to count it
 		d.Remaining = math.MaxInt32
 	}
-	for i, p := range r.Parts() {
-		kind, unit := a.known().Part(i, a.n)
+	for _, p := range r.Parts() {
+		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
 		d.Part(kind, unit, queue.Decision{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,

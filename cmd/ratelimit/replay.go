@@ -303,7 +303,7 @@ func (t *tally) deny(result ratelimit.Result, total []int) {
 // deniedBy reports whether one of the limits denied. One that was not asked has not.
 func deniedBy(result ratelimit.Result, limit int) bool {
 	parts := result.Parts()
-	return parts == nil || !parts[limit].Allowed && parts[limit] != (ratelimit.Result{})
+	return parts == nil || !parts[limit].Allowed && parts[limit].Result != (ratelimit.Result{})
 }
 
 // deniedMost returns the keys that were denied, those denied most first.

@@ -15,8 +15,8 @@ import (
 // Decision is a Result with what is known about the limits behind it.
 type Decision struct {
 	Result   ratelimit.Result
-	Parts    []ratelimit.Result // of Result
-	DeniedBy string             // of Result
+	Parts    []ratelimit.Part // of Result
+	DeniedBy string           // of Result
 	Policies []ratelimit.Policy
 	Bucket   bool // whether the limit is a bucket's: see [IsBucket]
 }
@@ -127,7 +127,7 @@ func (d *Decision) Shorten(to time.Duration) {
 		longest := time.Duration(0)
 		d.Parts = slices.Clone(d.Parts)
 		for i := range d.Parts {
-			if part := &d.Parts[i]; !part.Allowed && *part != (ratelimit.Result{}) {
+			if part := &d.Parts[i].Result; !part.Allowed && *part != (ratelimit.Result{}) {
 				if slots(&d.Policies[i]) {
 					shorten(part)
 				}
@@ -154,19 +154,31 @@ func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	}
 	found := false
 	for i := range d.Parts {
-		part := &d.Parts[i]
+		part := &d.Parts[i].Result
 		if part.Allowed != d.Result.Allowed || *part == (ratelimit.Result{}) || !part.Counted() {
 			continue
 		}
-		var policy *ratelimit.Policy
-		if len(d.Policies) == len(d.Parts) {
-			policy = &d.Policies[i]
-		}
+		policy := d.policy(i)
 		if !found || d.tighter(part, policy, one, p) {
 			one, p, found = part, policy, true
 		}
 	}
 	return one, p
+}
+
+// policy returns the policy of part i, or nil if it is not known. A part that has decided for several
+// limits at once has the first of theirs.
+func (d *Decision) policy(i int) *ratelimit.Policy {
+	if len(d.Policies) == len(d.Parts) {
+		return &d.Policies[i]
+	}
+	name := d.Parts[i].Name()
+	for j := range d.Policies {
+		if d.Policies[j].Name == name {
+			return &d.Policies[j]
+		}
+	}
+	return nil
 }
 
 // tighter reports whether part, of policy p, comes before other, of policy o.
@@ -185,10 +197,13 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 // Part returns the decision of the i-th policy, if it is known. A limit that was not asked,
 // because another one had denied first, has a zero Result.
 func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
+	for j := range d.Parts {
+		if d.policy(j) == &d.Policies[i] {
+			part = &d.Parts[j].Result
+			return part, *part != (ratelimit.Result{}) && part.Counted()
+		}
+	}
 	switch {
-	case len(d.Parts) == len(d.Policies):
-		part = &d.Parts[i]
-		return part, *part != (ratelimit.Result{}) && part.Counted()
 	case len(d.Policies) == 1, d.DeniedBy != "" && d.DeniedBy == d.Policies[i].Name:
 		return &d.Result, d.Result.Counted()
 	}

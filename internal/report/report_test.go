@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 )
 
@@ -32,9 +33,9 @@ func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 	}{
 		"one limit":                        {report.Decision{Result: denied, Policies: policies("a")}, []bool{true}},
 		"one limit, and its store is down": {report.Decision{Result: open, Policies: policies("a")}, []bool{false}},
-		"two limits":                       {report.Decision{Result: denied, Parts: []ratelimit.Result{denied, denied}, Policies: policies("a", "b")}, []bool{true, true}},
-		"the second was not asked":         {report.Decision{Result: denied, Parts: []ratelimit.Result{denied, {}}, Policies: policies("a", "b")}, []bool{true, false}},
-		"the store of the first is down":   {report.Decision{Result: denied, Parts: []ratelimit.Result{open, denied}, Policies: policies("a", "b")}, []bool{false, true}},
+		"two limits":                       {report.Decision{Result: denied, Parts: testkit.Parts([]ratelimit.Result{denied, denied}...), Policies: policies("a", "b")}, []bool{true, true}},
+		"the second was not asked":         {report.Decision{Result: denied, Parts: testkit.Parts([]ratelimit.Result{denied, {}}...), Policies: policies("a", "b")}, []bool{true, false}},
+		"the store of the first is down":   {report.Decision{Result: denied, Parts: testkit.Parts([]ratelimit.Result{open, denied}...), Policies: policies("a", "b")}, []bool{false, true}},
 		"only who denied is known":         {report.Decision{Result: denied, DeniedBy: "b", Policies: policies("a", "b")}, []bool{false, true}},
 		"nothing is known":                 {report.Decision{Result: denied, Policies: policies("", "b")}, []bool{false, false}},
 	} {
@@ -115,14 +116,14 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 	} {
 		all := policies("a", "b", "c")[:len(c.parts)]
 		for _, known := range [][]ratelimit.Policy{all, nil} {
-			d := report.Decision{Result: c.whole, Parts: c.parts, Policies: known}
+			d := report.Decision{Result: c.whole, Parts: testkit.Parts(c.parts...), Policies: known}
 			one, p := d.One()
 			if c.want < 0 {
 				require.Same(t, &d.Result, one, name)
 				require.Nil(t, p, name)
 				continue
 			}
-			require.Same(t, &d.Parts[c.want], one, name)
+			require.Same(t, &d.Parts[c.want].Result, one, name)
 			if known == nil {
 				require.Nil(t, p, name)
 			} else {
@@ -146,11 +147,11 @@ func TestInAnOutageThePoliciesHaveTheQuotasOfTheLocalLimits(t *testing.T) {
 		"one limit":                 {report.Decision{Result: local, Policies: policies("a")}, nil, "2"},
 		"its share":                 {report.Decision{Result: local, Policies: policies("a")}, shares(2, 1), "2;w=3600"},
 		"another share":             {report.Decision{Result: local, Policies: policies("a")}, shares(3, 1), "2"},
-		"two":                       {report.Decision{Result: local, Parts: two, Policies: policies("a", "b")}, nil, "2"},
-		"their shares":              {report.Decision{Result: local, Parts: two, Policies: policies("a", "b")}, shares(2, 2), "2;w=3600"},
-		"one share":                 {report.Decision{Result: local, Parts: two, Policies: policies("a", "b")}, shares(2, 1), "2"},
-		"the same quota":            {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 5}}, Policies: policies("a")}, nil, "5;w=60"},
-		"a share of the same quota": {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 5}}, Policies: policies("a")}, shares(5, 1), "5;w=3600"},
+		"two":                       {report.Decision{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, nil, "2"},
+		"their shares":              {report.Decision{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, shares(2, 2), "2;w=3600"},
+		"one share":                 {report.Decision{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, shares(2, 1), "2"},
+		"the same quota":            {report.Decision{Result: local, Parts: testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 5}}...), Policies: policies("a")}, nil, "5;w=60"},
+		"a share of the same quota": {report.Decision{Result: local, Parts: testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 5}}...), Policies: policies("a")}, shares(5, 1), "5;w=3600"},
 		"the store has decided":     {report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 2}, Policies: policies("a")}, shares(2, 1), "5;w=60"},
 		"nothing is known":          {report.Decision{Result: local, Policies: policies("a", "b")}, nil, "5;w=60"},
 	} {
@@ -200,9 +201,9 @@ func TestADenialByAListIsOneWhereverItIs(t *testing.T) {
 		"a limit":                {report.Decision{Result: limit}, false, true},
 		"nothing":                {report.Decision{Result: admitted}, false, true},
 		"a list that lets pass":  {report.Decision{Result: exempt}, false, false},
-		"one of several":         {report.Decision{Result: limit, Parts: []ratelimit.Result{admitted, list}}, true, false},
-		"besides a limit":        {report.Decision{Result: limit, Parts: []ratelimit.Result{limit, list}}, true, false},
-		"a limit besides a list": {report.Decision{Result: limit, Parts: []ratelimit.Result{exempt, limit, {}}}, false, true},
+		"one of several":         {report.Decision{Result: limit, Parts: testkit.Parts([]ratelimit.Result{admitted, list}...)}, true, false},
+		"besides a limit":        {report.Decision{Result: limit, Parts: testkit.Parts([]ratelimit.Result{limit, list}...)}, true, false},
+		"a limit besides a list": {report.Decision{Result: limit, Parts: testkit.Parts([]ratelimit.Result{exempt, limit, {}}...)}, false, true},
 	} {
 		require.Equal(t, c.list, c.d.ByList(), name)
 		require.Equal(t, c.counted, c.d.Counted(), name)
@@ -300,13 +301,13 @@ func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
 		"an admission":            {report.Decision{Result: admitted, Policies: []ratelimit.Policy{slots}}, 0, nil},
 		"an outage":               {report.Decision{Result: outage(t, fallback.FailClosed()), Policies: []ratelimit.Policy{slots}}, time.Second, nil},
 		"which of two is unknown": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}}, time.Hour, nil},
-		"slots beside a rate": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}, Parts: []ratelimit.Result{admitted, denied(time.Hour)}},
+		"slots beside a rate": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{admitted, denied(time.Hour)}...)},
 			5 * time.Second, []time.Duration{0, 5 * time.Second}},
-		"both": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots, rate}, Parts: []ratelimit.Result{denied(time.Hour), denied(time.Minute)}},
+		"both": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots, rate}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Hour), denied(time.Minute)}...)},
 			time.Minute, []time.Duration{5 * time.Second, time.Minute}},
-		"the rate alone": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, slots}, Parts: []ratelimit.Result{denied(time.Minute), {}}},
+		"the rate alone": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Minute), {}}...)},
 			time.Minute, []time.Duration{time.Minute, 0}},
-		"more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: []ratelimit.Result{denied(ratelimit.Never), admitted}},
+		"more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), admitted}...)},
 			time.Second, []time.Duration{ratelimit.Never, 0}},
 	} {
 		before := slices.Clone(c.d.Parts)

@@ -148,7 +148,6 @@ type Known[L any] struct {
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
 	Key         Key        // nil if it counts the key that it is asked for
-	Limits      Limits[L]  // of several that decide together
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
@@ -183,7 +182,7 @@ func Of[L any](l L) *Known[L] {
 
 // Algorithm returns the name of the algorithm that decides for l, behind limiters around one
 // other, and "" if that is not known.
-func Algorithm[L any](l L) string { return behind(l).Algorithm }
+func Algorithm[L any](l L) string { return Behind(l).Algorithm }
 
 // Queues is how those who wait for a limiter stand in queues.
 type Queues struct {
@@ -194,7 +193,7 @@ type Queues struct {
 // QueuesOf returns those of l, behind limiters around one other. delays is whether l can be asked
 // for those whose turn comes in time.
 func QueuesOf[L any](l L, delays bool) Queues {
-	k := behind(l)
+	k := Behind(l)
 	if k.Kind == queue.Unknown && !delays {
 		return Queues{queue.Foreign, k.Key}
 	}
@@ -214,8 +213,8 @@ func (q Queues) Key(ctx context.Context, key string, n int) string {
 	return made
 }
 
-// behind is what is known of the limiter that decides for l, behind limiters around one other.
-func behind[L any](l L) *Known[L] {
+// Behind returns what is known of the limiter that decides for l, behind limiters around one other.
+func Behind[L any](l L) *Known[L] {
 	for !isnil.Is(l) {
 		if k := Of(l); k != nil {
 			return k
@@ -229,49 +228,19 @@ func behind[L any](l L) *Known[L] {
 	return new(Known[L])
 }
 
-// Limits is what is known of the limits that decide for a limiter, in the order of
-// ratelimit.Result.Parts: nil of those of other packages.
-type Limits[L any] []*Known[L]
-
-// Calls reports whether one of them counts calls.
-func (ls Limits[L]) Calls() bool {
-	return slices.ContainsFunc(ls, func(k *Known[L]) bool { return k != nil && k.Calls })
+// Calls reports whether l, or a limit inside, counts calls, so that a queue counts calls of n events.
+func Calls[L any](l L) bool {
+	return !all(l, func(l L) bool { k := Of(l); return k == nil || !k.Calls })
 }
 
-// Part is how limit i admits events, and how many of its events are one of a queue of calls of n.
-// Those are calls if one of the limits counts calls.
-func (ls Limits[L]) Part(i, n int) (kind queue.Kind, unit int) {
-	known, unit := ls.Of(i), 1
-	if n > 1 && !known.Calls && ls.Calls() {
+// Queue returns how part, one of the limits of l, admits events, and how many of its events are one of
+// a queue of calls of n.
+func Queue[L any](l, part L, n int) (kind queue.Kind, unit int) {
+	k, unit := Behind(part), 1
+	if n > 1 && !k.Calls && Calls(l) {
 		unit = n
 	}
-	return known.Kind, unit
-}
-
-// Of is what is known of limit i.
-func (ls Limits[L]) Of(i int) *Known[L] {
-	if i < len(ls) && ls[i] != nil {
-		return ls[i]
-	}
-	return new(Known[L])
-}
-
-// LimitsOf returns the limits that decide for l.
-func LimitsOf[L any](l L) Limits[L] { return limitsOf(nil, l) }
-
-func limitsOf[L any](ls Limits[L], l L) Limits[L] {
-	k := Of(l)
-	if k != nil && k.Limits != nil && ls == nil { // each answer is read by them
-		return k.Limits
-	}
-	inside := Inside(l)
-	if k != nil && k.Algorithm != "" || len(inside) == 0 {
-		return append(ls, k)
-	}
-	for _, inner := range inside {
-		ls = limitsOf(ls, inner)
-	}
-	return ls
+	return k.Kind, unit
 }
 
 // Leases is embedded in a store that takes events of another one ahead, and so gets nothing by
@@ -300,7 +269,7 @@ func ByKey[L any](l L) bool {
 type Key func(ctx context.Context, key string, n int) (string, error)
 
 // KeyOf is the Key of l, nil if it has none.
-func KeyOf[L any](l L) Key { return behind(l).Key }
+func KeyOf[L any](l L) Key { return Behind(l).Key }
 
 // Keys is the Key of several that decide together: all that they make, or nil if none makes any.
 func Keys(each ...Key) Key {
@@ -347,10 +316,6 @@ var ErrHeld = fmt.Errorf("%w: slots are held, which inflight.Wait does", store.E
 
 // Fixed reports whether nothing in l can change: a limit of package ratelimit, or an All of such.
 func Fixed[L any](l L) bool { return all(l, func(l L) bool { return Of(l) != nil }) }
-
-// Together owns the marks of what several limits have decided together. Each of their notes has a method
-// Each() []Result, with one of each limiter: Parts has several of one that is around several limits.
-var Together = new(byte)
 
 // Part is what a Refund is to give back of limits that were charged together.
 type Part uint8

@@ -291,7 +291,7 @@ func TestAShadowWhoseStateIsCorruptKeepsNobodyOut(t *testing.T) {
 			r, err := ask(true)
 			require.NoError(t, err, algorithm)
 			require.True(t, r.Allowed)
-			require.Zero(t, r.Parts()[0])
+			require.Zero(t, r.Parts()[0].Result)
 			require.Equal(t, 8, r.Parts()[1].Remaining)
 			require.NoError(t, told.error)
 			if n > 0 { // observers hear of no looks

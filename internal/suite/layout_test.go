@@ -348,7 +348,7 @@ func (p *player) call(call string) (r ratelimit.Result, text string, err error) 
 		r, err = ratelimit.AllowWithin(ctx, p.limiter, p.User, n, d)
 	case "together":
 		r, err = p.both.AllowN(ctx, p.User, n)
-		text = said(r.Parts()[0])
+		text = said(r.Parts()[0].Result)
 	case "refund":
 		text, err = "given back", p.limiter.Refund(ctx, p.User, charged(), n)
 	case "strike":

@@ -58,7 +58,7 @@ func TestAnAdmissionByTwoLimitsHasTheirResults(t *testing.T) {
 						back := 1 + random.IntN(n)
 						require.NoError(t, all.Refund(ctx, "a", r, back))
 						for i, l := range alone {
-							require.NoError(t, l.Refund(ctx, "a", r.Parts()[i], back))
+							require.NoError(t, l.Refund(ctx, "a", r.Parts()[i].Result, back))
 						}
 					}
 				}
@@ -89,7 +89,7 @@ func requireDenial(t *testing.T, r ratelimit.Result, n int, together, alone []ra
 		}
 		require.Equal(t, want.Allowed, part.Allowed)
 		require.Equal(t, [...]any{want.Limit, standing.Remaining, want.RetryAfter, standing.ResetAfter}, [...]any{part.Limit, part.Remaining, part.RetryAfter, part.ResetAfter})
-		require.ErrorIs(t, l.Refund(t.Context(), "a", part, 1), ratelimit.ErrInvalidN)
+		require.ErrorIs(t, l.Refund(t.Context(), "a", part.Result, 1), ratelimit.ErrInvalidN)
 		if part.RetryAfter > retry {
 			policies, err := ratelimit.AppendPolicies(t.Context(), nil, l, "a")
 			require.NoError(t, err)

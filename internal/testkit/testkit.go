@@ -197,3 +197,12 @@ func OnEachServer(t *testing.T, test func(t *testing.T, s store.Store, c *rateli
 		test(t, OnRedis(t, redistest.Mini(t).Client(t), redisstore.WithClock(c.Now)), c)
 	})
 }
+
+// Parts makes a Part of each of results, of no Limiter.
+func Parts(results ...ratelimit.Result) []ratelimit.Part {
+	parts := make([]ratelimit.Part, len(results))
+	for i, r := range results {
+		parts[i].Result = r
+	}
+	return parts
+}

@@ -186,7 +186,7 @@ func TestWhatSeveralLimitsAreToldIsWhatPeekSays(t *testing.T) {
 			told := func(asks ...ratelimit.Ask) ratelimit.Result {
 				r, err := ratelimit.Decide(t.Context(), asks...)
 				require.NoError(t, err)
-				return r.Parts()[0]
+				return r.Parts()[0].Result
 			}
 			for range 50 {
 				_, err := big.Allow(t.Context(), "key")

@@ -102,7 +102,7 @@ func sameAsAlone(limits []pair, asks []ratelimit.Ask, rooms []ratelimit.Result, 
 		} else if a.N > 0 { // it would have been admitted, and nothing was charged
 			part.Allowed, part.RetryAfter, part.Delay, want.Delay = want.Allowed, want.RetryAfter, 0, 0
 		}
-		if part != want {
+		if part.Result != want {
 			return fmt.Errorf("of %+v part %d is\n%+v, and alone\n%+v", asks, i, part, want)
 		}
 	}
@@ -117,7 +117,7 @@ func giveBack(limits []pair, charged ratelimit.Result, asks []ratelimit.Ask) err
 	}
 	for i, a := range asks {
 		if part := charged.Parts()[i]; part.Charged() > 0 {
-			if err := limits[i].reference.Refund(ctx, "key", part, a.N); err != nil {
+			if err := limits[i].reference.Refund(ctx, "key", part.Result, a.N); err != nil {
 				return err
 			}
 		}

@@ -95,7 +95,7 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 		} else { // it would have been admitted, and nothing was charged
 			part.ResetAfter, part.Delay, want.ResetAfter, want.Delay = 0, 0, 0, 0
 		}
-		if part != want {
+		if part.Result != want {
 			return fmt.Errorf("limit %d says of %d events\n%+v, and alone\n%+v", i, n, part, want)
 		}
 	}

@@ -183,7 +183,7 @@ func callWith(ctx context.Context, lim, wide ratelimit.Limiter, o op) (r ratelim
 	if err != nil {
 		return r, err
 	}
-	return r.Parts()[0], nil
+	return r.Parts()[0].Result, nil
 }
 
 // judge compares r with the model.

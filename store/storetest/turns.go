@@ -202,7 +202,7 @@ func haveTurnsTogether(all *ratelimit.All, alone []ratelimit.Limiter, n int, d t
 	for i, l := range alone {
 		part := got.Parts()[i]
 		if fits || !want[i].Allowed {
-			if part != want[i] {
+			if part.Result != want[i] {
 				return fmt.Errorf("limit %d says of %d events within %v\n%+v, and alone\n%+v", i, n, d, part, want[i])
 			}
 			continue

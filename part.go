@@ -1,0 +1,244 @@
+package ratelimit
+
+import (
+	"slices"
+
+	"github.com/ratelimit-go/ratelimit/internal/see"
+)
+
+// Part is the decision of one of several limits: see [Result.Parts].
+type Part struct {
+	Result          // zero if the limit was not asked, because another one had denied before
+	Limiter Limiter // that decided, to which a Refund of the Result goes
+}
+
+// Name is the name of the limit (see [Policy]), as [Result.DeniedBy] says it: the first one of a
+// Limiter that has decided for several at once. It is "" of a Limiter of another package that is
+// around none of this module.
+func (p Part) Name() string {
+	if name := p.DeniedBy(); name != "" {
+		return name
+	}
+	if b, ok := see.First[*Ban](p.Limiter); ok && p.Source() == SourceBan { // its limits have not denied
+		return b.(*Ban).denials.policyName
+	}
+	if names := see.Names(p.Limiter); len(names) > 0 {
+		return names[0]
+	}
+	return ""
+}
+
+// Parts are the decisions of the single limits ([All], [Decide]), in their order, or nil. Do not
+// change them.
+//
+// A limiter around several that decides for them at once, as a [Ban] does while it lasts, is one
+// Part.
+func (r Result) Parts() []Part {
+	j := r.joined()
+	if j == nil {
+		return nil
+	}
+	for i := range j.parts {
+		if j.parts[i].together() != nil {
+			return flat(nil, j.parts)
+		}
+	}
+	return j.parts
+}
+
+// flat appends parts to dst, and in place of those that have parts these.
+func flat(dst, parts []Part) []Part {
+	for i := range parts {
+		if inner := parts[i].joined(); inner != nil {
+			dst = flat(dst, inner.parts)
+		} else {
+			dst = append(dst, parts[i])
+		}
+	}
+	return dst
+}
+
+// joined is the note of several limits ([All], [Decide]). It is never changed once a Result has it.
+type joined struct {
+	mark     Mark // that it is the note of: one allocation for both
+	parts    []Part
+	charged  int    // events, of the part that was charged most
+	deniedBy string // the name of a part
+	voters   voters
+}
+
+// voters has a bit for each part that was asked and has a say in the whole: no shadow, and none that was
+// looked at.
+type voters uint16
+
+func (v voters) has(i int) bool { return v>>i&1 == 1 }
+
+// join returns the note of parts, of which it makes a copy.
+func join(parts []Part, v voters) *joined {
+	if len(parts) > 2 {
+		return &joined{parts: slices.Clone(parts), voters: v}
+	}
+	both := new(struct { // one allocation
+		joined
+		parts [2]Part
+	})
+	both.joined.parts, both.voters = append(both.parts[:0], parts...), v
+	return &both.joined
+}
+
+// whole gives r, which is zero, what j's parts say together. It returns the part that r is denied by,
+// or -1.
+func (r *Result) whole(j *joined, denied bool) (denier int) {
+	source := SourceUnlimited
+	denier, r.Allowed = -1, !denied
+	for i := range j.parts {
+		p := &j.parts[i].Result
+		if !j.voters.has(i) {
+			continue
+		}
+		if !denied {
+			r.Delay = max(r.Delay, p.Delay)
+		} else if !p.Allowed && (denier < 0 || p.RetryAfter > r.RetryAfter) {
+			r.RetryAfter, denier = p.RetryAfter, i
+		}
+		if s := p.source(); weights[s] > weights[source] {
+			source = s
+		}
+	}
+	if denier >= 0 {
+		source = j.parts[denier].source()
+		j.deniedBy = j.parts[denier].Name()
+	}
+	if source == SourceUnlimited || source == SourceList && r.Allowed { // as long as nothing is counted
+		r.least(j)
+	}
+	r.sum(j)
+	j.mark = Mark{source: source, note: j}
+	r.mark = &j.mark
+	return denier
+}
+
+// weights says which source stands for several that admit: a store that did not answer
+// outweighs one that did, and either a limit that needs none.
+var weights = [...]uint8{
+	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3, SourceLease: 3,
+	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4, SourceBan: 4,
+}
+
+// least gives r the least that its parts say. A Slowdown may have let through what a list denied.
+func (r *Result) least(j *joined) {
+	r.Limit, r.Remaining = maxEvents, maxEvents
+	for i := range j.parts {
+		if p := &j.parts[i]; j.voters.has(i) {
+			r.Limit, r.Remaining = min(r.Limit, p.Limit), min(r.Remaining, p.Remaining)
+		}
+	}
+}
+
+// sum gives r what its parts leave: Limit and Remaining of the counted one with the least
+// left, and the longest ResetAfter of all that are counted.
+func (r *Result) sum(j *joined) {
+	known := false
+	for i := range j.parts {
+		p := &j.parts[i].Result
+		if !j.voters.has(i) || !p.counted() {
+			continue
+		}
+		if !known || p.Remaining < r.Remaining {
+			r.Limit, r.Remaining, known = p.Limit, p.Remaining, true
+		}
+		r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
+	}
+}
+
+// joined is that of the several limits that have decided, or nil.
+func (r *Result) joined() *joined {
+	switch note := r.together().(type) {
+	case *joined:
+		return note
+	case *pair:
+		return note.joined(r)
+	}
+	return nil
+}
+
+// together is the note of the several limits that have decided, a *joined or a *pair, or nil.
+func (r *Result) together() any {
+	for m := r.mark; m != nil; m = m.under {
+		switch m.note.(type) {
+		case *joined, *pair:
+			return m.note
+		}
+	}
+	return nil
+}
+
+// denier is the decision of the limit that r is denied by, with the longest RetryAfter, and r
+// itself if it is of one limit or admits.
+func (r Result) denier() Result {
+	if j := r.joined(); j != nil && !r.Allowed {
+		for i := range j.parts {
+			if p := &j.parts[i]; j.voters.has(i) && p.RetryAfter == r.RetryAfter {
+				return p.denier()
+			}
+		}
+	}
+	return r
+}
+
+// room is how many events fit, by the denial r: Remaining of those that deny.
+func (r *Result) room() int {
+	room, known := r.Remaining, false
+	if j := r.joined(); j != nil {
+		for i := range j.parts {
+			if p := &j.parts[i]; j.voters.has(i) && p.RetryAfter > 0 && (!known || p.room() < room) {
+				room, known = p.room(), true
+			}
+		}
+	}
+	return room
+}
+
+// without is r, which has admitted a call for so many events, as it would be if n of them
+// were given back at once. ResetAfter may be too long.
+func (r Result) without(n, events int) Result {
+	charged := r.Charged()
+	if charged < events && n < events { // CountCalls gives all back or none
+		return r
+	}
+	back := min(n, charged)
+	if back <= 0 {
+		return r
+	}
+	if j := r.joined(); j != nil {
+		less := join(j.parts, j.voters)
+		less.charged = charged - back
+		for i := range less.parts {
+			p := &less.parts[i]
+			p.Result = p.Result.without(n, events)
+		}
+		r.mark, r.ResetAfter = r.mark.with(less), 0
+		r.sum(less)
+		return r
+	}
+	r.Remaining += min(back, r.Limit-r.Remaining)
+	if r.n -= int32(back); r.n == 0 { // so that it is not given back twice
+		r.at, r.period, r.rate = 0, 0, 0
+		if r.Remaining == r.Limit {
+			r.ResetAfter = 0
+		}
+	}
+	return r
+}
+
+// with is m with j in place of the note of the All.
+func (m *Mark) with(j *joined) *Mark {
+	above := *m
+	switch m.note.(type) {
+	case *joined, *pair:
+		j.mark, j.mark.note = above, j
+		return &j.mark
+	}
+	above.under = m.under.with(j)
+	return &above
+}
