@@ -182,8 +182,24 @@ func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
 
 // Charge charges n events to each limit, in their order, until an error.
 func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err error) {
-	err = a.decide(ctx, key, n, asking{what: overdraw}, &res)
-	return res, err
+	if err = a.check(ctx, key, n); err != nil {
+		return res, err
+	}
+	d := begin(asking{what: overdraw}, a)
+	defer d.end()
+	d.denied = true // if nothing was charged
+	for i := range a.parts {
+		l := a.parts[i].limiter
+		r, err := Charge(ctx, l, key, n)
+		if err != nil {
+			return res, err
+		}
+		d.add(a.parts[i], key, n, false)
+		d.entries[i].decided, *d.entries[i].result = true, r
+		d.denied = d.denied && !r.Allowed
+	}
+	d.result(ctx, &res)
+	return res, nil
 }
 
 // Refund gives back n events to each limit.
@@ -259,7 +275,7 @@ func (a *All) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// decide is AllowN, AllowWithin, Peek or Charge.
+// decide is AllowN, AllowWithin or Peek.
 func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Result) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err

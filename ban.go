@@ -283,13 +283,15 @@ func (b *Ban) offend(ctx context.Context, key string, denial *Result) {
 // strike counts n denials, and makes res the denial of the ban if there is one then.
 func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error {
 	k := &b.denials
-	since := k.now()
+	var since time.Time
+	if k.timed {
+		since = time.Now()
+	}
 	counted, err := k.keyOf(ctx, key, n)
 	var r Result
 	if err == nil {
-		l := k.integers
-		l = l.TurnBefore(k.within + 1)
-		err = k.decide(ctx, counted, min(n, b.penalty.Denials), take, &l, &r) // so many begin a ban, however many more there are
+		events := min(n, b.penalty.Denials) // so many begin a ban, however many more there are
+		err = k.takeBy(ctx, counted, k.integers.TurnBefore(k.within+1), int64(events), &r)
 	}
 	k.tell(ctx, counted, n, &r, err, since)
 	switch {

@@ -59,10 +59,14 @@ func (d *decision) op(e *entry) store.Op {
 	switch {
 	case e.gate:
 		return store.OpGate
-	case e.n == 0 || d.how.what == peek:
+	case e.n == 0 || d.how.what == peek || d.how.what == overdraw && e.core.calls: // that call was charged when it was admitted
 		return store.OpLook
 	case e.shadow:
 		return store.OpShadow
+	case d.how.what == takeUpTo:
+		return store.OpUpTo
+	case d.how.what == overdraw:
+		return store.OpOverdraw
 	}
 	return store.OpTake
 }
@@ -87,7 +91,7 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 	if !shadow {
 		d.n = max(d.n, n)
 	}
-	if p.core != nil && p.core.observers != nil && d.how.what != peek {
+	if p.core != nil && p.core.observers != nil && d.how.what != peek && !(p.core.calls && d.how.what == overdraw) {
 		if d.watched = true; p.core.timed && d.since.IsZero() {
 			d.since = time.Now()
 		}
@@ -164,25 +168,29 @@ func (d *decision) settle(ctx context.Context) error {
 	returned := false
 	defer func() {
 		if !returned { // of a user's function, in a limiter that is none of the five
-			d.giveBack(context.WithoutCancel(ctx))
+			d.giveBack(ctx)
 		}
 	}()
 	err := d.decide(ctx)
 	returned = true
 	if err != nil || d.denied {
-		d.giveBack(context.WithoutCancel(ctx))
+		d.giveBack(ctx)
 	}
 	if d.watched {
 		d.tell(ctx)
+	}
+	if err == nil && d.all == nil && d.how.what != peek { // for a Refund: an All knows what was asked of all
+		for i := range d.entries {
+			if e := &d.entries[i]; e.core != nil && e.core.calls && e.decided {
+				e.result.ofCall(e.core, e.asked, d.how.what)
+			}
+		}
 	}
 	return err
 }
 
 // decide asks the entries one group after the other, until one denies.
 func (d *decision) decide(ctx context.Context) error {
-	if d.how.what == overdraw {
-		return d.overdraw(ctx)
-	}
 	for i := range d.entries {
 		e := &d.entries[i]
 		if e.err = d.prepare(ctx, e); e.err != nil && !d.skip(e) {
@@ -283,7 +291,6 @@ func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 		e.result.withoutStore(e.limit)
 		e.decided = true
 		d.denied = d.denied || e.limit.Rate == 0 && e.votes()
-		d.note(e)
 	}
 	return nil
 }
@@ -420,6 +427,10 @@ func (d *decision) requestOf(e *entry) int {
 	d.requests = d.requests[:len(d.requests)+1]
 	req := &d.requests[len(d.requests)-1]
 	req.Namespace, req.Key, req.Limit, req.N, req.Op = e.core.namespace, e.key, e.limit, max(n, 1), op
+	if op == store.OpOverdraw {
+		req.Most = mostOf(e.core.rule, e.limit)
+		req.N = min(req.N, req.Most)
+	}
 	return len(d.requests) - 1
 }
 
@@ -440,6 +451,14 @@ func (d *decision) sharing(e *entry) (events int) {
 // read makes e's result of the reply to its request. Entries with one request are read from
 // the last to the first.
 func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
+	e.decided = true
+	switch req.Op {
+	case store.OpOverdraw:
+		e.core.overdrawn(e.result, req, reply)
+		return
+	case store.OpUpTo:
+		req.N = max(1, min(req.N, reply.Available(e.core.rule, req.Limit)))
+	}
 	charged := req.N
 	if d.denied || !reply.OK() || req.Looks() {
 		charged = 0
@@ -452,40 +471,17 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	if charged > 0 && !e.core.rule.LastOnly {
 		req.N -= int64(e.n)
 	}
-	e.decided, e.charged = true, charged > 0
-	d.note(e)
+	e.charged = charged > 0
 }
 
-// note notes what was asked of an e that counts calls: for GiveBack, since an All knows what was asked
-// of all.
-func (d *decision) note(e *entry) {
-	if e.core.calls && d.all == nil {
-		e.result.ofCall(e.core, e.asked, take)
-	}
-}
-
-// overdraw charges each entry. What it has charged is not given back.
-func (d *decision) overdraw(ctx context.Context) (err error) {
-	d.denied, d.watched = true, false // each tells its own
-	for i := range d.entries {
-		e := &d.entries[i]
-		if *e.result, err = Charge(ctx, e.limiter, e.key, d.n); err != nil {
-			return err
-		}
-		e.decided = true
-		d.denied = d.denied && !e.result.Allowed
-	}
-	return nil
-}
-
-// giveBack refunds what was charged before an entry denied or failed.
+// giveBack refunds what was charged before an entry denied or failed, also when ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
 	for i := len(d.entries) - 1; i >= 0; i-- {
 		e := &d.entries[i]
 		if !e.charged || e.result.uncounted() {
 			continue
 		}
-		var err error
+		ctx, err := context.WithoutCancel(ctx), error(nil)
 		if e.core != nil { // by the limit of the charge, without asking for it anew
 			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(e.n)))
 		} else {

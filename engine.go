@@ -31,8 +31,7 @@ type limiter struct {
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
 
-	quick     bool     // take asks the store by integers, and nobody else
-	optional  bool     // one of these is set, so that decide goes the long way
+	quick     bool     // take goes in straight line: none of these is set
 	keyFunc   *keyFunc // the same in a Local, so that an All can compare them
 	calls     bool     // by CountCalls
 	observers []Observer
@@ -90,8 +89,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 
 // introduce lets others know lim as self.
 func (lim *limiter) introduce(self Limiter) {
-	lim.optional = lim.keyFunc != nil || lim.calls || lim.observers != nil
-	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
+	lim.quick = lim.keyFunc == nil && !lim.calls && lim.observers == nil && (lim.limitFunc != nil || lim.integers.Rate > 0)
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, ByEvents: func() Limiter { return lim.byEvents(self) },
 		UsesContext: lim.limitFunc != nil || lim.keyFunc != nil, Key: lim.keyMaker(), Kind: lim.kind(),
@@ -154,7 +152,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 
 // AllowUpTo: see the function.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
-	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
+	err = lim.ask(ctx, key, n, asking{what: takeUpTo}, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
 		return n, r, err
 	}
@@ -163,7 +161,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 
 // Charge implements [Charger].
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
-	err = lim.decide(ctx, key, n, overdraw, nil, &res)
+	err = lim.ask(ctx, key, n, asking{what: overdraw}, &res)
 	return res, err
 }
 
@@ -178,10 +176,18 @@ const (
 	takeWithin // asked for of limiters; a store is asked to take under a limit with a turn
 )
 
-// take is AllowN. The common case is decided in straight line, and all else by decide.
+// take is AllowN. The common case is decided in straight line, and all else by ask. It fills the
+// caller's Result in place, which is too large to be returned through several levels for nothing.
 func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) error {
 	if !lim.quick || n < 1 || n > maxEvents || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
-		return lim.decide(ctx, key, n, take, nil, res)
+		return lim.ask(ctx, key, n, asking{what: take}, res)
+	}
+	if lim.limitFunc != nil {
+		l, err := lim.limitOf(ctx, key)
+		if err != nil {
+			return err
+		}
+		return lim.takeBy(ctx, key, l, int64(n), res)
 	}
 	r, err := lim.store.Take(ctx, lim.namespace, key, lim.integers, int64(n))
 	if err != nil {
@@ -195,10 +201,28 @@ func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) er
 	return nil
 }
 
+// takeBy is take by the limit l.
+func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int64, res *Result) error {
+	if l.Rate <= 0 {
+		res.withoutStore(l)
+		return nil
+	}
+	r, err := lim.store.Take(ctx, lim.namespace, key, l, n)
+	if err != nil {
+		return err
+	}
+	charged := int64(0)
+	if r.OK() {
+		charged = n
+	}
+	lim.result(res, l, r, n, charged)
+	return nil
+}
+
 // look is Peek, in straight line as take is.
 func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
-	if !lim.quick || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
-		return lim.decide(ctx, key, 1, peek, nil, res)
+	if !lim.quick || lim.limitFunc != nil || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
+		return lim.ask(ctx, key, 1, asking{what: peek}, res)
 	}
 	r, err := store.Peek(ctx, lim.store, lim.namespace, key, lim.integers, 1)
 	if err != nil {
@@ -206,6 +230,23 @@ func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
 	}
 	lim.taken(res, r, 1, 0)
 	return nil
+}
+
+// ask decides as one of several limits would.
+func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res *Result) error {
+	d := begin(how, nil)
+	defer d.end()
+	d.add(part{core: lim}, key, n, false)
+	err := lim.check(ctx, key, n)
+	switch {
+	case err != nil && d.watched:
+		lim.tell(ctx, key, n, nil, err, d.since)
+	case err == nil:
+		if err = d.settle(ctx); err == nil {
+			*res = d.parts[0].Result
+		}
+	}
+	return err
 }
 
 // taken is result of a Take by the constructor's limit.
@@ -240,81 +281,21 @@ func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
 	}
 }
 
-// decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It
-// fills the caller's Result in place, which is too large to be returned through
-// several levels for nothing.
-func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, given *store.Limit, res *Result) error {
-	if lim.optional && given == nil {
-		return lim.decideWithOptions(ctx, key, n, asking{what: what}, res)
-	}
-	if err := lim.check(ctx, key, n); err != nil {
-		return err
-	}
-	l := lim.integers
-	switch {
-	case given != nil:
-		l = *given
-	case lim.limitFunc != nil:
-		var err error
-		if l, err = lim.limitOf(ctx, key); err != nil {
-			return err
-		}
-	}
-	if l.Rate <= 0 {
-		res.withoutStore(l)
-		return nil
-	}
-	events := min(int64(n), beyond)
-	var r store.Reply
-	var err error
-	switch what {
-	case take:
-		r, err = lim.store.Take(ctx, lim.namespace, key, l, events)
-	case takeUpTo:
-		r, err = store.TakeUpTo(ctx, lim.store, lim.namespace, key, l, events)
-		events = max(1, min(events, r.Available(lim.rule, l)))
-	case peek:
-		r, err = store.Peek(ctx, lim.store, lim.namespace, key, l, events)
-	case overdraw:
-		return lim.overdraw(ctx, key, l, events, res)
-	}
-	if err != nil {
-		return err
-	}
-	charged := events
-	if !r.OK() || what == peek {
-		charged = 0
-	}
-	if r.Plain() {
-		lim.result(res, l, r, events, charged)
-		return nil
-	}
-	res.report(lim.rule.Report(l, r, events, charged), r.OK(), events, lim.capacity(&l))
-	res.addReceipt(l, r.X, charged)
-	return nil
-}
-
-// overdraw is decide for events that are charged in any case.
-func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n int64, res *Result) error {
-	most := mostOf(lim.rule, l)
-	n = min(n, most)
-	r, err := store.Overdraw(ctx, lim.store, lim.namespace, key, l, n, most)
-	if err != nil {
-		return err
-	}
+// overdrawn makes res of the reply to an OpOverdraw.
+func (lim *limiter) overdrawn(res *Result, req *store.Request, r store.Reply) {
+	n := req.N
 	if r.Outcome |= store.Admitted; r.Plain() {
-		lim.result(res, l, r, n, n)
-		return nil
+		lim.result(res, req.Limit, r, n, n)
+		return
 	}
 	if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
-		n = min(n, max(0, most-spent(r)))
+		n = min(n, max(0, req.Most-spent(r)))
 	}
-	lim.result(res, l, r, n, n)
+	lim.result(res, req.Limit, r, n, n)
 	if n == 0 { // the state was full, and was written all the same: as if its last event were this one
-		res.report(lim.rule.Report(l, lim.rule.After(r, -1), 1, 1), true, 1, l.Burst)
+		res.report(lim.rule.Report(req.Limit, lim.rule.After(r, -1), 1, 1), true, 1, req.Limit.Burst)
 		res.Delay = 0
 	}
-	return nil
 }
 
 // mostOf is the most events that a state can hold.
@@ -345,14 +326,6 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
-// now is the time if it is asked for.
-func (lim *limiter) now() (t time.Time) {
-	if lim.timed {
-		t = time.Now()
-	}
-	return t
-}
-
 // tell tells the observers of a decision on n events of key.
 func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
 	if lim.observers == nil {
@@ -368,45 +341,6 @@ func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err 
 	for _, o := range lim.observers {
 		o.Decided(ctx, key, n, *r, err, took)
 	}
-}
-
-// decideWithOptions is decide of a limiter with a key function, calls or observers, and
-// AllowWithin of any.
-func (lim *limiter) decideWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
-	since := lim.now()
-	counted, err := lim.keyOf(ctx, key, n)
-	if err == nil {
-		err = lim.decideOn(ctx, counted, n, how, res)
-	}
-	switch {
-	case how.what == peek:
-	case lim.calls && n > 0:
-		if how.what != overdraw {
-			lim.tell(ctx, counted, 1, res, err, since)
-		}
-		res.ofCall(lim, n, how.what)
-	default:
-		lim.tell(ctx, counted, n, res, err, since)
-	}
-	return err
-}
-
-// decideOn decides on the key that is counted.
-func (lim *limiter) decideOn(ctx context.Context, counted string, n int, how asking, res *Result) error {
-	l, err := lim.limitOf(ctx, counted)
-	if err != nil {
-		return err
-	}
-	if lim.calls {
-		n = 1
-		if how.what == overdraw { // the call has been charged when it was admitted
-			how.what = peek
-		}
-	}
-	if how.what == takeWithin {
-		l, how.what = limitWithin(lim.rule, l, how.d), take
-	}
-	return lim.decide(ctx, counted, n, how.what, &l, res)
 }
 
 // callOf is the note on the Result of a call for so many events, of which one was charged.

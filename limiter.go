@@ -151,13 +151,13 @@ func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custo
 
 // Allow implements [Limiter].
 func (c *Custom) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = c.decide(ctx, key, 1, take, nil, &res)
+	err = c.take(ctx, key, 1, &res)
 	return res, err
 }
 
 // AllowN implements [Limiter].
 func (c *Custom) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = c.decide(ctx, key, n, take, nil, &res)
+	err = c.take(ctx, key, n, &res)
 	return res, err
 }
 
@@ -177,8 +177,7 @@ func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Res
 	if l.Rate <= 0 { // for now: what is charged keeps its place
 		l = store.Limit{Rate: int64(charged.rate), Period: c.integers.Period, Burst: int64(charged.rate)}
 	}
-	l = l.TurnBefore(charged.at)
-	err = c.decide(ctx, key, 1, take, &l, &res)
+	err = c.takeBy(ctx, key, l.TurnBefore(charged.at), 1, &res)
 	return res, err
 }
 
