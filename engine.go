@@ -89,7 +89,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 
 // introduce lets others know lim as self.
 func (lim *limiter) introduce(self Limiter) {
-	lim.quick = lim.keyFunc == nil && !lim.calls && lim.observers == nil && (lim.limitFunc != nil || lim.integers.Rate > 0)
+	lim.quick = lim.keyFunc == nil && !lim.calls && lim.observers == nil && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, ByEvents: func() Limiter { return lim.byEvents(self) },
 		UsesContext: lim.limitFunc != nil || lim.keyFunc != nil, Key: lim.keyMaker(), Kind: lim.kind(),
@@ -176,18 +176,11 @@ const (
 	takeWithin // asked for of limiters; a store is asked to take under a limit with a turn
 )
 
-// take is AllowN. The common case is decided in straight line, and all else by ask. It fills the
-// caller's Result in place, which is too large to be returned through several levels for nothing.
+// take is AllowN. It fills the caller's Result in place, which is too large to be returned through
+// several levels for nothing.
 func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) error {
 	if !lim.quick || n < 1 || n > maxEvents || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
-		return lim.ask(ctx, key, n, asking{what: take}, res)
-	}
-	if lim.limitFunc != nil {
-		l, err := lim.limitOf(ctx, key)
-		if err != nil {
-			return err
-		}
-		return lim.takeBy(ctx, key, l, int64(n), res)
+		return lim.takeWithOptions(ctx, key, n, asking{what: take}, res)
 	}
 	r, err := lim.store.Take(ctx, lim.namespace, key, lim.integers, int64(n))
 	if err != nil {
@@ -199,6 +192,34 @@ func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) er
 	}
 	lim.taken(res, r, int64(n), charged)
 	return nil
+}
+
+// takeWithOptions is take of a limiter that has any, and AllowWithin. It is in straight line too: an
+// observer is what most services have.
+func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
+	var since time.Time
+	if lim.timed {
+		since = time.Now()
+	}
+	key, err := lim.keyOf(ctx, key, n)
+	events := n
+	if lim.calls {
+		events = min(n, 1)
+	}
+	if err == nil {
+		var l store.Limit
+		if l, err = lim.limitOf(ctx, key); err == nil {
+			if how.what == takeWithin {
+				l = limitWithin(lim.rule, l, how.d)
+			}
+			err = lim.takeBy(ctx, key, l, min(int64(events), beyond), res)
+		}
+	}
+	lim.tell(ctx, key, events, res, err, since)
+	if lim.calls {
+		res.ofCall(lim, n, take)
+	}
+	return err
 }
 
 // takeBy is take by the limit l.
@@ -221,7 +242,7 @@ func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int
 
 // look is Peek, in straight line as take is.
 func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
-	if !lim.quick || lim.limitFunc != nil || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
+	if !lim.quick || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
 		return lim.ask(ctx, key, 1, asking{what: peek}, res)
 	}
 	r, err := store.Peek(ctx, lim.store, lim.namespace, key, lim.integers, 1)
@@ -232,7 +253,7 @@ func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
 	return nil
 }
 
-// ask decides as one of several limits would.
+// ask is a Peek, an AllowUpTo or a Charge, which is decided as one of several limits is.
 func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res *Result) error {
 	d := begin(how, nil)
 	defer d.end()

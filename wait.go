@@ -175,7 +175,7 @@ func (r *Result) tooLate(n int, d time.Duration) Result {
 
 // AllowWithin implements [Delayer].
 func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
-	err = lim.ask(ctx, key, n, asking{takeWithin, d}, &res)
+	err = lim.takeWithOptions(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err
 }
 
