@@ -1231,6 +1231,43 @@ func TestShadowsThatFailTogetherDenyNothing(t *testing.T) {
 	require.Equal(t, 9, peek(t, real, "key").Remaining)
 }
 
+// counted is a store that counts the calls which decide.
+type counted struct {
+	store.Store
+	calls *int
+}
+
+func (c counted) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	*c.calls++
+	return c.Store.Decide(ctx, requests, replies)
+}
+
+func (c counted) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	*c.calls++
+	return c.Store.Take(ctx, ns, key, l, n)
+}
+
+// On Redis each call of the store is a round trip.
+func TestSeveralLimitsOfAStoreAreOneCallOfIt(t *testing.T) {
+	calls := 0
+	s := counted{memory(t, newClock()), &calls}
+	var limits []ratelimit.Limiter
+	for i, algorithm := range algorithms {
+		limits = append(limits, newLimiter(t, algorithm, s, ratelimit.PerHour(5+i)))
+	}
+	a := all(t, limits...)
+	for name, call := range map[string]func(){
+		"AllowN":      func() { allowN(t, a, 2) },
+		"a denial":    func() { require.False(t, allowN(t, a, 6).Allowed) },
+		"Peek":        func() { peek(t, a, "key") },
+		"AllowWithin": func() { _, _ = a.AllowWithin(t.Context(), "key", 1, time.Hour) },
+	} {
+		calls = 0
+		call()
+		require.Equal(t, 1, calls, name)
+	}
+}
+
 // failsAlone is a store that decides on several keys, but not on one.
 type failsAlone struct{ store.Store }
 

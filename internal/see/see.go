@@ -234,11 +234,14 @@ func Calls[L any](l L) bool {
 }
 
 // Queue returns how part, one of the limits of l, admits events, and how many of its events are one of
-// a queue of calls of n.
+// a queue of calls of n. The kind is not known if l is of another package: it may ask in its own way.
 func Queue[L any](l, part L, n int) (kind queue.Kind, unit int) {
 	k, unit := Behind(part), 1
 	if n > 1 && !k.Calls && Calls(l) {
 		unit = n
+	}
+	if isnil.Is(Behind(l).self) {
+		return queue.Unknown, unit
 	}
 	return k.Kind, unit
 }
