@@ -91,8 +91,8 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 	if !shadow {
 		d.n = max(d.n, n)
 	}
-	if p.core != nil && p.core.observers != nil && d.how.what != peek && !(p.core.calls && d.how.what == overdraw) {
-		if d.watched = true; p.core.timed && d.since.IsZero() {
+	if c := p.core; c != nil && c.observers != nil && d.how.what != peek && (d.how.what != overdraw || !c.calls) {
+		if d.watched = true; c.timed && d.since.IsZero() {
 			d.since = time.Now()
 		}
 	}

@@ -215,7 +215,7 @@ func (r Result) without(n, events int) Result {
 		less.charged = charged - back
 		for i := range less.parts {
 			p := &less.parts[i]
-			p.Result = p.Result.without(n, events)
+			p.Result = p.without(n, events)
 		}
 		r.mark, r.ResetAfter = r.mark.with(less), 0
 		r.sum(less)

@@ -462,7 +462,9 @@ func (x *nesting) check(t *testing.T, r ratelimit.Result, told func() string) {
 			}
 		}
 		if by := r.DeniedBy(); by != "" {
-			i := slices.IndexFunc(parts, func(p ratelimit.Part) bool { return !p.Allowed && (p.Name() == by || p.Name() == "" || p.Source() == ratelimit.SourceList) })
+			i := slices.IndexFunc(parts, func(p ratelimit.Part) bool {
+				return !p.Allowed && (p.Name() == by || p.Name() == "" || p.Source() == ratelimit.SourceList)
+			})
 			require.NotEqual(t, -1, i, told())
 		}
 	} else if r.Counted() {
