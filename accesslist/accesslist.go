@@ -60,7 +60,7 @@ type Lists struct {
 // for an IPv4 address and 120 ns for IPv6. It is safe for concurrent use, starts no goroutine
 // and has nothing to close. Make it by [New].
 type Limiter struct {
-	place //nolint:unused // package see looks for it
+	traits
 
 	limiter ratelimit.Limiter
 	allowed ratelimit.Result // of a key on the allow list
@@ -69,7 +69,7 @@ type Limiter struct {
 	lists   atomic.Pointer[Lists]
 }
 
-type place = see.Answers //nolint:unused // see package see
+type traits = see.Traits
 
 // Option configures a [Limiter].
 type Option func(*Limiter) error
@@ -107,7 +107,7 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
-	lim := &Limiter{limiter: l}
+	lim := &Limiter{traits: traits{Answers: true}, limiter: l}
 	lim.lists.Store(new(Lists))
 	mark := ratelimit.NewMark(lim, ratelimit.SourceList, nil)
 	lim.allowed = ratelimit.Result{Allowed: true, Limit: math.MaxInt32, Remaining: math.MaxInt32}.WithMark(mark)

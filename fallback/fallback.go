@@ -55,6 +55,8 @@ import (
 // and up to 6 MB for keys that are not handed back yet: see [Answer.On]. It has nothing to close.
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
+	traits
+
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
@@ -74,12 +76,9 @@ type Limiter struct {
 	plain    *ratelimit.Mark  // on those of the local limiter whose source stays
 	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
 	owed     debts
-
-	mirrors //nolint:unused // package see looks for it
 }
 
-// mirrors says that a local limiter is charged with what the store admits.
-type mirrors = see.Mirrors //nolint:unused // see package see
+type traits = see.Traits
 
 const (
 	defaultFailures = 5
@@ -201,7 +200,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 			return nil, fmt.Errorf("%w: a %T in a fallback: put the %[2]T around the fallback", ratelimit.ErrInvalidOption, out)
 		}
 	}
-	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
+	f := &Limiter{traits: traits{Mirrors: true}, limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
 	f.changes.since = f.base
 	for _, opt := range opts {
 		if opt == nil {

@@ -19,7 +19,7 @@ import (
 
 // deferring is a limiter whose slots [handler.holding] gives back by a defer.
 type deferring struct {
-	see.Deferred[ratelimit.Limiter]
+	see.Traits
 	ratelimit.Limiter
 }
 

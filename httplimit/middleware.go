@@ -123,7 +123,7 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 		return nil, err
 	}
 	c.spent = new(sync.Pool)
-	c.holder = deferring{see.Deferred[ratelimit.Limiter]{Inside: l, Spent: c.spent}, l}
+	c.holder = &deferring{see.Traits{Behind: l, Spent: c.spent}, l}
 	c.asks = !see.IgnoresContext(l)
 	switch {
 	case !c.asks && !c.inContext:

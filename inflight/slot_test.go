@@ -447,10 +447,10 @@ func TestASpentSlotIsUsedAgain(t *testing.T) {
 		far, near := slots(t, inside, 2), slots(t, inside.Store, 2)
 		for name, l := range map[string]*ratelimit.Custom{"far": far, "near": near} {
 			spent := &sync.Pool{}
-			deferring := struct {
-				see.Deferred[ratelimit.Limiter]
+			deferring := &struct {
+				see.Traits
 				ratelimit.Limiter
-			}{see.Deferred[ratelimit.Limiter]{Inside: l, Spent: spent}, l}
+			}{see.Traits{Behind: l, Spent: spent}, l}
 			a := hold(t, deferring)
 			if name == "near" {
 				a.Context()

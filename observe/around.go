@@ -37,14 +37,14 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 			e.Expect(names...)
 		}
 	}
-	return &around{limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
+	return &around{traits: traits{LooksOn: true}, limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
 }
 
-type looksOn = see.Transparent //nolint:unused // see package see
+type traits = see.Traits
 
 // around is a limiter with observers.
 type around struct {
-	looksOn   //nolint:unused // package see looks for it
+	traits
 	limiter   ratelimit.Limiter
 	observers []ratelimit.Observer
 }

@@ -38,7 +38,7 @@ import (
 // [Report], and, if it is not enforced, an allocation. Decisions that wait for the Report take
 // 165 KB. The goroutine ends when none waits. It is safe for concurrent use. Make it by [New].
 type Limiter struct {
-	place //nolint:unused // package see looks for it
+	traits
 
 	limiter ratelimit.Limiter
 	passed  ratelimit.Result // for what is let through and was never charged
@@ -47,7 +47,7 @@ type Limiter struct {
 	percent atomic.Uint64 // the bits of a float64, 0 to 100
 }
 
-type place = see.Answers //nolint:unused // see package see
+type traits = see.Traits
 
 // Option configures a [Limiter].
 type Option func(*Limiter) error
@@ -77,7 +77,7 @@ func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	case report == nil:
 		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
 	}
-	lim := &Limiter{limiter: l, seed: evenhash.Offset}
+	lim := &Limiter{traits: traits{Answers: true}, limiter: l, seed: evenhash.Offset}
 	lim.reports.report = report
 	lim.passed = ratelimit.Result{Allowed: true}.WithMark(ratelimit.NewMark(lim, ratelimit.SourceStore, nil))
 	for _, opt := range opts {

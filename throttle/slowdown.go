@@ -42,14 +42,14 @@ type Slow struct {
 // denied does nothing. It is safe for concurrent
 // use. Make it by [NewSlowdown].
 type Slowdown struct {
-	place //nolint:unused // package see looks for it
+	traits
 
 	limiter ratelimit.Limiter
 	slow    Slow
 	passed  *ratelimit.Mark // on what the limiter has denied, and never charged
 }
 
-type place = see.Answers //nolint:unused // see package see
+type traits = see.Traits
 
 // NewSlowdown returns a limiter that delays by s what l counts. It returns
 // [ratelimit.ErrInvalidOption] if l is nil or a field of s is out of range. The same goes
@@ -70,7 +70,7 @@ func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	case s.Max <= 0 || s.Max%time.Microsecond != 0:
 		return nil, fmt.Errorf("%w: a maximum of %v, want whole µs above 0", ratelimit.ErrInvalidOption, s.Max)
 	}
-	slowdown := &Slowdown{limiter: l, slow: s}
+	slowdown := &Slowdown{traits: traits{Answers: true, Behind: l}, limiter: l, slow: s}
 	slowdown.passed = ratelimit.NewMark(slowdown, ratelimit.SourceStore, nil)
 	return slowdown, nil
 }

@@ -46,7 +46,7 @@ import (
 // AllowWithin, Peek and Charge never sleep. It is safe for concurrent use. Make it by
 // [NewWaiter].
 type Waiter struct {
-	sleeps
+	traits
 
 	limiter ratelimit.Limiter
 	fixed   bool // nothing in limiter can change
@@ -54,8 +54,6 @@ type Waiter struct {
 	max     time.Duration
 	places  queue.Places
 }
-
-type sleeps = see.Sleeps[ratelimit.Limiter] // see package see
 
 const (
 	defaultMaxWaiting = 1024
@@ -90,7 +88,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	if see.Held(l) {
 		return nil, see.ErrHeld
 	}
-	w := &Waiter{sleeps: see.SleepsUntil(l), limiter: l, max: min(max, queue.Forever)}
+	w := &Waiter{traits: traits{Sleeps: true, Behind: l}, limiter: l, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting
 	w.own, w.fixed = w.queues(), see.Fixed(l)
 	for _, opt := range opts {

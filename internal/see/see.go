@@ -18,57 +18,79 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Answers is embedded in a limiter that answers for the one inside, whatever that
-// decides. Inside a fallback it would hide failures of the store, or be overruled by it.
-type Answers struct{}
+// Traits is embedded in a limiter, or in a store, that is around others. It says of it what its methods
+// do not.
+type Traits struct {
+	Answers bool // for the one inside, whatever that decides; inside a fallback it would hide failures of the store, or be overruled
+	LooksOn bool // and changes nothing: its local limiter is that of the one inside
+	Mirrors bool // it charges another limiter besides, which stands in for it in an outage
+	Sleeps  bool // until the one behind admits; inside others it would hold what they hold
+	Waits   bool // a call of the store may take longer than one of the store behind it
+	Leases  bool // the store takes events ahead, and so gets nothing by asking for those whose turn comes later
 
-func (Answers) answers() {}
-
-// Sleeps is embedded in a limiter that sleeps until another one admits. Inside others it would hold what
-// they hold. It has no Unwrap: only Names looks behind it.
-type Sleeps[L any] struct {
-	Answers
-	until L
+	Behind any // the limiter that it is around, if it has no Unwrap: Names and Deferring look there
+	// Spent has slots of the one behind that were given back, and that nobody else has: new ones are
+	// made of them. Each is given back by a defer, so that nothing need look for one that is forgotten.
+	Spent *sync.Pool
 }
 
-// SleepsUntil returns the Sleeps of a limiter that sleeps until l admits.
-func SleepsUntil[L any](l L) Sleeps[L] { return Sleeps[L]{until: l} }
+func (t *Traits) traits() *Traits { return t }
 
-func (s Sleeps[L]) sleeps() L { return s.until }
+var plain Traits
 
-// Transparent is embedded in a limiter that only looks on: its local limiter is that of the one
-// inside.
-type Transparent struct{}
+// traitsOf returns those of a limiter or a store, or none if it does not say.
+func traitsOf(x any) *Traits {
+	if t, ok := x.(interface{ traits() *Traits }); ok {
+		return t.traits()
+	}
+	return &plain
+}
 
-func (Transparent) transparent() {}
+// LookingOn reports whether l only looks on.
+func LookingOn[L any](l L) bool { return traitsOf(l).LooksOn }
 
-// LookingOn reports whether l embeds Transparent.
-func LookingOn[L any](l L) bool {
-	_, ok := any(l).(interface{ transparent() })
+// Mirroring reports whether l mirrors.
+func Mirroring[L any](l L) bool { return traitsOf(l).Mirrors }
+
+// Answering returns what answers for others, l or what is found inside of it.
+func Answering[L any](l L) (found L, ok bool) {
+	return first(l, func(l L) bool { t := traitsOf(l); return t.Answers || t.Sleeps })
+}
+
+// Sleeping returns what sleeps, l or what is found inside of it.
+func Sleeping[L any](l L) (found L, ok bool) {
+	return first(l, func(l L) bool { return traitsOf(l).Sleeps })
+}
+
+// Leased reports whether s, or a store that it stands before, leases.
+func Leased(s store.Store) bool {
+	_, ok := first(s, func(s store.Store) bool { return traitsOf(s).Leases })
 	return ok
 }
 
-// Mirrors is embedded in a limiter that charges another one besides, which stands in for it in an outage.
-type Mirrors struct{}
-
-func (Mirrors) mirrors() {}
-
-// Mirroring reports whether l embeds Mirrors.
-func Mirroring[L any](l L) bool {
-	_, ok := any(l).(interface{ mirrors() })
-	return ok
+// Deferring returns the limiter behind l, and its spent slots, if l has such, or else l.
+func Deferring[L any](l L) (behind L, spent *sync.Pool) {
+	if t := traitsOf(l); t.Spent != nil {
+		return t.Behind.(L), t.Spent
+	}
+	return l, nil
 }
 
 // First returns the outermost limiter that is a Kind: l, or what is found inside of it.
 func First[Kind, L any](l L) (found L, ok bool) {
+	return first(l, func(l L) bool { _, is := any(l).(Kind); return is })
+}
+
+// first returns the outermost limiter of which it is so.
+func first[L any](l L, so func(L) bool) (found L, ok bool) {
 	if isnil.Is(l) {
 		return found, false
 	}
-	if _, ok = any(l).(Kind); ok {
+	if so(l) {
 		return l, true
 	}
 	for _, inside := range Inside(l) {
-		if found, ok = First[Kind](inside); ok {
+		if found, ok = first(inside, so); ok {
 			break
 		}
 	}
@@ -96,45 +118,16 @@ func Bottom(s store.Store) store.Store {
 	return s
 }
 
-// Waits is embedded in a store whose calls may take longer than those of the store behind it.
-type Waits struct{}
-
-func (Waits) waits() {}
-
 // Timeout is how long a call of s takes at most, by what the store behind it says. It is 0 if that says
-// nothing, or is behind one that Waits.
+// nothing, or is behind one that waits.
 func Timeout(s store.Store) time.Duration {
-	if _, waits := First[interface{ waits() }](s); waits {
+	if _, waits := first(s, func(s store.Store) bool { return traitsOf(s).Waits }); waits {
 		return 0
 	}
 	if t, ok := Bottom(s).(interface{ Timeout() time.Duration }); ok {
 		return t.Timeout()
 	}
 	return 0
-}
-
-// Answering returns what embeds Answers or Sleeps.
-func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers() }](l) }
-
-// Sleeping returns what embeds Sleeps.
-func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() L }](l) }
-
-// Deferred is embedded in a limiter that stands for the one Inside, and of whose slots each is given back
-// by a defer. So none can be forgotten, and nothing need look for one that is. Spent has slots that were
-// given back, and that nobody else has: new ones are made of them.
-type Deferred[L any] struct {
-	Inside L
-	Spent  *sync.Pool
-}
-
-func (d Deferred[L]) deferred() (L, *sync.Pool) { return d.Inside, d.Spent }
-
-// Deferring returns the limiter inside of l, and its spent slots, if l embeds Deferred, or else l.
-func Deferring[L any](l L) (inside L, spent *sync.Pool) {
-	if d, ok := any(l).(interface{ deferred() (L, *sync.Pool) }); ok {
-		return d.deferred()
-	}
-	return l, nil
 }
 
 // Known is what the packages of this module know of a type of package ratelimit, beyond its
@@ -246,25 +239,12 @@ func Queue[L any](l, part L, n int) (kind queue.Kind, unit int) {
 	return k.Kind, unit
 }
 
-// Leases is embedded in a store that takes events of another one ahead, and so gets nothing by
-// asking for those whose turn comes later.
-type Leases struct{}
-
-func (Leases) leases() {}
-
-// Leased reports whether s, or a store that it stands before, embeds Leases.
-func Leased(s store.Store) bool {
-	_, ok := First[interface{ leases() }](s)
-	return ok
-}
-
 // ByKey reports whether l decides by the key alone and not by the context, as far as can be
 // seen. What answers for others may be a list of addresses.
 func ByKey[L any](l L) bool {
 	return all(l, func(l L) bool {
-		_, answers := any(l).(interface{ answers() })
-		k := Of(l)
-		return !answers && (k == nil || !k.UsesContext)
+		t, k := traitsOf(l), Of(l)
+		return !t.Answers && !t.Sleeps && (k == nil || !k.UsesContext)
 	})
 }
 
@@ -378,8 +358,8 @@ func names[L any](dst []string, l L, beside bool) []string {
 		}
 	}
 	inside := Inside(l)
-	if s, ok := any(l).(interface{ sleeps() L }); ok {
-		inside = []L{s.sleeps()}
+	if behind, ok := traitsOf(l).Behind.(L); ok {
+		inside = []L{behind}
 	}
 	for _, inner := range inside {
 		dst = names(dst, inner, beside || len(inside) > 1)

@@ -456,14 +456,14 @@ func (x *nesting) check(t *testing.T, r ratelimit.Result, told func() string) {
 				own, err := ratelimit.AppendPolicies(t.Context(), nil, part.Limiter, "key")
 				require.NoError(t, err, told())
 				require.Equal(t, own[0].Quota, part.Limit, "%s: part %d", told(), i)
-				if part.Source() != ratelimit.SourceList && part.Name() != "" { // a list has a policy, and a Slowdown does not say what is behind it
+				if part.Source() != ratelimit.SourceList { // which has a policy of its own
 					require.Equal(t, own[0].Name, part.Name(), "%s: part %d", told(), i)
 				}
 			}
 		}
 		if by := r.DeniedBy(); by != "" {
 			i := slices.IndexFunc(parts, func(p ratelimit.Part) bool {
-				return !p.Allowed && (p.Name() == by || p.Name() == "" || p.Source() == ratelimit.SourceList)
+				return !p.Allowed && (p.Name() == by || p.Source() == ratelimit.SourceList)
 			})
 			require.NotEqual(t, -1, i, told())
 		}

@@ -49,7 +49,7 @@ func TestAnAdmissionByTwoLimitsHasTheirResults(t *testing.T) {
 					for i, l := range alone {
 						want, err := l.AllowN(ctx, "a", n)
 						require.NoError(t, err)
-						require.Equal(t, want, r.Parts()[i])
+						require.Equal(t, want, r.Parts()[i].Result)
 					}
 					p, q := r.Parts()[0], r.Parts()[1]
 					require.Equal(t, min(p.Remaining, q.Remaining), r.Remaining)

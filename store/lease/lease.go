@@ -70,7 +70,7 @@ import (
 //
 // [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#leases
 type Store struct {
-	see.Leases
+	traits
 	store.Store // Together
 
 	terms    terms
@@ -94,6 +94,8 @@ type Store struct {
 	workers int
 	done    bool // Close has begun its last jobs
 }
+
+type traits = see.Traits
 
 const (
 	shards         = 64
@@ -232,7 +234,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	if life < leastLife || life > mostLife {
 		return nil, fmt.Errorf("%w: a life of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
 	}
-	d := &Store{Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
+	d := &Store{traits: traits{Leases: true}, Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
 	d.terms = terms{life: life, most: maxLease}
 	for _, opt := range opts {
 		if opt == nil {

@@ -51,7 +51,7 @@ import (
 //
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Store struct {
-	waits       //nolint:unused // package see looks for it
+	traits
 	store.Store // of the own region: Together, Reset
 
 	own    *region
@@ -66,7 +66,7 @@ type Store struct {
 	moved, fetches, failed atomic.Int64
 }
 
-type waits = see.Waits //nolint:unused // see package see
+type traits = see.Traits
 
 type settings struct {
 	wait    time.Duration
@@ -136,7 +136,7 @@ func New(here string, stores map[string]store.Store, opts ...Option) (*Store, er
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{wait: by.wait, base: time.Now(), seeds: keyhash.New()}
+	s := &Store{traits: traits{Waits: true}, wait: by.wait, base: time.Now(), seeds: keyhash.New()}
 	own := slices.IndexFunc(all, func(r *region) bool { return r.name == here })
 	if own < 0 {
 		return nil, fmt.Errorf("%w: the region %q has no store", store.ErrInvalidOption, here)
