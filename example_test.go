@@ -425,46 +425,9 @@ func ExampleTokenBucket_AllowUpTo() {
 	// 0 granted, remaining 0
 }
 
-// lenient is a limiter around another one, which lets the first denied event of a key
-// through.
-type lenient struct {
-	ratelimit.Limiter
-	seen sync.Map
-	mark *ratelimit.Mark
-}
-
-func newLenient(l ratelimit.Limiter) *lenient {
-	lim := &lenient{Limiter: l}
-	lim.mark = ratelimit.NewMark(lim, ratelimit.SourceStore, nil)
-	return lim
-}
-
-func (l *lenient) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return l.AllowN(ctx, key, 1)
-}
-
-func (l *lenient) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	r, err := l.Limiter.AllowN(ctx, key, n)
-	if err != nil || r.Allowed {
-		return r, err
-	}
-	if _, again := l.seen.LoadOrStore(key, true); !again {
-		r.Allowed, r.RetryAfter = true, 0
-		r = r.WithMark(l.mark) // nothing was charged for it
-	}
-	return r, nil
-}
-
-func (l *lenient) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if _, _, mine := charged.Unmark(l); mine {
-		return nil
-	}
-	return l.Limiter.Refund(ctx, key, charged, n)
-}
-
-// A limiter of one's own around another one marks what it makes of a Result, and knows it
-// again in Refund.
-func ExampleMark() {
+// A wrapper that lets the first denied event of a key through. A Refund of that does nothing, since
+// the limiter inside has not charged it.
+func ExampleNewAround() {
 	mem, err := memstore.New()
 	if err != nil {
 		log.Fatal(err)
@@ -473,9 +436,21 @@ func ExampleMark() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, ctx := newLenient(window), context.Background()
+	var warned sync.Map
+	limiter, err := ratelimit.NewAround(window, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+		r, err := c.Inside(ctx)
+		if err == nil && !r.Allowed && !c.Peek {
+			if _, again := warned.LoadOrStore(c.Key, true); !again {
+				r.Allowed, r.RetryAfter = true, 0
+			}
+		}
+		return r, err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
 	for range 3 {
-		r, err := limiter.Allow(ctx, "user:42")
+		r, err := limiter.Allow(context.Background(), "user:42")
 		fmt.Println(r.Allowed, r.Charged(), err)
 	}
 	// Output:

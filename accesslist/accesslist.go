@@ -19,11 +19,9 @@ import (
 	"net/netip"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
-	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -61,15 +59,18 @@ type Lists struct {
 // and has nothing to close. Make it by [New].
 type Limiter struct {
 	traits
+	*around
 
-	limiter ratelimit.Limiter
 	allowed ratelimit.Result // of a key on the allow list
 	denied  ratelimit.Result // of a key on the deny list
 	addr    func(ctx context.Context, key string) (netip.Addr, error)
 	lists   atomic.Pointer[Lists]
 }
 
-type traits = see.Traits
+type (
+	traits = see.Traits
+	around = ratelimit.Around
+)
 
 // Option configures a [Limiter].
 type Option func(*Limiter) error
@@ -104,11 +105,12 @@ var ErrNoAddr = fmt.Errorf("%w: accesslist: the address of the client is not kno
 // New returns a limiter that decides as l does on keys that are on no list. It returns
 // [ratelimit.ErrInvalidOption] if l or an option is nil.
 func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
-	}
-	lim := &Limiter{traits: traits{Answers: true}, limiter: l}
+	lim := &Limiter{traits: traits{Answers: true}}
 	lim.lists.Store(new(Lists))
+	var err error
+	if lim.around, err = ratelimit.NewAround(l, lim.decide); err != nil {
+		return nil, err
+	}
 	mark := ratelimit.NewMark(lim, ratelimit.SourceList, nil)
 	lim.allowed = ratelimit.Result{Allowed: true, Limit: math.MaxInt32, Remaining: math.MaxInt32}.WithMark(mark)
 	lim.denied = ratelimit.Result{RetryAfter: ratelimit.Never}.WithMark(mark)
@@ -201,25 +203,26 @@ func single(a netip.Addr) network {
 	return network{netip.PrefixFrom(a, a.BitLen()), true}
 }
 
-// decide answers for a key on a list. If key is on no list, listed is false.
-func (l *Limiter) decide(ctx context.Context, key string, n int) (r ratelimit.Result, listed bool, err error) {
-	if l.limiter == nil {
-		return r, true, unmade.Err
+// decide answers for a key on a list, and asks the inner limiter for others. Events of a key on a list
+// are not charged, and what the allow list lets through has a Delay of 0.
+func (l *Limiter) decide(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+	if r, listed, err := l.answer(ctx, c.Key); listed || err != nil {
+		return r, err
 	}
-	v, err := l.of(ctx, key)
-	if v == unlisted && err == nil {
-		return r, false, nil
-	}
-	if bad := store.CheckCall(ctx, key, n); bad != nil {
-		return r, true, bad
-	}
-	switch {
+	return c.Inside(ctx)
+}
+
+// answer answers for a key on a list.
+func (l *Limiter) answer(ctx context.Context, key string) (r ratelimit.Result, listed bool, err error) {
+	switch v, err := l.of(ctx, key); {
 	case err != nil:
-		return r, true, err
+		return r, false, err
 	case v == onDenyList:
 		return l.denied, true, nil
+	case v == onAllowList:
+		return l.allowed, true, nil
 	}
-	return l.allowed, true, nil
+	return r, false, nil
 }
 
 // Allow is AllowN of 1.
@@ -227,78 +230,26 @@ func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, erro
 	return l.AllowN(ctx, key, 1)
 }
 
-// AllowN decides on n events at once, by the lists or by the inner limiter.
+// AllowN decides on n events at once, by the lists or by the inner limiter. It is what an [ratelimit.Around]
+// does with decide, in straight line.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if r, listed, err := l.decide(ctx, key, n); listed {
-		return r, err
+	if l.around == nil {
+		return ratelimit.Result{}, unmade.Err
 	}
-	return l.limiter.AllowN(ctx, key, n)
-}
-
-// AllowUpTo admits as many of n events as fit. Those are all if the key is on the allow
-// list, and none if it is on the deny list.
-func (l *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	r, listed, err := l.decide(ctx, key, n)
-	switch {
-	case !listed:
-		return ratelimit.AllowUpTo(ctx, l.limiter, key, n)
-	case r.Allowed:
-		granted = n
+	r, listed, err := l.answer(ctx, key)
+	if !listed && err == nil {
+		return l.Unwrap().AllowN(ctx, key, n)
 	}
-	return granted, r, err
-}
-
-// AllowWithin decides on n events whose turn must come within d, by the lists or by the
-// inner limiter. What the allow list lets through has a Delay of 0.
-func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	if r, listed, err := l.decide(ctx, key, n); listed {
-		return r, err
+	if bad := store.CheckCall(ctx, key, n); bad != nil {
+		return ratelimit.Result{}, bad
 	}
-	return ratelimit.AllowWithin(ctx, l.limiter, key, n, d)
-}
-
-// Peek returns what Allow would, and charges nothing.
-func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	if r, listed, err := l.decide(ctx, key, 1); listed {
-		return r, err
-	}
-	return l.limiter.Peek(ctx, key)
-}
-
-// Charge charges the inner limiter with n events that have happened already. Events of a
-// key on a list are not charged.
-func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if r, listed, err := l.decide(ctx, key, n); listed {
-		return r, err
-	}
-	return ratelimit.Charge(ctx, l.limiter, key, n)
-}
-
-// Refund gives back n of the events that charged admitted to the inner limiter, even if the
-// key is on a list now. What the allow list let through was not charged. Refunding that is
-// no error and does nothing, even if the key is on no list now.
-func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if l.limiter == nil {
-		return unmade.Err
-	}
-	if charged.Allowed && charged.Source() == ratelimit.SourceList {
-		return store.CheckCall(ctx, key, n)
-	}
-	return l.limiter.Refund(ctx, key, charged, n)
-}
-
-// Reset forgets key at the inner limiter, whether it is on a list or not. Lists stay.
-func (l *Limiter) Reset(ctx context.Context, key string) error {
-	if l.limiter == nil {
-		return unmade.Err
-	}
-	return l.limiter.Reset(ctx, key)
+	return r, err
 }
 
 // AppendPolicies appends the policies of the inner limiter. For a key on the allow list it
 // appends one with the limit "unlimited", and for one on the deny list one with "0/s".
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	if l.limiter == nil {
+	if l.around == nil {
 		return dst, unmade.Err
 	}
 	switch v, err := l.of(ctx, key); {
@@ -309,7 +260,7 @@ func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 	case v == onDenyList:
 		return append(dst, denyPolicy), nil
 	}
-	return ratelimit.AppendPolicies(ctx, dst, l.limiter, key)
+	return l.around.AppendPolicies(ctx, dst, key)
 }
 
 // The policies of the lists, named after their limits.
@@ -319,9 +270,6 @@ var (
 	}
 	denyPolicy = ratelimit.Policy{Name: ratelimit.PerSecond(0).String(), Limit: ratelimit.PerSecond(0)}
 )
-
-// Unwrap returns the inner limiter.
-func (l *Limiter) Unwrap() ratelimit.Limiter { return l.limiter }
 
 var (
 	_ ratelimit.Limiter        = (*Limiter)(nil)

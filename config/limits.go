@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
@@ -15,12 +14,15 @@ import (
 // limits are those of one text, on one store. They mark what they have charged, so that the
 // limits of another text know where to give it back. They never change.
 type limits struct {
-	ratelimit.Limiter // all limits: the one, or an All
-	spec              *spec
-	parts             []ratelimit.Limiter // each alone, as in spec.limits, and then that of slots
-	owner             *Limiters
-	mark              *ratelimit.Mark // owner's, on what these have charged
+	*around
+	all   ratelimit.Limiter // that it is around: the one limit, or an All
+	spec  *spec
+	parts []ratelimit.Limiter // each alone, as in spec.limits, and then that of slots
+	owner *Limiters
+	mark  *ratelimit.Mark // owner's, on what these have charged
 }
+
+type around = ratelimit.Around
 
 // newLimits makes a limiter of each limit, by its place in parts, and one of all. Bans are kept
 // in bans.
@@ -33,73 +35,43 @@ func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (rateli
 		}
 		l.parts = append(l.parts, part)
 	}
-	l.Limiter = l.parts[0]
+	l.all = l.parts[0]
+	var err error
 	if len(l.parts) > 1 || s.several {
-		all, err := ratelimit.NewAll(l.parts...)
-		if err != nil {
+		if l.all, err = ratelimit.NewAll(l.parts...); err != nil {
 			return nil, err
 		}
-		l.Limiter = all
 	}
 	if s.ban != nil {
-		ban, err := ratelimit.NewBan(l.Limiter, bans, *s.ban, ratelimit.WithName(s.name))
-		if err != nil {
+		if l.all, err = ratelimit.NewBan(l.all, bans, *s.ban, ratelimit.WithName(s.name)); err != nil {
 			return nil, err
 		}
-		l.Limiter = ban
 	}
 	l.mark = ratelimit.NewMark(ls, ratelimit.SourceStore, l)
-	return l, nil
+	l.around, err = ratelimit.NewAround(l.all, l.decide)
+	return l, err
 }
 
-// signed returns r with the mark if it has charged anything. A Result that has charged
+// decide signs a Result with the mark if it has charged anything. One that has charged
 // nothing stays as it is: its Source is found by what it lacks.
-func (l *limits) signed(r ratelimit.Result, err error) (ratelimit.Result, error) {
+func (l *limits) decide(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+	r, err := c.Inside(ctx)
 	if r.Charged() > 0 {
 		r = r.WithMark(l.mark)
 	}
 	return r, err
 }
 
-func (l *limits) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return l.signed(l.Limiter.Allow(ctx, key))
-}
-
-func (l *limits) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return l.signed(l.Limiter.AllowN(ctx, key, n))
-}
-
-func (l *limits) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	granted, r, err = ratelimit.AllowUpTo(ctx, l.Limiter, key, n)
-	r, err = l.signed(r, err)
-	return granted, r, err
-}
-
-func (l *limits) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	return l.signed(ratelimit.AllowWithin(ctx, l.Limiter, key, n, d))
-}
-
-func (l *limits) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return l.signed(ratelimit.Charge(ctx, l.Limiter, key, n))
-}
-
-func (l *limits) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	return ratelimit.AppendPolicies(ctx, dst, l.Limiter, key)
-}
-
-// Unwrap returns the limiter of all of them.
-func (l *limits) Unwrap() ratelimit.Limiter { return l.Limiter }
-
 // Refund gives back to each count that was charged, whatever its place is now.
 func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	under, note, _ := charged.Unmark(l.owner)
 	former, _ := note.(*limits)
 	if former == nil || former == l {
-		return l.Limiter.Refund(ctx, key, under, n)
+		return l.around.Refund(ctx, key, under, n)
 	}
 	parts := under.Parts()
 	if parts == nil {
-		parts = []ratelimit.Part{{Result: under, Limiter: former.Limiter}}
+		parts = []ratelimit.Part{{Result: under, Limiter: former.all}}
 	}
 	only, whole := see.PartOf(ctx), n >= under.Charged()
 	var errs []error

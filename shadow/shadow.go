@@ -7,14 +7,10 @@ import (
 	"fmt"
 	"math"
 	"sync/atomic"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/evenhash"
-	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
-	"github.com/ratelimit-go/ratelimit/internal/unmade"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Limiter wraps a [ratelimit.Limiter], reports what that decides, and lets the event through
@@ -39,15 +35,17 @@ import (
 // 165 KB. The goroutine ends when none waits. It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	traits
+	*around
 
-	limiter ratelimit.Limiter
-	passed  ratelimit.Result // for what is let through and was never charged
 	reports reports
 	seed    uint64        // the hash of the salt
 	percent atomic.Uint64 // the bits of a float64, 0 to 100
 }
 
-type traits = see.Traits
+type (
+	traits = see.Traits
+	around = ratelimit.Around
+)
 
 // Option configures a [Limiter].
 type Option func(*Limiter) error
@@ -71,15 +69,15 @@ func WithSalt(salt string) Option {
 // [ratelimit.ErrInvalidOption] if l, report or an option is nil, or an option is out of
 // range.
 func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
-	switch {
-	case isnil.Is(l):
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
-	case report == nil:
+	if report == nil {
 		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
 	}
-	lim := &Limiter{traits: traits{Answers: true}, limiter: l, seed: evenhash.Offset}
+	lim := &Limiter{traits: traits{Answers: true}, seed: evenhash.Offset}
 	lim.reports.report = report
-	lim.passed = ratelimit.Result{Allowed: true}.WithMark(ratelimit.NewMark(lim, ratelimit.SourceStore, nil))
+	var err error
+	if lim.around, err = ratelimit.NewAround(l, lim.decide); err != nil {
+		return nil, err
+	}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -114,126 +112,24 @@ func (l *Limiter) Enforced(key string) bool {
 	return float64(evenhash.Mix(evenhash.Add(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
 }
 
-// Allow is AllowN of 1.
-func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return l.AllowN(ctx, key, 1)
-}
-
-// AllowN decides on n events at once and reports that. It returns the decision if key is
-// enforced, and otherwise lets the events through.
-func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if err := l.check(ctx, key, n); err != nil {
-		return ratelimit.Result{}, err
+// decide asks the limiter and reports that, but not of a Peek or a Charge. It answers with the decision
+// or its error if key is enforced, and otherwise lets the events through, with no Delay.
+func (l *Limiter) decide(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+	r, err := c.Inside(ctx)
+	if !c.Peek && !c.Charge {
+		l.reports.add(decision{ctx: ctx, key: c.Key, n: c.N, result: r, err: err})
 	}
-	r, err := l.limiter.AllowN(ctx, key, n)
-	l.reports.add(decision{ctx: ctx, key: key, n: n, result: r, err: err})
-	return l.answer(ctx, key, r, err)
-}
-
-// AllowWithin decides on n events whose turn must come within d, and goes on as AllowN
-// does. Events of a key that is not enforced have no Delay.
-func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	if err := l.check(ctx, key, n); err != nil {
-		return ratelimit.Result{}, err
-	}
-	r, err := ratelimit.AllowWithin(ctx, l.limiter, key, n, d)
-	l.reports.add(decision{ctx: ctx, key: key, n: n, result: r, err: err})
-	return l.answer(ctx, key, r, err)
-}
-
-// Peek returns what Allow would. It charges nothing and reports nothing.
-func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	if err := l.check(ctx, key, 1); err != nil {
-		return ratelimit.Result{}, err
-	}
-	r, err := l.limiter.Peek(ctx, key)
-	return l.answer(ctx, key, r, err)
-}
-
-// check refuses calls that reach neither the limiter nor the report.
-func (l *Limiter) check(ctx context.Context, key string, n int) error {
-	if l.limiter == nil {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
-}
-
-// trial is the note on Results that were let through and charged.
-type trial struct {
-	mark    ratelimit.Mark // whose note it is: one allocation for both
-	charged ratelimit.Result
-}
-
-// answer returns what the caller gets when the limiter has answered r and err. Beside an
-// error r is zero.
-func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, err error) (ratelimit.Result, error) {
 	gone := err != nil && ctx.Err() != nil // then the caller needs no answer
-	switch {
-	case gone || l.Enforced(key):
+	if gone || l.Enforced(c.Key) {
 		return r, err
-	case err != nil || !r.Allowed:
-		return l.passed, nil //nolint:nilerr // it is in the report
 	}
-	t := &trial{charged: r}
-	t.mark = *ratelimit.NewMark(l, ratelimit.SourceStore, t)
-	return ratelimit.Result{Allowed: true}.WithMark(&t.mark), nil
-}
-
-// Charge charges n events that have happened already, and reports nothing. Errors of the
-// limiter are returned only if key is enforced.
-func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if err := l.check(ctx, key, n); err != nil {
-		return ratelimit.Result{}, err
-	}
-	r, err := ratelimit.Charge(ctx, l.limiter, key, n)
-	return l.answer(ctx, key, r, err)
-}
-
-// Refund gives back n of the events that charged let through, as far as the limiter has
-// charged them. It is no error and does nothing for events that the limiter denied or
-// failed on. Errors of the limiter's Refund are returned for all keys.
-func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if l.limiter == nil {
-		return unmade.Err
-	}
-	_, note, through := charged.Unmark(l)
-	switch t, ok := note.(*trial); {
-	case ok:
-		charged = t.charged
-	case through:
-		return store.CheckCall(ctx, key, n)
-	}
-	return l.limiter.Refund(ctx, key, charged, n)
-}
-
-// Inner returns what the limiter has decided where the answer was r. It is zero if that was let
-// through all the same, and r itself if it is enforced.
-func (l *Limiter) Inner(r ratelimit.Result) ratelimit.Result {
-	under, note, through := r.Unmark(l)
-	switch t, charged := note.(*trial); {
-	case charged:
-		return t.charged
-	case through:
-		return ratelimit.Result{}
-	}
-	return under
-}
-
-// Reset forgets key at the limiter.
-func (l *Limiter) Reset(ctx context.Context, key string) error {
-	if l.limiter == nil {
-		return unmade.Err
-	}
-	return l.limiter.Reset(ctx, key)
+	return ratelimit.Result{Allowed: true}, nil
 }
 
 // AppendPolicies appends the policies of the limiter. Those of a key that is not enforced
 // have the limit [ratelimit.Unlimited].
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	if l.limiter == nil {
-		return dst, unmade.Err
-	}
-	all, err := ratelimit.AppendPolicies(ctx, dst, l.limiter, key)
+	all, err := l.around.AppendPolicies(ctx, dst, key)
 	if err != nil || l.Enforced(key) {
 		return all, err
 	}
@@ -242,9 +138,6 @@ func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 	}
 	return all, nil
 }
-
-// Unwrap returns the wrapped limiter.
-func (l *Limiter) Unwrap() ratelimit.Limiter { return l.limiter }
 
 var (
 	_ ratelimit.Limiter        = (*Limiter)(nil)

@@ -31,6 +31,8 @@ type model interface {
 	fits(n int) bool
 	// charge charges n events that are admitted. undo gives them back.
 	charge(n int) (undo func())
+	// upTo charges as many of n events as fit.
+	upTo(n int) (granted int, undo func())
 	// overdraw charges n events that have happened already.
 	overdraw(n int) (undo func())
 	// down is what is answered while the store fails.
@@ -55,9 +57,21 @@ func (c *counted) charge(n int) func() {
 	c.used += n
 	return func() { c.used -= n }
 }
-func (c *counted) overdraw(n int) func() { return c.charge(n) }
-func (c *counted) down() outcome         { return fails }
-func (c *counted) reset()                { c.used = 0 }
+func (c *counted) upTo(n int) (int, func()) { return upTo(c, n) }
+func (c *counted) overdraw(n int) func()    { return c.charge(n) }
+func (c *counted) down() outcome            { return fails }
+func (c *counted) reset()                   { c.used = 0 }
+
+// upTo asks m for as many of n events as it admits at once.
+func upTo(m model, n int) (granted int, undo func()) {
+	for n > 0 && !m.fits(n) {
+		n--
+	}
+	if n == 0 {
+		return 0, func() {}
+	}
+	return n, m.charge(n)
+}
 
 // both is an All.
 type both struct{ model, other model }
@@ -71,7 +85,8 @@ func (b both) overdraw(n int) func() {
 	undo, other := b.model.overdraw(n), b.other.overdraw(n)
 	return func() { undo(); other() }
 }
-func (b both) reset() { b.model.reset(); b.other.reset() }
+func (b both) upTo(n int) (int, func()) { return upTo(b, n) }
+func (b both) reset()                   { b.model.reset(); b.other.reset() }
 func (b both) down() outcome {
 	if o := b.model.down(); o != admits {
 		return o
@@ -82,14 +97,16 @@ func (b both) down() outcome {
 // once counts calls. What has happened already is of calls that it has charged.
 type once struct{ model }
 
-func (o once) fits(int) bool       { return o.model.fits(1) }
-func (o once) charge(int) func()   { return o.model.charge(1) }
-func (o once) overdraw(int) func() { return func() {} }
+func (o once) fits(int) bool            { return o.model.fits(1) }
+func (o once) charge(int) func()        { return o.model.charge(1) }
+func (o once) upTo(n int) (int, func()) { return upTo(o, n) }
+func (o once) overdraw(int) func()      { return func() {} }
 
 // unenforced is a shadow or a Slowdown: it charges what the limiter admits, and admits all.
 type unenforced struct {
 	model
 	hidesErrors bool
+	loops       bool // an AllowUpTo asks it by AllowN
 }
 
 func (u unenforced) fits(int) bool { return true }
@@ -99,11 +116,32 @@ func (u unenforced) charge(n int) func() {
 	}
 	return func() {}
 }
+func (u unenforced) upTo(n int) (int, func()) {
+	if u.loops {
+		return upTo(u, n)
+	}
+	_, undo := u.model.upTo(n)
+	return n, undo
+}
 func (u unenforced) down() outcome {
 	if o := u.model.down(); !u.hidesErrors && (o == fails || o == unknown) {
 		return o
 	}
 	return admits
+}
+
+// refusing denies what the one inside admits, and so gives it back.
+type refusing struct{ model }
+
+func (refusing) fits(int) bool          { return false }
+func (refusing) charge(int) func()      { return func() {} }
+func (refusing) upTo(int) (int, func()) { return 0, func() {} }
+func (refusing) overdraw(int) func()    { return func() {} }
+func (s refusing) down() outcome {
+	if o := s.model.down(); o == fails || o == unknown {
+		return o
+	}
+	return denies
 }
 
 // listed is a key on a list.
@@ -112,9 +150,10 @@ type listed struct {
 	allowed bool
 }
 
-func (l listed) fits(int) bool       { return l.allowed }
-func (l listed) charge(int) func()   { return func() {} }
-func (l listed) overdraw(int) func() { return func() {} }
+func (l listed) fits(int) bool            { return l.allowed }
+func (l listed) charge(int) func()        { return func() {} }
+func (l listed) upTo(n int) (int, func()) { return upTo(l, n) }
+func (l listed) overdraw(int) func()      { return func() {} }
 func (l listed) down() outcome {
 	if l.allowed {
 		return admits
@@ -122,11 +161,18 @@ func (l listed) down() outcome {
 	return denies
 }
 
+// looped is a limiter without AllowUpTo, which is asked by AllowN.
+type looped struct{ model }
+
+func (l looped) upTo(n int) (int, func()) { return upTo(l, n) }
+
 // inOutage is a model that answers otherwise while the store fails.
 type inOutage struct {
 	model
 	answers outcome
 }
+
+func (o inOutage) upTo(n int) (int, func()) { return upTo(o, n) }
 
 func (o inOutage) down() outcome {
 	if inner := o.model.down(); inner != fails {
@@ -232,7 +278,29 @@ func wrappers(t testing.TB) []wrapper {
 			return nil
 		}},
 		plain("observe.Around", func(l ratelimit.Limiter) (ratelimit.Limiter, error) { return observe.Around(l, nobody{}) }),
-		plain("All of one", func(l ratelimit.Limiter) (*ratelimit.All, error) { return ratelimit.NewAll(l) }),
+		plain("a wrapper of a user's", func(l ratelimit.Limiter) (*ratelimit.Around, error) {
+			return ratelimit.NewAround(l, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) { return c.Inside(ctx) })
+		}),
+		modelled(plain("a wrapper that admits", func(l ratelimit.Limiter) (*ratelimit.Around, error) {
+			return ratelimit.NewAround(l, func(ctx context.Context, c ratelimit.Call) (r ratelimit.Result, err error) {
+				if _, err = c.Inside(ctx); err == nil {
+					r.Allowed = true
+				}
+				return r, err
+			})
+		}), func(m model) model { return unenforced{m, false, false} }),
+		modelled(plain("a wrapper that denies", func(l ratelimit.Limiter) (*ratelimit.Around, error) {
+			return ratelimit.NewAround(l, func(ctx context.Context, c ratelimit.Call) (r ratelimit.Result, err error) {
+				if c.Charge {
+					return ratelimit.Result{RetryAfter: time.Hour}, nil
+				}
+				if r, err = c.Inside(ctx); err == nil {
+					r.Allowed, r.RetryAfter, r.Delay = false, max(r.RetryAfter, time.Hour), 0
+				}
+				return r, err
+			})
+		}), func(m model) model { return refusing{m} }),
+		modelled(plain("All of one", func(l ratelimit.Limiter) (*ratelimit.All, error) { return ratelimit.NewAll(l) }), func(m model) model { return looped{m} }),
 		{"All, first", func(t testing.TB, x *nesting) (err error) {
 			other := x.core(t, 7)
 			x.Limiter, err = ratelimit.NewAll(x.Limiter, other.limiter)
@@ -261,11 +329,11 @@ func wrappers(t testing.TB) []wrapper {
 		}),
 		modelled(plain("shadow", func(l ratelimit.Limiter) (*shadow.Limiter, error) {
 			return shadow.New(l, ignored)
-		}), func(m model) model { return unenforced{m, true} }),
+		}), func(m model) model { return unenforced{m, true, false} }),
 		plain("Waiter", func(l ratelimit.Limiter) (*throttle.Waiter, error) { return throttle.NewWaiter(l, time.Microsecond) }),
 		modelled(plain("Slowdown", func(l ratelimit.Limiter) (*throttle.Slowdown, error) {
 			return throttle.NewSlowdown(l, throttle.Slow{Step: time.Microsecond, Max: time.Microsecond})
-		}), func(m model) model { return unenforced{m, false} }),
+		}), func(m model) model { return unenforced{m, false, true} }),
 	}
 }
 
@@ -370,13 +438,11 @@ func (x *nesting) run(t *testing.T, rng *rand.Rand) {
 			say("AllowUpTo(%d)", n)
 			granted, r, err := ratelimit.AllowUpTo(ctx, x.Limiter, "key", n)
 			require.NoError(t, err, told())
-			for n > 0 && !x.fits(n) {
-				n--
-			}
-			require.Equal(t, n, granted, told())
+			want, undo := x.upTo(n)
+			require.Equal(t, want, granted, told())
 			x.check(t, r, told)
 			if granted > 0 {
-				admitted(r, n, x.charge(n))
+				admitted(r, granted, undo)
 			}
 		case 1:
 			say("Peek")

@@ -132,6 +132,15 @@ func (o *otherKey) AllowWithin(ctx context.Context, key string, n int, d time.Du
 	return r, err
 }
 
+func (o *otherKey) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
+	if err = store.CheckCall(ctx, key, n); err == nil {
+		if key, err = o.f(ctx, key); err == nil {
+			granted, r, err = ratelimit.AllowUpTo(ctx, o.Limiter, key, n)
+		}
+	}
+	return granted, r, err
+}
+
 func (o *otherKey) Peek(ctx context.Context, key string) (r ratelimit.Result, err error) {
 	if key, err = o.f(ctx, key); err == nil {
 		r, err = o.Limiter.Peek(ctx, key)

@@ -1,0 +1,254 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Around is a [Limiter] around another one, a wrapper of your own: one function decides on each
+// [Call], and all the methods are made of it. To add methods, embed a *Around in a type.
+//
+// It keeps account of what the limiter inside has charged, whatever the function returns:
+//
+//   - What was charged inside, and is answered by a denial or an error, is given back. So it is if
+//     the Delay is longer than an AllowWithin may take.
+//   - A Refund of what was admitted, but not charged inside, does nothing and is no error.
+//   - A Refund of what was charged inside, and is answered by another [Result], goes to what was
+//     charged.
+//
+// Refund, Reset and AppendPolicies are those of the limiter inside.
+type Around struct {
+	inside Limiter
+	decide func(ctx context.Context, c Call) (Result, error)
+	own    *Mark // on what the limiter inside has not charged
+}
+
+// Call is a call of AllowN, AllowWithin, AllowUpTo, Peek or Charge. Allow is one of AllowN.
+type Call struct {
+	Key    string
+	N      int  // events, 1 of a Peek
+	Peek   bool // it only looks
+	Charge bool // the events have happened already
+
+	asked *asked
+	turn  uint64 // of asked
+}
+
+// asked is what the limiter inside is asked for a Call, and what it has answered.
+type asked struct {
+	turn    atomic.Uint64 // moves on when the call ends, since asked is used again
+	inside  Limiter
+	key     string
+	n       int
+	how     asking
+	done    bool
+	granted int
+	result  Result
+	err     error
+}
+
+var askeds = sync.Pool{New: func() any { return new(asked) }}
+
+// NewAround returns a limiter around l that decides by f. f asks l by [Call.Inside], or answers
+// itself. It must be safe for concurrent use. If one of them is nil, that is an [ErrInvalidOption].
+func NewAround(l Limiter, f func(ctx context.Context, c Call) (Result, error)) (*Around, error) {
+	if isnil.Is(l) {
+		return nil, errNilLimiter
+	}
+	if f == nil {
+		return nil, fmt.Errorf("%w: NewAround without a function", ErrInvalidOption)
+	}
+	own := new(Mark)
+	own.owner = own
+	return &Around{l, f, own}, nil
+}
+
+// Inside asks the limiter inside, once: a second time it returns the same. It is [ErrInvalidOption]
+// after the call has been answered.
+func (c Call) Inside(ctx context.Context) (Result, error) {
+	a := c.asked
+	if a == nil || a.turn.Load() != c.turn {
+		return Result{}, fmt.Errorf("%w: the Call has been answered", ErrInvalidOption)
+	}
+	if a.done {
+		return a.result, a.err
+	}
+	a.done = true
+	switch a.how.what {
+	case takeUpTo:
+		a.granted, a.result, a.err = AllowUpTo(ctx, a.inside, a.key, a.n) // 0 if it denies
+	case overdraw:
+		a.result, a.err = Charge(ctx, a.inside, a.key, a.n)
+	default:
+		a.result, a.err = a.how.ask(ctx, a.inside, a.key, a.n)
+	}
+	return a.result, a.err
+}
+
+// ask asks the function. granted is how many events an AllowUpTo has got.
+func (a *Around) ask(ctx context.Context, key string, n int, how asking) (granted int, r Result, err error) {
+	if err = a.check(ctx, key, n); err != nil {
+		return 0, r, err
+	}
+	in := askeds.Get().(*asked)
+	in.inside, in.key, in.n, in.how, in.granted = a.inside, key, n, how, n
+	defer func() {
+		if !r.Allowed && in.charges() { // or the function has panicked
+			_ = a.inside.Refund(context.WithoutCancel(ctx), key, in.result, in.granted)
+		}
+		in.turn.Add(1)
+		in.inside, in.key, in.done, in.result, in.err = nil, "", false, Result{}, nil
+		askeds.Put(in)
+	}()
+	got, err := a.decide(ctx, Call{Key: key, N: n, Peek: how.what == peek, Charge: how.what == overdraw, asked: in, turn: in.turn.Load()})
+	switch {
+	case err != nil:
+		return 0, r, err
+	case how.what == peek || !got.Allowed:
+		return 0, got, nil
+	case how.what == takeWithin && !got.inTime(how.d):
+		return 0, got.tooLate(n, how.d), nil
+	case !in.admitted():
+		if got.uncounted() { // which a Refund sees
+			return n, got, nil
+		}
+		return n, got.WithMark(a.own), nil
+	case !got.tells(&in.result):
+		k := &answered{charged: in.result}
+		k.mark = Mark{owner: a.own, note: k}
+		return n, got.WithMark(&k.mark), nil
+	}
+	return in.granted, got, nil
+}
+
+// answered is the note on a Result that does not tell what was charged inside.
+type answered struct {
+	mark    Mark // whose note it is: one allocation for both
+	charged Result
+}
+
+// tells is whether r tells all of inner that a Refund of inner needs.
+func (r *Result) tells(inner *Result) bool {
+	if *r == *inner {
+		return true
+	}
+	m := r.mark
+	for m != nil && m != inner.mark {
+		m = m.under
+	}
+	return inner.Charged() > 0 && m == inner.mark && r.at == inner.at && r.period == inner.period && r.n == inner.n && r.rate == inner.rate
+}
+
+// admitted is whether the limiter inside has admitted the call.
+func (in *asked) admitted() bool { return in.done && in.err == nil && in.result.Allowed }
+
+// charges is whether it has charged events for it, which have not happened if the call is denied.
+func (in *asked) charges() bool {
+	return in.admitted() && in.how.what != peek && in.how.what != overdraw
+}
+
+func (a *Around) check(ctx context.Context, key string, n int) error {
+	if a == nil || a.inside == nil {
+		return unmade.Err
+	}
+	return store.CheckCall(ctx, key, n)
+}
+
+// Allow implements [Limiter].
+func (a *Around) Allow(ctx context.Context, key string) (r Result, err error) {
+	_, r, err = a.ask(ctx, key, 1, asking{what: take})
+	return r, err
+}
+
+// AllowN implements [Limiter].
+func (a *Around) AllowN(ctx context.Context, key string, n int) (r Result, err error) {
+	_, r, err = a.ask(ctx, key, n, asking{what: take})
+	return r, err
+}
+
+// AllowWithin implements [Delayer].
+func (a *Around) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (r Result, err error) {
+	_, r, err = a.ask(ctx, key, n, asking{takeWithin, d})
+	return r, err
+}
+
+// AllowUpTo admits as many of n events as fit: see the function. Where the function has answered
+// itself, that is all of them or none.
+func (a *Around) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
+	return a.ask(ctx, key, n, asking{what: takeUpTo})
+}
+
+// Peek implements [Limiter].
+func (a *Around) Peek(ctx context.Context, key string) (r Result, err error) {
+	_, r, err = a.ask(ctx, key, 1, asking{what: peek})
+	return r, err
+}
+
+// Charge implements [Charger].
+func (a *Around) Charge(ctx context.Context, key string, n int) (r Result, err error) {
+	_, r, err = a.ask(ctx, key, n, asking{what: overdraw})
+	return r, err
+}
+
+// Refund implements [Limiter].
+func (a *Around) Refund(ctx context.Context, key string, charged Result, n int) error {
+	if err := a.check(ctx, key, n); err != nil {
+		return err
+	}
+	inner := a.Inner(charged)
+	if charged.Allowed && (charged.uncounted() || inner == (Result{})) {
+		return nil
+	}
+	return a.inside.Refund(ctx, key, inner, n)
+}
+
+// Inner is what the limiter inside has decided where the answer was r: zero if it was not asked, or
+// has denied what was admitted.
+func (a *Around) Inner(r Result) Result {
+	under, note, marked := r.Unmark(a.own)
+	if k, ok := note.(*answered); ok {
+		return k.charged
+	}
+	if marked {
+		return Result{}
+	}
+	return under
+}
+
+// Reset implements [Limiter].
+func (a *Around) Reset(ctx context.Context, key string) error {
+	if err := a.check(ctx, key, 1); err != nil {
+		return err
+	}
+	return a.inside.Reset(ctx, key)
+}
+
+// AppendPolicies implements [PolicyAppender].
+func (a *Around) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	if a == nil || a.inside == nil {
+		return dst, unmade.Err
+	}
+	return AppendPolicies(ctx, dst, a.inside, key)
+}
+
+// Unwrap returns the limiter inside.
+func (a *Around) Unwrap() Limiter {
+	if a == nil {
+		return nil
+	}
+	return a.inside
+}
+
+var (
+	_ Limiter        = (*Around)(nil)
+	_ PolicyAppender = (*Around)(nil)
+	_ Charger        = (*Around)(nil)
+	_ Delayer        = (*Around)(nil)
+)
