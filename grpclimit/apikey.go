@@ -64,7 +64,10 @@ func APIKey(name string, opts ...APIKeyOption) Key {
 
 // OutgoingAPIKey is [APIKey] of a call that a client is about to make.
 func OutgoingAPIKey(name string, opts ...APIKeyOption) Key {
-	return apiKeyIn(metadata.ValueFromOutgoingContext, name, opts)
+	return apiKeyIn(func(ctx context.Context, name string) []string {
+		md, _ := metadata.FromOutgoingContext(ctx)
+		return md[name]
+	}, name, opts)
 }
 
 // HashedAPIKey returns the key that [APIKey] with this name and these options makes of an API

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a

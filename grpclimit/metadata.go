@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 // Keys of the metadata that a server sends with each call that it has decided on.

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Option sets what is optional about an interceptor of a server or of a client. Where

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/clientip"
+	"github.com/ratelimit-go/ratelimit/internal/clientip"
 )
 
 const (
