@@ -42,7 +42,7 @@ import (
 // A Transport starts no goroutine, has nothing to close and is safe for concurrent use. Make
 // it by [NewTransport].
 type Transport struct {
-	c      config // no promoted fields
+	c      config // not embedded, or its exported fields and methods would be those of the Transport
 	base   http.RoundTripper
 	pauses atomic.Int64 // that have begun
 }
