@@ -2,49 +2,31 @@ package grpclimit
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
-	"fmt"
 	"strings"
 
 	"google.golang.org/grpc/metadata"
 
-	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // APIKeyOption sets what is optional about an [APIKey].
 type APIKeyOption func(*apiKey) error
 
-type apiKey struct {
-	name   string // lower case
-	kind   string // apikey:x-api-key:
-	values func(ctx context.Context, name string) []string
-	known  func(ctx context.Context, key string) bool
-	secret []byte // of the HMAC; nil: SHA-256
-}
+type apiKey = guard.APIKey[call]
 
 // KnownKeys makes only the API keys count for which f returns true. Any other one is
 // [ErrNoIdentity], so that [First] goes on. f must be safe for concurrent use.
 func KnownKeys(f func(ctx context.Context, key string) bool) APIKeyOption {
-	return func(a *apiKey) error {
-		a.known = f
-		return given(f != nil, "KnownKeys")
+	if f == nil {
+		return guard.KnownKeys[call](nil)
 	}
+	return guard.KnownKeys(func(c call, key string) bool { return f(c.ctx, key) })
 }
 
 // HashedWith makes the hash an HMAC-SHA-256 by secret, of at least 16 bytes. All servers
 // that share a store need the same secret. A reader of the store cannot then find API keys
 // by trying, even short ones.
-func HashedWith(secret []byte) APIKeyOption {
-	return func(a *apiKey) error {
-		if len(secret) < 16 {
-			return fmt.Errorf("%w: HashedWith: a secret of %d bytes: 16 or more are needed", ratelimit.ErrInvalidOption, len(secret))
-		}
-		a.secret = append([]byte(nil), secret...)
-		return nil
-	}
-}
+func HashedWith(secret []byte) APIKeyOption { return guard.HashedWith[call](secret) }
 
 // APIKey is the API key in the metadata of that name, such as x-api-key, of a call that a
 // server has received. Of authorization it is what follows the scheme. It is a secret: the
@@ -64,7 +46,10 @@ func APIKey(name string, opts ...APIKeyOption) Key {
 
 // OutgoingAPIKey is [APIKey] of a call that a client is about to make.
 func OutgoingAPIKey(name string, opts ...APIKeyOption) Key {
-	return apiKeyIn(metadata.ValueFromOutgoingContext, name, opts)
+	return apiKeyIn(func(ctx context.Context, name string) []string {
+		md, _ := metadata.FromOutgoingContext(ctx)
+		return md[name]
+	}, name, opts)
 }
 
 // HashedAPIKey returns the key that [APIKey] with this name and these options makes of an API
@@ -72,69 +57,22 @@ func OutgoingAPIKey(name string, opts ...APIKeyOption) Key {
 // as their tiers for [ratelimit.WithTiers], or to reset one. Its errors are
 // [ratelimit.ErrInvalidOption], and [ErrNoIdentity] for an empty key.
 func HashedAPIKey(name, key string, opts ...APIKeyOption) (string, error) {
-	a, err := newAPIKey(name, opts)
-	switch {
-	case err != nil:
+	a, err := newAPIKey(nil, name, opts)
+	if err != nil {
 		return "", err
-	case key == "":
-		return "", ErrNoIdentity
 	}
-	return a.hash(key), nil
+	return a.Hashed(key)
 }
 
 func apiKeyIn(values func(context.Context, string) []string, name string, opts []APIKeyOption) Key {
-	a, err := newAPIKey(name, opts)
-	if err != nil {
-		return Key{err: err}
-	}
-	a.values = values
-	return Key{of: a.of}
+	a, err := newAPIKey(values, name, opts)
+	return Key{callKey{Make: a.Of, Err: err}}
 }
 
-func newAPIKey(name string, opts []APIKeyOption) (*apiKey, error) {
+func newAPIKey(values func(context.Context, string) []string, name string, opts []APIKeyOption) (*apiKey, error) {
 	name = strings.ToLower(name)
 	if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-		return nil, invalid("APIKey(%q): not a name of metadata", name).err
+		return nil, guard.Invalid("APIKey(%q): not a name of metadata", name)
 	}
-	a := &apiKey{name: name, kind: "apikey:" + name + ":"}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, invalid("APIKey(%q): an APIKeyOption is nil", name).err
-		}
-		if err := opt(a); err != nil {
-			return nil, err
-		}
-	}
-	return a, nil
-}
-
-func (a *apiKey) of(ctx context.Context, _ string) (string, error) {
-	values := a.values(ctx, a.name)
-	switch {
-	case len(values) == 0:
-		return "", ErrNoIdentity
-	case len(values) > 1:
-		return "", ErrAmbiguousIdentity
-	}
-	key := values[0]
-	if a.name == "authorization" { // its scheme is in any case, before any number of spaces
-		_, key, _ = strings.Cut(strings.TrimLeft(key, " "), " ")
-		key = strings.Trim(key, " ")
-	}
-	if key == "" || a.known != nil && !a.known(ctx, key) {
-		return "", ErrNoIdentity
-	}
-	return a.hash(key), nil
-}
-
-func (a *apiKey) hash(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	hash := sum[:]
-	if a.secret != nil {
-		mac := hmac.New(sha256.New, a.secret)
-		mac.Write([]byte(key))
-		hash = mac.Sum(nil)
-	}
-	var room [128]byte
-	return string(base64.RawURLEncoding.AppendEncode(append(room[:0], a.kind...), hash))
+	return guard.NewAPIKey(maker, name, func(c call) []string { return values(c.ctx, name) }, opts)
 }

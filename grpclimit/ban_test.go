@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -24,7 +25,7 @@ func TestABannedCallerIsToldWhenTheBanEnds(t *testing.T) {
 	for name, on := range map[string]func(*testing.T) (store.Store, error){
 		"memory": func(*testing.T) (store.Store, error) { return memstore.New(memstore.WithClock(clock)) },
 		"redis": func(t *testing.T) (store.Store, error) {
-			return redisstore.New(startRedis(t), redisstore.WithClock(clock), redisstore.WithTimeout(10*time.Second))
+			return redisstore.New(redistest.Start(t).Client(t), redisstore.WithClock(clock), redisstore.WithTimeout(10*time.Second))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

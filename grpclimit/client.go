@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a
@@ -61,18 +61,7 @@ func newClient(l ratelimit.Limiter, opts []ClientOption) (client, error) {
 	if err != nil {
 		return client{}, err
 	}
-	for _, opt := range opts {
-		if isnil.Is(opt) {
-			return client{}, errNilOption
-		}
-		if err := opt.client(c); err != nil {
-			return client{}, err
-		}
-	}
-	if err := c.checkSlots(); err != nil {
-		return client{}, err
-	}
-	return client{c}, nil
+	return client{c}, guard.Apply(&c.Config, opts, func(o ClientOption) error { return o.client(c) })
 }
 
 func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -84,7 +73,7 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 		return invoker(ctx, fullMethod, req, reply, cc, opts...)
 	}
 	var said []metadata.MD
-	if c.cooldowns != nil {
+	if c.heeds() {
 		said = make([]metadata.MD, 2)
 		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
 	}
@@ -122,51 +111,25 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 		return nil, err
 	}
 	opened = true
-	if c.cooldowns == nil && c.refund == nil && ch.slot == nil {
+	if !c.heeds() && c.refund == nil && ch.slot == nil {
 		return stream, nil
 	}
 	return &clientStream{ClientStream: stream, client: c, charge: ch, single: !desc.ServerStreams}, nil
 }
 
 // admit waits until a call may be made, or refuses it. Without a key in the answer
-// the call is not limited.
+// the call is not limited. Nothing is charged beside an error.
 func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, error) {
 	key, counted, err := c.subject(ctx, fullMethod)
 	if err != nil || !counted {
 		return charge{}, err
 	}
-	n := c.cost(ctx, fullMethod, msg)
-	giveBack := func() {}
-	for {
-		if err := c.waitCooldown(ctx, key, giveBack); err != nil {
-			return charge{}, err
-		}
-		ch, err := c.charge(ctx, fullMethod, key, n)
-		end := ctx.Err()
-		if ch.n == 0 || end == nil && (c.cooldowns == nil || c.cooldowns.Left(key) <= 0) {
-			return ch, err
-		}
-		// A cooldown has begun meanwhile, or ctx has ended. Calls that keep their charge until the end of the
-		// cooldown would all be sent at once then. An error leaves the charge of a call that was not sent.
-		charged := ch // so that ch need not be on the heap
-		giveBack = func() {
-			_ = c.refundAll(ctx, charged)
-			charged.slot.Release()
-		}
-		if end != nil {
-			giveBack()
-			return charge{}, status.FromContextError(end).Err()
-		}
-	}
-}
-
-// charge asks for n events, none if n is 0. Nothing is charged beside an error.
-func (c client) charge(ctx context.Context, fullMethod, key string, n int) (charge, error) {
-	if n == 0 {
-		return charge{Decision: Decision{Key: key}}, nil
-	}
-	slot, r, err := c.ask(ctx, key, n)
+	n := c.Costs(call{ctx, fullMethod, msg})
+	slot, r, err := c.Admit(ctx, key, n)
+	paused, isPaused := errors.AsType[guard.Paused](err)
 	switch {
+	case isPaused:
+		return charge{}, refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", time.Duration(paused)).Err()
 	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
 		return charge{}, errTooLate
 	case errors.Is(err, inflight.ErrFull):
@@ -183,55 +146,25 @@ func (c client) charge(ctx context.Context, fullMethod, key string, n int) (char
 
 var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call would have its turn after its deadline")
 
-// ask makes one decision, or as many as waiting takes.
-func (c client) ask(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
-	switch {
-	case c.refuse:
-		return c.take(ctx, key, n)
-	case inflight.Has(c.limiter):
-		return inflight.Wait(ctx, c.limiter, key, n, c.hold...)
-	}
-	r, err := ratelimit.Wait(ctx, c.limiter, key, n)
-	return nil, r, err
-}
-
 func (c client) denied(ctx context.Context, key string, r ratelimit.Result) error {
 	a := c.answer(ctx, key, r, false)
 	defer a.free()
 	return denial(&a.Decision).Err()
 }
 
-// waitCooldown waits as long as the server has asked to leave it alone, and calls giveBack.
-func (c client) waitCooldown(ctx context.Context, key string, giveBack func()) error {
-	if c.cooldowns == nil { // nothing is to be given back
-		return nil
-	}
-	if c.refuse {
-		giveBack()
-		if left := c.cooldowns.Left(key); left > 0 {
-			return refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", left).Err()
-		}
-		return nil
-	}
-	switch err := c.cooldowns.Wait(ctx, key, giveBack); {
-	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
-		return errTooLate
-	case err != nil:
-		return status.FromContextError(err).Err()
-	}
-	return nil
-}
+// heeds reports whether servers can make later calls wait.
+func (c client) heeds() bool { return c.MaxPause > 0 }
 
 // heed begins a cooldown of key if the server that ended a call with err says so.
 func (c client) heed(key string, err error, mds ...metadata.MD) {
-	if c.cooldowns == nil || err == nil {
+	if !c.heeds() || err == nil {
 		return
 	}
 	s, _ := status.FromError(err)
 	if s.Code() != codes.ResourceExhausted && s.Code() != codes.Unavailable {
 		return
 	}
-	c.cooldowns.Add(key, min(retryAfter(s, mds), c.maxPause)) // none of 0
+	c.Pauses.Add(key, min(retryAfter(s, mds), c.MaxPause)) // none of 0
 }
 
 // retryAfter returns how long a server asks to be left alone: RetryInfo of its status, or
@@ -276,7 +209,7 @@ func (s *clientStream) end(err error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		code = codeOf(err)
 	}
-	if code != codes.OK && s.client.cooldowns != nil {
+	if code != codes.OK && s.client.heeds() {
 		header, _ := s.Header() // there since the stream has ended
 		s.client.heed(s.charge.Key, err, header, s.Trailer())
 	}

@@ -29,14 +29,13 @@ package grpclimit
 import (
 	"context"
 	"errors"
-	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/grpclog"
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // charge is a decision, with its slot if the limiter counts some, and how many events were charged for
@@ -46,22 +45,14 @@ type charge struct {
 	n int
 }
 
-// refundAll gives back the events. The slot is given back by itself.
-func (c *config) refundAll(ctx context.Context, ch charge) error {
-	ctx = context.WithoutCancel(ctx)
-	if ch.slot != nil {
-		return ch.slot.Refund(ctx)
-	}
-	return c.limiter.Refund(ctx, ch.Key, ch.Result, ch.n)
-}
-
 // subject returns the key of a call, and whether it is counted at all. The error is
 // the call's.
 func (c *config) subject(ctx context.Context, fullMethod string) (key string, counted bool, err error) {
-	if c.skip(ctx, fullMethod) {
+	of := call{ctx: ctx, fullMethod: fullMethod}
+	if c.Skips(of) {
 		return "", false, nil
 	}
-	if key, err = c.key.text(ctx, fullMethod); err != nil {
+	if key, err = c.Key.Text(of); err != nil {
 		return "", false, c.handled(ctx, fullMethod, err, c.keyFailed)
 	}
 	return key, true, nil
@@ -85,7 +76,7 @@ func (c *config) handled(ctx context.Context, fullMethod string, err error, hand
 	if ErrorStatus(err) != misconfigured {
 		return said
 	}
-	c.unset.say(err)
+	alarm(&c.unset, err)
 	if said == nil { // no reason to let a call through
 		said = misconfigured.Err()
 	}
@@ -96,19 +87,14 @@ func (c *config) handled(ctx context.Context, fullMethod string, err error, hand
 func (c *config) standard(_ context.Context, _ string, err error) error {
 	s := ErrorStatus(err)
 	if s == unavailable {
-		c.down.say(err)
+		alarm(&c.down, err)
 	}
 	return s.Err()
 }
 
-// alarm is what goes wrong now. It is said once a minute.
-type alarm struct{ next atomic.Int64 } // in Unix seconds
-
-// say tells the operator err.
-func (a *alarm) say(err error) {
-	now, next := time.Now().Unix(), a.next.Load()
-	due := now >= next || now < next-60 // the clock has stepped back
-	if due && a.next.CompareAndSwap(next, now+60) {
+// alarm tells the operator err, which goes wrong now, unless a was told within a minute.
+func alarm(a *guard.Alarm, err error) {
+	if a.Due() {
 		grpclog.Component("grpclimit").Error(err)
 	}
 }
@@ -119,7 +105,7 @@ func (c *config) refundBy(ctx context.Context, ch charge, code codes.Code) {
 		return
 	}
 	// An error leaves the charge: the call has its answer already.
-	_ = c.refundAll(ctx, ch)
+	_ = (&guard.Charge{Limiter: c.Limiter, N: ch.n, Slot: ch.slot}).Refund(ctx, ch.Key, &ch.Result)
 }
 
 // codeOf returns the code that gRPC makes of a handler's error.

@@ -3,12 +3,8 @@ package grpclimit
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/netip"
-	"strconv"
-	"strings"
 
-	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // Errors of key functions, for use with errors.Is. Their texts hold no values.
@@ -41,42 +37,23 @@ var (
 //
 // Invalid arguments of a constructor are an error of the interceptors' constructors, and of
 // each call of [Key.Of]. A Key is safe for concurrent use. The zero Key is invalid.
-type Key struct {
-	kind string // what the text begins with; "" if of returns all of it
-	of   func(ctx context.Context, fullMethod string) (string, error)
-	addr func(ctx context.Context) netip.Addr // of the client; nil if the Key does not know it
-	err  error
+type Key struct{ key callKey }
+
+type callKey = guard.Key[call]
+
+// call is one of a server or of a client.
+type call struct {
+	ctx        context.Context
+	fullMethod string
+	msg        any // of a cost: see [WithCost]
 }
+
+var maker = &guard.KeyMaker[call]{None: ErrNoIdentity, Ambiguous: ErrAmbiguousIdentity}
 
 // Of returns the key of the call of fullMethod whose context ctx is. Its errors are those of
 // the Key, and [ratelimit.ErrInvalidOption] for an invalid one.
 func (k Key) Of(ctx context.Context, fullMethod string) (string, error) {
-	if err := k.check(); err != nil {
-		return "", err
-	}
-	return k.text(ctx, fullMethod)
-}
-
-// text is Of for a valid Key.
-func (k *Key) text(ctx context.Context, fullMethod string) (string, error) {
-	text, err := k.of(ctx, fullMethod)
-	if err == nil && k.kind != "" {
-		text = k.kind + text
-	}
-	return text, err
-}
-
-// check returns the error of an invalid Key.
-func (k *Key) check() error {
-	if k.err == nil && k.of == nil {
-		return fmt.Errorf("%w: the zero Key", ratelimit.ErrInvalidOption)
-	}
-	return k.err
-}
-
-// invalid is the Key that a constructor makes of an invalid argument.
-func invalid(format string, args ...any) Key {
-	return Key{err: fmt.Errorf("%w: "+format, append([]any{ratelimit.ErrInvalidOption}, args...)...)}
+	return k.key.Of(call{ctx: ctx, fullMethod: fullMethod})
 }
 
 // KeyFunc makes a Key of f. For a call that it does not apply to, f returns
@@ -88,19 +65,10 @@ func invalid(format string, args ...any) Key {
 //
 // A client that can choose its key freely has as many limits as it likes.
 func KeyFunc(name string, f func(ctx context.Context, fullMethod string) (string, error)) Key {
-	if strings.Contains(name, ":") || strings.Trim(name, "0123456789abcdefABCDEF") == "" {
-		return invalid("KeyFunc(%q, f): a name is not empty, has no colon and is not hexadecimal", name)
-	}
 	if f == nil {
-		return invalid("KeyFunc(%q, nil)", name)
+		return Key{maker.Func(name, nil)}
 	}
-	return Key{kind: name + ":", of: func(ctx context.Context, fullMethod string) (string, error) {
-		text, err := f(ctx, fullMethod)
-		if err == nil && text == "" {
-			err = ErrNoIdentity
-		}
-		return text, err
-	}}
+	return Key{maker.Func(name, func(c call) (string, error) { return f(c.ctx, c.fullMethod) })}
 }
 
 // User is the authenticated user that f finds in the call's context, where an interceptor
@@ -108,9 +76,9 @@ func KeyFunc(name string, f func(ctx context.Context, fullMethod string) (string
 // so return an id and no secret. f must be safe for concurrent use.
 func User(f func(ctx context.Context) string) Key {
 	if f == nil {
-		return invalid("User(nil)")
+		return Key{maker.User(nil)}
 	}
-	return KeyFunc("user", func(ctx context.Context, _ string) (string, error) { return f(ctx), nil })
+	return Key{maker.User(func(c call) string { return f(c.ctx) })}
 }
 
 // Route is the full method of the call, "/package.Service/Method".
@@ -118,45 +86,21 @@ func User(f func(ctx context.Context) string) Key {
 // On a server with an UnknownServiceHandler a client chooses it freely. Alone, Route limits
 // each method for all clients together; with [Combined], for each client.
 func Route() Key {
-	return Key{kind: "route:", of: func(_ context.Context, fullMethod string) (string, error) {
-		if fullMethod == "" {
+	return Key{callKey{Kind: "route:", Make: func(c call) (string, error) {
+		if c.fullMethod == "" {
 			return "", ErrNoIdentity
 		}
-		return fullMethod, nil
-	}}
+		return c.fullMethod, nil
+	}}}
 }
 
 // Global is one key for all calls.
-func Global() Key {
-	return Key{of: func(context.Context, string) (string, error) { return "global", nil }}
-}
+func Global() Key { return Key{maker.Global()} }
 
 // Combined is the combination of keys in their order, such as each route of each user. It
 // makes netstrings of them, so that two combinations are never equal. The first error of
 // one of them is the error of the combination. There must be at least one.
-func Combined(keys ...Key) Key {
-	keys, err := checked("Combined", keys)
-	if err != nil {
-		return Key{err: err}
-	}
-	return Key{addr: clientAddrOf(keys), of: func(ctx context.Context, fullMethod string) (string, error) {
-		var room [128]byte
-		text := append(room[:0], "combined:"...)
-		for i := range keys {
-			k := &keys[i]
-			part, err := k.of(ctx, fullMethod)
-			if err != nil {
-				return "", err
-			}
-			text = strconv.AppendInt(text, int64(len(k.kind)+len(part)), 10)
-			text = append(text, ':')
-			text = append(text, k.kind...)
-			text = append(text, part...)
-			text = append(text, ',')
-		}
-		return string(text), nil
-	}}
-}
+func Combined(keys ...Key) Key { return Key{maker.Combined(inside("Combined", keys))} }
 
 // First is the first of keys that applies, such as
 //
@@ -164,41 +108,9 @@ func Combined(keys ...Key) Key {
 //
 // A Key applies unless its error is [ErrNoIdentity]. Another error ends the search: a
 // client that cannot be identified now is not somebody else. There must be at least one.
-func First(keys ...Key) Key {
-	keys, err := checked("First", keys)
-	if err != nil {
-		return Key{err: err}
-	}
-	return Key{addr: clientAddrOf(keys), of: func(ctx context.Context, fullMethod string) (string, error) {
-		for i := range keys {
-			text, err := keys[i].text(ctx, fullMethod)
-			if !errors.Is(err, ErrNoIdentity) {
-				return text, err
-			}
-		}
-		return "", ErrNoIdentity
-	}}
-}
+func First(keys ...Key) Key { return Key{maker.First(inside("First", keys))} }
 
-// clientAddrOf returns what finds the address of a client: that of the first key that has it.
-func clientAddrOf(keys []Key) func(ctx context.Context) netip.Addr {
-	for i := range keys {
-		if keys[i].addr != nil {
-			return keys[i].addr
-		}
-	}
-	return nil
-}
-
-// checked returns a copy of keys, or the error of an invalid one.
-func checked(constructor string, keys []Key) ([]Key, error) {
-	if len(keys) == 0 {
-		return nil, invalid("%s: no keys", constructor).err
-	}
-	for i := range keys {
-		if err := keys[i].check(); err != nil {
-			return nil, err
-		}
-	}
-	return append([]Key(nil), keys...), nil
+// inside returns what is inside of the arguments of a constructor.
+func inside(constructor string, keys []Key) ([]callKey, error) {
+	return guard.Checked(constructor, keys, func(k Key) callKey { return k.key })
 }

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 // Keys of the metadata that a server sends with each call that it has decided on.
@@ -33,15 +33,14 @@ var answers = sync.Pool{New: func() any { return new(answer) }}
 // answer returns what to report about r. Free it.
 func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, keep bool) *answer {
 	a := answers.Get().(*answer)
-	a.Result, a.Parts, a.DeniedBy, a.kept = r, r.Parts(), r.DeniedBy(), keep
+	a.Result, a.kept = r, keep
+	a.Split()
 	if keep {
 		a.Policies = nil
 	}
-	// Policies that fail are left out: a limit function that fails now has answered before.
-	a.Policies, _ = ratelimit.AppendPolicies(ctx, a.Policies, c.limiter, key)
-	a.Bucket = (keep || r.Allowed && r.Remaining == 0) && report.IsBucket(c.limiter)
-	a.Follow(report.Local(ctx, c.limiter, key, &a.Result))
-	a.Shorten(c.slotRetry)
+	a.Describe(ctx, c.Limiter, key, a.Policies)
+	a.Bucket = (keep || r.Allowed && r.Remaining == 0) && report.IsBucket(c.Limiter)
+	a.Shorten(c.SlotRetry)
 	return a
 }
 
@@ -50,7 +49,7 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 // there is nothing to report. It is for handlers without an interceptor, and for what has
 // changed since, as after [ratelimit.Reservation.Settle].
 func Metadata(d Decision) metadata.MD {
-	a := answer{Decision: d.report(nil)}
+	a := answer{Decision: d.report()}
 	return a.metadata()
 }
 

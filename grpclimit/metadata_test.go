@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 var (

@@ -2,18 +2,16 @@ package grpclimit
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // Option sets what is optional about an interceptor of a server or of a client. Where
@@ -53,77 +51,31 @@ type ErrorHandler func(ctx context.Context, fullMethod string, err error) error
 
 // config is what the four interceptors have in common, and what some of them have.
 type config struct {
-	limiter   ratelimit.Limiter
-	key       Key
-	cost      func(ctx context.Context, fullMethod string, msg any) int
-	skip      func(ctx context.Context, fullMethod string) bool
+	guard.Config[call]
+
 	keyFailed ErrorHandler
 	failed    ErrorHandler
 	refund    func(codes.Code) bool // nil unless set
 
-	unset, down alarm // what is not set up correctly, and why else there is no decision
+	unset, down guard.Alarm // what is not set up correctly, and why else there is no decision
 
-	addr      func(ctx context.Context) netip.Addr // of a server; nil: that of key, if it has one
-	denied    DeniedHandler                        // of a server, nil unless set
-	headers   bool                                 // of a server
-	inContext bool                                 // of a server
-	messages  bool                                 // of a server's streams
-
-	hold       []inflight.Option // of the slots of a limiter that counts some
-	waits      bool              // for a slot, by one of them
-	slotRetry  time.Duration     // of a server; 0 unless set
-	cancelLost bool              // of a server
-
-	refuse    bool          // of a client, instead of waiting
-	cooldowns *cooldown.Set // of a client, nil unless it heeds servers
-	maxPause  time.Duration // of cooldowns
+	addr     func(ctx context.Context) netip.Addr // of a server: Addr, if it is not nil
+	denied   DeniedHandler                        // of a server, nil unless set
+	headers  bool                                 // of a server
+	messages bool                                 // of a server's streams
 }
 
 func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
-	}
-	c := &config{
-		limiter: l,
-		key:     key,
-		cost:    func(context.Context, string, any) int { return 1 },
-		skip:    func(context.Context, string) bool { return false },
-		headers: true,
-	}
+	g, err := guard.New(l, key.key)
+	c := &config{Config: g, headers: true}
 	c.keyFailed, c.failed = c.standard, c.standard
-	return c, nil
-}
-
-// checkSlots refuses options that say nothing of the limiter, with slots or without.
-func (c *config) checkSlots() error {
-	switch has := inflight.Has(c.limiter); {
-	case !has && (c.hold != nil || c.slotRetry > 0 || c.cancelLost):
-		return fmt.Errorf("%w: WithSlots, WithSlotRetryAfter and WithCancelLost are for a limiter with slots (package inflight)", ratelimit.ErrInvalidOption)
-	case c.waits && c.refuse:
-		return fmt.Errorf("%w: inflight.WaitUpTo beside WithoutWaiting", ratelimit.ErrInvalidOption)
-	case has && c.messages:
-		return fmt.Errorf("%w: WithMessages for a limiter with slots (package inflight): a stream holds one, and its messages none", ratelimit.ErrInvalidOption)
-	}
-	return nil
-}
-
-var errNilOption = fmt.Errorf("%w: an option is nil", ratelimit.ErrInvalidOption)
-
-// given returns an error unless ok.
-func given(ok bool, name string) error {
-	if !ok {
-		return fmt.Errorf("%w: %s(nil)", ratelimit.ErrInvalidOption, name)
-	}
-	return nil
+	return c, err
 }
 
 // WithKey sets which calls are counted together. The default of a server is [PeerIP]; that
 // of a client is [Global].
 func WithKey(k Key) Option {
-	return option(func(c *config) error {
-		c.key = k
-		return k.check()
-	})
+	return option(func(c *config) error { return c.WithKey(k.key) })
 }
 
 // WithClientAddr sets where limiters that decide by the client's address find it, such as those
@@ -135,15 +87,7 @@ func WithKey(k Key) Option {
 //
 // It is overridden by an address that [clientaddr.NewContext] has put into the call's context.
 func WithClientAddr(k Key) ServerOption {
-	return serverOption(func(c *config) error {
-		if err := k.check(); err != nil {
-			return err
-		}
-		if c.addr = k.addr; c.addr == nil {
-			return fmt.Errorf("%w: WithClientAddr: neither a PeerIP nor a ClientIP is in the Key", ratelimit.ErrInvalidOption)
-		}
-		return nil
-	})
+	return serverOption(func(c *config) error { return c.WithClientAddr(k.key) })
 }
 
 // WithCost charges f(ctx, fullMethod, msg) events for a call. The default is 1. A cost of 0
@@ -154,8 +98,8 @@ func WithClientAddr(k Key) ServerOption {
 // received where [WithMessages] counts them.
 func WithCost(f func(ctx context.Context, fullMethod string, msg any) int) Option {
 	return option(func(c *config) error {
-		c.cost = f
-		return given(f != nil, "WithCost")
+		c.Cost = func(of call) int { return f(of.ctx, of.fullMethod, of.msg) }
+		return guard.Given(f != nil, "WithCost")
 	})
 }
 
@@ -164,8 +108,8 @@ func WithCost(f func(ctx context.Context, fullMethod string, msg any) int) Optio
 // safe for concurrent use.
 func WithSkip(f func(ctx context.Context, fullMethod string) bool) Option {
 	return option(func(c *config) error {
-		c.skip = f
-		return given(f != nil, "WithSkip")
+		c.Skip = func(of call) bool { return f(of.ctx, of.fullMethod) }
+		return guard.Given(f != nil, "WithSkip")
 	})
 }
 
@@ -181,7 +125,7 @@ func HealthAndReflection(_ context.Context, fullMethod string) bool {
 func WithKeyErrorHandler(h ErrorHandler) Option {
 	return option(func(c *config) error {
 		c.keyFailed = h
-		return given(h != nil, "WithKeyErrorHandler")
+		return guard.Given(h != nil, "WithKeyErrorHandler")
 	})
 }
 
@@ -195,7 +139,7 @@ func WithKeyErrorHandler(h ErrorHandler) Option {
 func WithErrorHandler(h ErrorHandler) Option {
 	return option(func(c *config) error {
 		c.failed = h
-		return given(h != nil, "WithErrorHandler")
+		return guard.Given(h != nil, "WithErrorHandler")
 	})
 }
 
@@ -204,7 +148,7 @@ func WithErrorHandler(h ErrorHandler) Option {
 func WithDeniedHandler(h DeniedHandler) ServerOption {
 	return serverOption(func(c *config) error {
 		c.denied = h
-		return given(h != nil, "WithDeniedHandler")
+		return guard.Given(h != nil, "WithDeniedHandler")
 	})
 }
 
@@ -226,7 +170,7 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 func WithRefund(f func(code codes.Code) bool) Option {
 	return option(func(c *config) error {
 		c.refund = f
-		return given(f != nil, "WithRefund")
+		return guard.Given(f != nil, "WithRefund")
 	})
 }
 
@@ -256,7 +200,7 @@ func WithoutHeaders() ServerOption {
 // It costs some allocations a call.
 func WithContext() ServerOption {
 	return serverOption(func(c *config) error {
-		c.inContext = true
+		c.InContext = true
 		return nil
 	})
 }
@@ -277,15 +221,7 @@ func WithMessages() ServerOption {
 // [inflight.OnEnd], which is told how each has ended, and of one that is lost. It is
 // [ratelimit.ErrInvalidOption] if the limiter counts no slots (package inflight).
 func WithSlots(opts ...inflight.Option) Option {
-	return option(func(c *config) error {
-		if len(opts) == 0 {
-			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
-		}
-		var err error
-		c.hold = slices.Clone(opts)
-		c.waits, err = inflight.Check(opts...)
-		return err
-	})
+	return option(func(c *config) error { return c.WithSlots(opts) })
 }
 
 // WithSlotRetryAfter sets RetryInfo and retry-after of a call that slots alone deny, above 0. The
@@ -293,13 +229,7 @@ func WithSlots(opts ...inflight.Option) Option {
 // end of one that nobody gives back. It is [ratelimit.ErrInvalidOption] if the limiter counts no
 // slots.
 func WithSlotRetryAfter(d time.Duration) ServerOption {
-	return serverOption(func(c *config) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: WithSlotRetryAfter(%v)", ratelimit.ErrInvalidOption, d)
-		}
-		c.slotRetry = d
-		return nil
-	})
+	return serverOption(func(c *config) error { return c.WithSlotRetryAfter(d) })
 }
 
 // WithCancelLost ends the context of a handler whose slot is lost, with the cause
@@ -308,7 +238,7 @@ func WithSlotRetryAfter(d time.Duration) ServerOption {
 // no slots.
 func WithCancelLost() ServerOption {
 	return serverOption(func(c *config) error {
-		c.cancelLost = true
+		c.CancelLost = true
 		return nil
 	})
 }
@@ -317,7 +247,7 @@ func WithCancelLost() ServerOption {
 // instead of waiting. There is no round trip. Beside [inflight.WaitUpTo] it is refused.
 func WithoutWaiting() ClientOption {
 	return clientOption(func(c *config) error {
-		c.refuse = true
+		c.Refuse = true
 		return nil
 	})
 }
@@ -338,10 +268,7 @@ func WithoutWaiting() ClientOption {
 func WithMaxPause(d time.Duration) ClientOption {
 	shared := new(cooldown.Set)
 	return clientOption(func(c *config) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: WithMaxPause(%v)", ratelimit.ErrInvalidOption, d)
-		}
-		c.cooldowns, c.maxPause = shared, d
-		return nil
+		c.Pauses = shared
+		return c.WithMaxPause(d)
 	})
 }

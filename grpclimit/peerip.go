@@ -1,7 +1,6 @@
 package grpclimit
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,14 +8,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
-	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/clientip"
-)
-
-const (
-	defaultIPv4Bits = 32
-	defaultIPv6Bits = 64 // the least that a customer gets
+	"github.com/ratelimit-go/ratelimit/internal/clientip"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 const forwardedFor = "x-forwarded-for"
@@ -24,35 +18,21 @@ const forwardedFor = "x-forwarded-for"
 // IPOption sets what is optional about a [PeerIP] or a [ClientIP].
 type IPOption func(*ipKey) error
 
-type ipKey struct {
-	ipv4Bits, ipv6Bits int // of addresses that make a group
+type ipKey = guard.Prefixes
 
+// address finds the address of a client.
+type address struct {
+	guard.Prefixes
 	proxies clientip.Proxies // that are trusted
 }
 
 // IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, each address
 // for itself. Many who share a network pay for one of them: so limit the address too, lower.
-func IPv4Prefix(bits int) IPOption {
-	return func(k *ipKey) error {
-		if bits < 16 || bits > 32 {
-			return fmt.Errorf("%w: IPv4Prefix(%d): 16 to 32", ratelimit.ErrInvalidOption, bits)
-		}
-		k.ipv4Bits = bits
-		return nil
-	}
-}
+func IPv4Prefix(bits int) IPOption { return guard.IPv4Prefix(bits) }
 
 // IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
 // customer has at least a /64, often a /56 or a /48, and can use all its addresses.
-func IPv6Prefix(bits int) IPOption {
-	return func(k *ipKey) error {
-		if bits < 32 || bits > 64 {
-			return fmt.Errorf("%w: IPv6Prefix(%d): 32 to 64", ratelimit.ErrInvalidOption, bits)
-		}
-		k.ipv6Bits = bits
-		return nil
-	}
-}
+func IPv6Prefix(bits int) IPOption { return guard.IPv6Prefix(bits) }
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
 // a network of IPv6 addresses such as "2001:db8::/64". [IPv4Prefix] and [IPv6Prefix] group more of
@@ -79,52 +59,42 @@ func PeerIP(opts ...IPOption) Key {
 func ClientIP(proxies []string, opts ...IPOption) Key {
 	trusted, err := clientip.ParseProxies(proxies)
 	if err != nil {
-		return invalid("ClientIP: %w", err)
+		return Key{callKey{Err: guard.Invalid("ClientIP: %w", err)}}
 	}
 	return newIPKey("ClientIP", trusted, opts)
 }
 
 func newIPKey(constructor string, trusted clientip.Proxies, opts []IPOption) Key {
-	k := &ipKey{ipv4Bits: defaultIPv4Bits, ipv6Bits: defaultIPv6Bits, proxies: trusted}
-	for _, opt := range opts {
-		if opt == nil {
-			return invalid("%s: an IPOption is nil", constructor)
-		}
-		if err := opt(k); err != nil {
-			return Key{err: err}
-		}
-	}
-	return Key{of: k.of, addr: k.addr}
+	prefixes, err := guard.NewPrefixes(constructor, opts)
+	a := &address{prefixes, trusted}
+	return Key{callKey{Make: a.of, Addr: a.addr, Err: err}}
 }
 
 var errNoAddress = fmt.Errorf("%w: the peer has no IP address", ErrNoIdentity)
 
-func (k *ipKey) of(ctx context.Context, _ string) (string, error) {
-	addr := k.addr(ctx)
-	switch {
-	case !addr.IsValid():
+func (a *address) of(c call) (string, error) {
+	addr := a.addr(c)
+	if !addr.IsValid() {
 		return "", errNoAddress
-	case addr.Is4() && k.ipv4Bits == defaultIPv4Bits:
-		return addr.String(), nil
 	}
-	return clientip.Network(addr, k.ipv4Bits, k.ipv6Bits).String(), nil
+	return a.Text(addr), nil
 }
 
 // addr returns the whole address, invalid if there is none.
-func (k *ipKey) addr(ctx context.Context) netip.Addr {
-	p, ok := peer.FromContext(ctx)
+func (a *address) addr(c call) netip.Addr {
+	p, ok := peer.FromContext(c.ctx)
 	if !ok || p.Addr == nil {
 		return netip.Addr{}
 	}
 	addr := clientaddr.Unmap(addrOf(p.Addr))
-	trusted := k.proxies.Trust(addr)
+	trusted := a.proxies.Trust(addr)
 	if !addr.IsValid() {
-		trusted = k.proxies.Unix && p.Addr.Network() == "unix"
+		trusted = a.proxies.Unix && p.Addr.Network() == "unix"
 	}
 	if !trusted {
 		return addr
 	}
-	return k.proxies.Client(addr, metadata.ValueFromIncomingContext(ctx, forwardedFor))
+	return a.proxies.Client(addr, metadata.ValueFromIncomingContext(c.ctx, forwardedFor))
 }
 
 // addrOf returns the address of a, invalid if it has none.

@@ -3,14 +3,15 @@ package grpclimit
 import (
 	"context"
 	"errors"
+	"net/netip"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // UnaryServerInterceptor returns an interceptor that puts l in front of unary calls. A call
@@ -67,19 +68,17 @@ func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
 	if err != nil {
 		return server{}, err
 	}
-	for _, opt := range opts {
-		if isnil.Is(opt) {
-			return server{}, errNilOption
-		}
-		if err := opt.server(c); err != nil {
-			return server{}, err
-		}
-	}
-	if err := c.checkSlots(); err != nil {
+	if err := guard.Apply(&c.Config, opts, func(o ServerOption) error { return o.server(c) }); err != nil {
 		return server{}, err
 	}
-	if c.addr == nil {
-		c.addr = c.key.addr
+	if c.messages && c.Holds() {
+		return server{}, guard.Invalid("WithMessages for a limiter with slots (package inflight): a stream holds one, and its messages none")
+	}
+	if c.Addr == nil {
+		c.Addr = c.Key.Addr
+	}
+	if c.Addr != nil { // the context of a call is less to carry than the whole of it
+		c.addr = func(ctx context.Context) netip.Addr { return c.Addr(call{ctx: ctx}) }
 	}
 	return server{c}, nil
 }
@@ -143,14 +142,12 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 		s.refundBy(ctx, ch, code)
 	}()
 	inner := ctx
-	if s.cancelLost && ch.slot != nil {
-		work, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		of := ch.slot.Context()
-		defer context.AfterFunc(of, func() { cancel(context.Cause(of)) })()
+	if s.CancelLost && ch.slot != nil {
+		work, stop := guard.EndWith(ctx, ch.slot)
+		defer stop()
 		inner = work
 	}
-	if s.inContext && ch.Key != "" {
+	if s.InContext && ch.Key != "" {
 		inner = context.WithValue(inner, decisionKey{}, &ch.Decision)
 	}
 	err := handler(inner)
@@ -158,42 +155,23 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 	return err
 }
 
-// take asks for n events, and for a slot if the limiter counts some. If that has changed meanwhile it
-// asks again.
-func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
-	for {
-		if inflight.Has(c.limiter) {
-			s, r, err := inflight.Hold(ctx, c.limiter, key, n, c.hold...)
-			if !errors.Is(err, ratelimit.ErrInvalidOption) || inflight.Has(c.limiter) {
-				return s, r, err
-			}
-			continue
-		}
-		r, err := c.limiter.AllowN(ctx, key, n)
-		if !r.Allowed || !inflight.Has(c.limiter) {
-			return nil, r, err
-		}
-		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, r, n) // it may have a slot
-	}
-}
-
 // decide asks the limiter about a call or a message. The error is the call's. Without a key
 // in the answer no decision was made.
 func (s server) decide(ctx context.Context, fullMethod, key string, msg any, headers bool) (charge, error) {
-	n := s.cost(ctx, fullMethod, msg)
+	n := s.Costs(call{ctx, fullMethod, msg})
 	if n == 0 {
 		return charge{}, nil
 	}
-	slot, r, err := s.take(ctx, key, n)
+	slot, r, err := s.Take(ctx, key, n)
 	if err != nil {
 		return charge{}, s.limiterFailed(ctx, fullMethod, err)
 	}
-	if r.Allowed && !headers && !s.inContext {
+	if r.Allowed && !headers && !s.InContext {
 		return charge{Decision{Result: r, Key: key, slot: slot}, n}, nil
 	}
-	a := s.answer(ctx, key, r, s.inContext || !r.Allowed && s.denied != nil)
+	a := s.answer(ctx, key, r, s.InContext || !r.Allowed && s.denied != nil)
 	defer a.free()
-	d := Decision{Result: r, Key: key, slotRetry: s.slotRetry, slot: slot}
+	d := Decision{Result: r, Key: key, slotRetry: s.SlotRetry, slot: slot}
 	if a.kept {
 		d.Policies, d.bucket = a.Policies, a.Bucket
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
@@ -543,7 +544,7 @@ func TestHeadersCanBeLeftOut(t *testing.T) {
 }
 
 func TestOfManyCallsAtOnceExactlyTheLimitIsAdmitted(t *testing.T) {
-	server := startRedis(t)
+	server := redistest.Start(t).Client(t)
 	onRedis, err := redisstore.New(server, redisstore.WithTimeout(10*time.Second))
 	require.NoError(t, err)
 	const limit, callers, each = 100, 32, 20

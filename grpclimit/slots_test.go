@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -56,7 +57,7 @@ var (
 func TestACallMayWaitForASlot(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	redis, err := redisstore.New(startRedis(t), redisstore.WithTimeout(10*time.Second))
+	redis, err := redisstore.New(redistest.Start(t).Client(t), redisstore.WithTimeout(10*time.Second))
 	require.NoError(t, err)
 	for name, s := range map[string]store.Store{"in memory": mem, "on Redis": redis} {
 		t.Run(name, func(t *testing.T) {

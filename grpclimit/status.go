@@ -1,7 +1,6 @@
 package grpclimit
 
 import (
-	"errors"
 	"strings"
 	"time"
 
@@ -12,7 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/grpclimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 // The texts of the statuses are constant: those of errors may name keys.
@@ -30,10 +30,10 @@ var (
 // configuration ([ratelimit.ErrInvalidOption], ErrInvalidLimit, ErrInvalidN), and otherwise
 // [codes.Unavailable]. It does not have err's text.
 func ErrorStatus(err error) *status.Status {
-	switch {
-	case errors.Is(err, ErrNoIdentity), errors.Is(err, ErrAmbiguousIdentity), errors.Is(err, ratelimit.ErrInvalidKey):
+	switch maker.FaultOf(err) {
+	case guard.Unidentified:
 		return unidentified
-	case errors.Is(err, ratelimit.ErrInvalidOption), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidN):
+	case guard.Misconfigured:
 		return misconfigured
 	}
 	return unavailable
@@ -46,7 +46,7 @@ func ErrorStatus(err error) *status.Status {
 // by an outage ([ratelimit.SourceFailClosed]). If the call costs more than the limit ever admits
 // ([ratelimit.Never]), the message says so, and there is no RetryInfo.
 func DeniedStatus(d Decision) *status.Status {
-	all := d.report(nil)
+	all := d.report()
 	return denial(&all)
 }
 

@@ -1,47 +1,25 @@
 package httplimit
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
-	"fmt"
 	"net/http"
 	"strings"
 
-	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // APIKeyOption sets what is optional about an [APIKey].
 type APIKeyOption func(*apiKey) error
 
-type apiKey struct {
-	field  string // canonical
-	kind   string // apikey:x-api-key:
-	known  func(r *http.Request, key string) bool
-	secret []byte // of the HMAC; nil: SHA-256
-}
+type apiKey = guard.APIKey[*http.Request]
 
 // KnownKeys makes only the API keys count for which f returns true. Any other one is
 // [ErrNoIdentity], so that [First] goes on. f must be safe for concurrent use.
-func KnownKeys(f func(r *http.Request, key string) bool) APIKeyOption {
-	return func(a *apiKey) error {
-		a.known = f
-		return given(f != nil, "KnownKeys")
-	}
-}
+func KnownKeys(f func(r *http.Request, key string) bool) APIKeyOption { return guard.KnownKeys(f) }
 
 // HashedWith makes the hash an HMAC-SHA-256 by secret, of at least 16 bytes. All servers
 // that share a store need the same secret. A reader of the store cannot then find API keys
 // by trying, even short ones.
-func HashedWith(secret []byte) APIKeyOption {
-	return func(a *apiKey) error {
-		if len(secret) < 16 {
-			return fmt.Errorf("%w: HashedWith: a secret of %d bytes: 16 or more are needed", ratelimit.ErrInvalidOption, len(secret))
-		}
-		a.secret = append([]byte(nil), secret...)
-		return nil
-	}
-}
+func HashedWith(secret []byte) APIKeyOption { return guard.HashedWith[*http.Request](secret) }
 
 // APIKey is the API key in the header field of that name, such as X-API-Key. Of
 // Authorization it is what follows the scheme. It is a secret: the key has only its SHA-256
@@ -57,10 +35,7 @@ func HashedWith(secret []byte) APIKeyOption {
 // [HashedAPIKey], or put the tier into the request's context.
 func APIKey(name string, opts ...APIKeyOption) Key {
 	a, err := newAPIKey(name, opts)
-	if err != nil {
-		return Key{err: err}
-	}
-	return Key{of: a.of}
+	return Key{requestKey{Make: a.Of, Err: err}}
 }
 
 // HashedAPIKey returns the key that [APIKey] with this name and these options makes of an API
@@ -69,58 +44,16 @@ func APIKey(name string, opts ...APIKeyOption) Key {
 // [ratelimit.ErrInvalidOption], and [ErrNoIdentity] for an empty key.
 func HashedAPIKey(name, key string, opts ...APIKeyOption) (string, error) {
 	a, err := newAPIKey(name, opts)
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
-	case key == "":
-		return "", ErrNoIdentity
 	}
-	return a.hash(key), nil
+	return a.Hashed(key)
 }
 
 func newAPIKey(name string, opts []APIKeyOption) (*apiKey, error) {
 	if name == "" || strings.ContainsAny(name, ": \t\r\n") {
-		return nil, invalid("APIKey(%q): not the name of a header field", name).err
+		return nil, guard.Invalid("APIKey(%q): not the name of a header field", name)
 	}
-	a := &apiKey{field: http.CanonicalHeaderKey(name), kind: "apikey:" + strings.ToLower(name) + ":"}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, invalid("APIKey(%q): an APIKeyOption is nil", name).err
-		}
-		if err := opt(a); err != nil {
-			return nil, err
-		}
-	}
-	return a, nil
-}
-
-func (a *apiKey) of(r *http.Request) (string, error) {
-	values := r.Header[a.field]
-	switch {
-	case len(values) == 0:
-		return "", ErrNoIdentity
-	case len(values) > 1:
-		return "", ErrAmbiguousIdentity
-	}
-	key := values[0]
-	if a.field == "Authorization" { // its scheme is in any case, before any number of spaces
-		_, key, _ = strings.Cut(strings.TrimLeft(key, " "), " ")
-		key = strings.Trim(key, " ")
-	}
-	if key == "" || a.known != nil && !a.known(r, key) {
-		return "", ErrNoIdentity
-	}
-	return a.hash(key), nil
-}
-
-func (a *apiKey) hash(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	hash := sum[:]
-	if a.secret != nil {
-		mac := hmac.New(sha256.New, a.secret)
-		mac.Write([]byte(key))
-		hash = mac.Sum(nil)
-	}
-	var room [128]byte
-	return string(base64.RawURLEncoding.AppendEncode(append(room[:0], a.kind...), hash))
+	field := http.CanonicalHeaderKey(name)
+	return guard.NewAPIKey(maker, name, func(r *http.Request) []string { return r.Header[field] }, opts)
 }

@@ -5,22 +5,20 @@ import (
 	"net/http"
 	"net/netip"
 
-	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/clientip"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
-const (
-	forwardedFor    = "X-Forwarded-For"
-	defaultIPv4Bits = 32
-	defaultIPv6Bits = 64 // the least that a customer gets
-)
+const forwardedFor = "X-Forwarded-For"
 
 // IPOption sets what is optional about a [PeerIP] or a [ClientIP].
 type IPOption func(*ipKey) error
 
-type ipKey struct {
-	ipv4Bits, ipv6Bits int // of addresses that make a group
+type ipKey = guard.Prefixes
 
+// address finds the address of a client.
+type address struct {
+	guard.Prefixes
 	proxies clientip.Proxies // that are trusted
 	notice  notice           // that there seems to be a proxy that is not trusted
 }
@@ -33,27 +31,11 @@ const unknownProxy = "httplimit: a request with X-Forwarded-For comes from none 
 
 // IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, each address
 // for itself. Many who share a network pay for one of them: so limit the address too, lower.
-func IPv4Prefix(bits int) IPOption {
-	return func(k *ipKey) error {
-		if bits < 16 || bits > 32 {
-			return fmt.Errorf("%w: IPv4Prefix(%d): 16 to 32", ratelimit.ErrInvalidOption, bits)
-		}
-		k.ipv4Bits = bits
-		return nil
-	}
-}
+func IPv4Prefix(bits int) IPOption { return guard.IPv4Prefix(bits) }
 
 // IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
 // customer has at least a /64, often a /56 or a /48, and can use all its addresses.
-func IPv6Prefix(bits int) IPOption {
-	return func(k *ipKey) error {
-		if bits < 32 || bits > 64 {
-			return fmt.Errorf("%w: IPv6Prefix(%d): 32 to 64", ratelimit.ErrInvalidOption, bits)
-		}
-		k.ipv6Bits = bits
-		return nil
-	}
-}
+func IPv6Prefix(bits int) IPOption { return guard.IPv6Prefix(bits) }
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
 // a network of IPv6 addresses such as "2001:db8::/64". [IPv4Prefix] and [IPv6Prefix] group more of
@@ -84,71 +66,61 @@ func PeerIP(opts ...IPOption) Key {
 func ClientIP(proxies []string, opts ...IPOption) Key {
 	trusted, err := clientip.ParseProxies(proxies)
 	if err != nil {
-		return invalid("ClientIP: %w", err)
+		return Key{requestKey{Err: guard.Invalid("ClientIP: %w", err)}}
 	}
 	return newIPKey("ClientIP", trusted, opts)
 }
 
 func newIPKey(constructor string, trusted clientip.Proxies, opts []IPOption) Key {
-	k := &ipKey{ipv4Bits: defaultIPv4Bits, ipv6Bits: defaultIPv6Bits, proxies: trusted}
-	for _, opt := range opts {
-		if opt == nil {
-			return invalid("%s: an IPOption is nil", constructor)
-		}
-		if err := opt(k); err != nil {
-			return Key{err: err}
-		}
-	}
-	return Key{of: k.of, addr: k.addr}
+	prefixes, err := guard.NewPrefixes(constructor, opts)
+	a := &address{Prefixes: prefixes, proxies: trusted}
+	return Key{requestKey{Make: a.of, Addr: a.addr, Err: err}}
 }
 
 var errNoAddress = fmt.Errorf("%w: RemoteAddr is not an IP address", ErrNoIdentity)
 
-func (k *ipKey) of(r *http.Request) (string, error) {
-	k.warn(r)
-	if k.proxies.None() && k.ipv4Bits == defaultIPv4Bits {
+func (a *address) of(r *http.Request) (string, error) {
+	a.warn(r)
+	if a.proxies.None() && a.WholeIPv4() {
 		if host, ok := clientip.ParseIPv4Host(r.RemoteAddr); ok {
 			return host, nil
 		}
 	}
-	addr, text := k.find(r)
+	addr, text := a.find(r)
 	switch {
 	case !addr.IsValid():
 		return "", errNoAddress
-	case !addr.Is4() || k.ipv4Bits < defaultIPv4Bits:
-		var room [48]byte
-		return string(clientip.Network(addr, k.ipv4Bits, k.ipv6Bits).AppendTo(room[:0])), nil
-	case text != "":
+	case text != "" && a.WholeIPv4():
 		return text, nil
 	}
-	return addr.String(), nil
+	return a.Text(addr), nil
 }
 
 // addr returns the whole address, invalid if there is none.
-func (k *ipKey) addr(r *http.Request) netip.Addr {
-	k.warn(r)
-	addr, _ := k.find(r)
+func (a *address) addr(r *http.Request) netip.Addr {
+	a.warn(r)
+	addr, _ := a.find(r)
 	return addr
 }
 
 // warn says so if there seems to be a proxy, and none is trusted.
-func (k *ipKey) warn(r *http.Request) {
-	if k.proxies.None() && len(r.Header[forwardedFor]) > 0 {
-		k.notice.say(r, notTrusted)
+func (a *address) warn(r *http.Request) {
+	if a.proxies.None() && len(r.Header[forwardedFor]) > 0 {
+		a.notice.say(r, notTrusted)
 	}
 }
 
 // find returns the address of the client, invalid if there is none. text is the address as a
 // part of RemoteAddr, if it is there in canonical form.
-func (k *ipKey) find(r *http.Request) (addr netip.Addr, text string) {
-	peer, text, trusted := k.proxies.Peer(r)
+func (a *address) find(r *http.Request) (addr netip.Addr, text string) {
+	peer, text, trusted := a.proxies.Peer(r)
 	if !trusted {
-		if !k.proxies.None() && len(r.Header[forwardedFor]) > 0 {
-			k.notice.say(r, unknownProxy)
+		if !a.proxies.None() && len(r.Header[forwardedFor]) > 0 {
+			a.notice.say(r, unknownProxy)
 		}
 		return peer, text
 	}
-	if addr = k.proxies.Client(peer, r.Header[forwardedFor]); addr != peer {
+	if addr = a.proxies.Client(peer, r.Header[forwardedFor]); addr != peer {
 		text = ""
 	}
 	return addr, text

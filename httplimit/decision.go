@@ -2,12 +2,11 @@ package httplimit
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
@@ -28,24 +27,14 @@ type Decision struct {
 // NewDecision returns the decision r that l has made of key, with the policies of l. It is for
 // [SetHeaders], [WriteProblem] and [WritePlainText] without the middleware.
 func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) Decision {
-	policies, _ := ratelimit.AppendPolicies(ctx, nil, l, key) // an error: the decision stands without them
-	d := Decision{Result: r, Policies: policies, Key: key, bucket: report.IsBucket(l)}
-	d.Policies = d.report(report.Local(ctx, l, key, &r)).Policies
-	return d
+	d := report.Of(r)
+	d.Describe(ctx, l, key, nil)
+	return Decision{Result: r, Policies: d.Policies, Key: key, bucket: report.IsBucket(l)}
 }
 
-// report returns what is to be reported of d. local is what [report.Local] says, if that is known
-// now: it is in the Policies afterwards.
-func (d *Decision) report(local []ratelimit.Policy) report.Decision {
-	all := report.Decision{
-		Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies, Bucket: d.bucket,
-	}
-	if d.Result.Source() == ratelimit.SourceLocal {
-		all.Policies = slices.Clone(d.Policies) // Follow changes them
-		all.Follow(local)
-	}
-	all.Shorten(d.slotRetry)
-	return all
+// report returns what is to be reported of d.
+func (d *Decision) report() report.Decision {
+	return report.Known(d.Result, d.Policies, d.bucket, d.slotRetry)
 }
 
 // Limiter returns the name of the limit that decided (see [ratelimit.Policy]): the one that
@@ -66,7 +55,7 @@ func (d Decision) Limiter() string { return report.Limiter(&d.Result, d.Policies
 // [ratelimit.ErrInvalidOption] unless the Decision is of [FromContext].
 func (d Decision) Refund(ctx context.Context) error {
 	if d.charge == nil {
-		return fmt.Errorf("%w: Refund: only a Decision of FromContext knows its charge", ratelimit.ErrInvalidOption)
+		return guard.Invalid("Refund: only a Decision of FromContext knows its charge")
 	}
 	return d.charge.refund(ctx, d.Key, &d.Result)
 }
@@ -78,7 +67,7 @@ func (d Decision) Slot() *inflight.Slot {
 	if d.charge == nil {
 		return nil
 	}
-	return d.charge.slot
+	return d.charge.Slot
 }
 
 // FromContext returns the decision on the request whose context ctx is. It is false unless

@@ -52,7 +52,7 @@ const (
 // It is for handlers without the middleware, for trailers, and for what has changed since, as
 // after [ratelimit.Reservation.Settle].
 func SetHeaders(h http.Header, d Decision, styles ...HeaderStyle) {
-	all, chosen := d.report(nil), HeaderStyle(0)
+	all, chosen := d.report(), HeaderStyle(0)
 	for _, s := range styles {
 		chosen |= s
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
@@ -24,21 +25,19 @@ type deferring struct {
 }
 
 // holding answers a request that holds a slot, and gives that back.
-func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t taken, d *report.Decision) {
-	w, taken := watch(w, t.slot)
+func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Decision) {
+	w, taken := watch(w, t.Slot)
 	defer func() { // also when the handler panics, which goes on
 		if taken == nil || !taken.Load() {
-			t.slot.Release()
-			if !h.inContext && !h.cancelLost { // no handler has the slot
-				h.spent.Put(t.slot)
+			t.Slot.Release()
+			if !h.InContext && !h.CancelLost { // no handler has the slot
+				h.spent.Put(t.Slot)
 			}
 		}
 	}()
-	if h.cancelLost {
-		work, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		of := t.slot.Context()
-		defer context.AfterFunc(of, func() { cancel(context.Cause(of)) })()
+	if h.CancelLost {
+		work, stop := guard.EndWith(ctx, t.Slot)
+		defer stop()
 		inner := r.WithContext(work)
 		defer learn(r, inner)
 		r = inner

@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"path"
-	"strconv"
 	"strings"
 
-	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // Errors of key functions, for use with errors.Is. Their texts hold no values.
@@ -43,43 +41,15 @@ var (
 //
 // Invalid arguments of a constructor are an error of [New] and [NewTransport], and of each
 // call of [Key.Of]. A Key is safe for concurrent use. The zero Key is invalid.
-type Key struct {
-	kind string // what the text begins with; "" if of returns all of it
-	of   func(r *http.Request) (string, error)
-	addr func(r *http.Request) netip.Addr // of the client; nil if the Key does not know it
-	err  error
-}
+type Key struct{ key requestKey }
+
+type requestKey = guard.Key[*http.Request]
+
+var maker = &guard.KeyMaker[*http.Request]{None: ErrNoIdentity, Ambiguous: ErrAmbiguousIdentity}
 
 // Of returns the key of r. Its errors are those of the Key, and [ratelimit.ErrInvalidOption]
 // for an invalid one.
-func (k Key) Of(r *http.Request) (string, error) {
-	if err := k.check(); err != nil {
-		return "", err
-	}
-	return k.text(r)
-}
-
-// text is Of for a valid Key.
-func (k *Key) text(r *http.Request) (string, error) {
-	text, err := k.of(r)
-	if err == nil && k.kind != "" {
-		text = k.kind + text
-	}
-	return text, err
-}
-
-// check returns the error of an invalid Key.
-func (k *Key) check() error {
-	if k.err == nil && k.of == nil {
-		return fmt.Errorf("%w: the zero Key", ratelimit.ErrInvalidOption)
-	}
-	return k.err
-}
-
-// invalid is the Key that a constructor makes of an invalid argument.
-func invalid(format string, args ...any) Key {
-	return Key{err: fmt.Errorf("%w: "+format, append([]any{ratelimit.ErrInvalidOption}, args...)...)}
-}
+func (k Key) Of(r *http.Request) (string, error) { return k.key.Of(r) }
 
 // KeyFunc makes a Key of f. For a request that it does not apply to, f returns
 // [ErrNoIdentity] or wraps it. An empty text is that error too. f must be safe for concurrent use.
@@ -90,19 +60,7 @@ func invalid(format string, args ...any) Key {
 //
 // A client that can choose its key freely has as many limits as it likes.
 func KeyFunc(name string, f func(r *http.Request) (string, error)) Key {
-	if strings.Contains(name, ":") || strings.Trim(name, "0123456789abcdefABCDEF") == "" {
-		return invalid("KeyFunc(%q, f): a name is not empty, has no colon and is not hexadecimal", name)
-	}
-	if f == nil {
-		return invalid("KeyFunc(%q, nil)", name)
-	}
-	return Key{kind: name + ":", of: func(r *http.Request) (string, error) {
-		text, err := f(r)
-		if err == nil && text == "" {
-			err = ErrNoIdentity
-		}
-		return text, err
-	}}
+	return Key{maker.Func(name, f)}
 }
 
 // User is the authenticated user that f finds in a session, a token, or the request's
@@ -110,12 +68,7 @@ func KeyFunc(name string, f func(r *http.Request) (string, error)) Key {
 // no secret. It must have been checked: who can claim to be anybody, as by
 // [http.Request.BasicAuth], spends the limits of others, or has any number of its own. f must
 // be safe for concurrent use.
-func User(f func(r *http.Request) string) Key {
-	if f == nil {
-		return invalid("User(nil)")
-	}
-	return KeyFunc("user", func(r *http.Request) (string, error) { return f(r), nil })
-}
+func User(f func(r *http.Request) string) Key { return Key{maker.User(f)} }
 
 var errNoPattern = fmt.Errorf("%w: no pattern has matched: put the middleware around handlers, not around the mux", ErrNoIdentity)
 
@@ -129,19 +82,19 @@ var errNoPattern = fmt.Errorf("%w: no pattern has matched: put the middleware ar
 // [Combined], for each client.
 func Route() Key {
 	var outside notice
-	return Key{kind: "route:", of: func(r *http.Request) (string, error) {
+	return Key{requestKey{Kind: "route:", Make: func(r *http.Request) (string, error) {
 		if r.Pattern == "" {
 			outside.say(r, errNoPattern.Error())
 			return "", errNoPattern
 		}
 		return r.Pattern, nil
-	}}
+	}}}
 }
 
 // Method is the request's method. Methods that net/http does not define are all "other",
 // since a client can invent any number of them.
 func Method() Key {
-	return Key{kind: "method:", of: func(r *http.Request) (string, error) {
+	return Key{requestKey{Kind: "method:", Make: func(r *http.Request) (string, error) {
 		switch r.Method {
 		case "":
 			return http.MethodGet, nil
@@ -150,7 +103,7 @@ func Method() Key {
 			return r.Method, nil
 		}
 		return "other", nil
-	}}
+	}}}
 }
 
 // Path is the path of the request's URL in one form, so that a client cannot spell it in another way to
@@ -162,12 +115,12 @@ func Method() Key {
 // A client can ask for any number of paths, and each has a limit of its own. So combine it with the
 // address by [Combined], or use [Route].
 func Path() Key {
-	return Key{kind: "path:", of: func(r *http.Request) (string, error) {
+	return Key{requestKey{Kind: "path:", Make: func(r *http.Request) (string, error) {
 		if r.URL == nil {
 			return "", ErrNoIdentity
 		}
 		return cleanPath(r.URL.Path), nil
-	}}
+	}}}
 }
 
 // cleanPath returns a decoded path in the form of [Path].
@@ -183,36 +136,12 @@ func cleanPath(p string) string {
 }
 
 // Global is one key for all requests.
-func Global() Key {
-	return Key{of: func(*http.Request) (string, error) { return "global", nil }}
-}
+func Global() Key { return Key{maker.Global()} }
 
 // Combined is the combination of keys in their order, such as each route of each user. It
 // makes netstrings of them, so that two combinations are never equal. The first error of
 // one of them is the error of the combination. There must be at least one.
-func Combined(keys ...Key) Key {
-	keys, err := checked("Combined", keys)
-	if err != nil {
-		return Key{err: err}
-	}
-	return Key{addr: clientAddrOf(keys), of: func(r *http.Request) (string, error) {
-		var room [128]byte
-		text := append(room[:0], "combined:"...)
-		for i := range keys {
-			k := &keys[i]
-			part, err := k.of(r)
-			if err != nil {
-				return "", err
-			}
-			text = strconv.AppendInt(text, int64(len(k.kind)+len(part)), 10)
-			text = append(text, ':')
-			text = append(text, k.kind...)
-			text = append(text, part...)
-			text = append(text, ',')
-		}
-		return string(text), nil
-	}}
-}
+func Combined(keys ...Key) Key { return Key{maker.Combined(inside("Combined", keys))} }
 
 // First is the first of keys that applies, such as
 //
@@ -220,41 +149,9 @@ func Combined(keys ...Key) Key {
 //
 // A Key applies unless its error is [ErrNoIdentity]. Another error ends the search: a
 // client that cannot be identified now is not somebody else. There must be at least one.
-func First(keys ...Key) Key {
-	keys, err := checked("First", keys)
-	if err != nil {
-		return Key{err: err}
-	}
-	return Key{addr: clientAddrOf(keys), of: func(r *http.Request) (string, error) {
-		for i := range keys {
-			text, err := keys[i].text(r)
-			if !errors.Is(err, ErrNoIdentity) {
-				return text, err
-			}
-		}
-		return "", ErrNoIdentity
-	}}
-}
+func First(keys ...Key) Key { return Key{maker.First(inside("First", keys))} }
 
-// clientAddrOf returns what finds the address of a client: that of the first key that has it.
-func clientAddrOf(keys []Key) func(r *http.Request) netip.Addr {
-	for i := range keys {
-		if keys[i].addr != nil {
-			return keys[i].addr
-		}
-	}
-	return nil
-}
-
-// checked returns a copy of keys, or the error of an invalid one.
-func checked(constructor string, keys []Key) ([]Key, error) {
-	if len(keys) == 0 {
-		return nil, invalid("%s: no keys", constructor).err
-	}
-	for i := range keys {
-		if err := keys[i].check(); err != nil {
-			return nil, err
-		}
-	}
-	return append([]Key(nil), keys...), nil
+// inside returns what is inside of the arguments of a constructor.
+func inside(constructor string, keys []Key) ([]requestKey, error) {
+	return guard.Checked(constructor, keys, func(k Key) requestKey { return k.key })
 }

@@ -29,16 +29,13 @@ package httplimit
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log"
 	"net/http"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
-	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -111,30 +108,22 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 	if err != nil {
 		return nil, err
 	}
-	for _, opt := range opts {
-		if isnil.Is(opt) {
-			return nil, errNilOption
-		}
-		if err := opt.server(c); err != nil {
-			return nil, err
-		}
-	}
-	if err := c.checkSlots(); err != nil {
+	if err := guard.Apply(&c.Config, opts, func(o ServerOption) error { return o.server(c) }); err != nil {
 		return nil, err
 	}
 	c.spent = new(sync.Pool)
-	c.holder = &deferring{see.Traits{Behind: l, Spent: c.spent}, l}
+	c.Holder = &deferring{see.Traits{Behind: l, Spent: c.spent}, l}
 	c.asks = !see.IgnoresContext(l)
 	switch {
-	case !c.asks && !c.inContext:
-		c.addr = nil
-	case c.addr == nil:
-		c.addr = c.key.addr
+	case !c.asks && !c.InContext:
+		c.Addr = nil
+	case c.Addr == nil:
+		c.Addr = c.Key.Addr
 	}
 	m := &middleware{config: *c}
 	return func(next http.Handler) http.Handler {
 		if next == nil {
-			return &misconfigured{err: fmt.Errorf("%w: the handler is nil", ratelimit.ErrInvalidOption)}
+			return &misconfigured{err: guard.Invalid("the handler is nil")}
 		}
 		return &handler{m, next}
 	}, nil
@@ -144,9 +133,9 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 type middleware struct {
 	config
 	texts  policyTexts
-	unset  alarm  // what is not set up correctly
-	down   alarm  // why else there is no decision
-	unseen notice // that WithRefund did not see a status
+	unset  guard.Alarm // what is not set up correctly
+	down   guard.Alarm // why else there is no decision
+	unseen notice      // that WithRefund did not see a status
 }
 
 type handler struct {
@@ -161,16 +150,16 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	key, err := h.key.text(r)
+	key, err := h.Key.Text(r)
 	if err != nil {
 		h.fail(w, r, h.keyFailed, err)
 		return
 	}
 	var d report.Decision
-	ctx, t := h.context(r), taken{limiter: h.limiter, n: n}
-	t.slot, d.Result, err = h.take(ctx, key, n)
+	ctx, t := h.context(r), guard.Charge{Limiter: h.Limiter, N: n}
+	t.Slot, d.Result, err = h.Take(ctx, key, n)
 	switch {
-	case t.slot != nil:
+	case t.Slot != nil:
 		h.holding(ctx, w, r, key, t, &d)
 	case err == nil:
 		h.answer(ctx, w, r, key, t, &d)
@@ -187,21 +176,18 @@ func (c *config) context(r *http.Request) context.Context {
 	if c.asks {
 		ctx = ratelimit.KeepLimits(ctx)
 	}
-	if c.addr == nil {
+	if c.Addr == nil {
 		return ctx
 	}
-	return clientaddr.NewContextFunc(ctx, r, c.addr)
+	return clientaddr.NewContextFunc(ctx, r, c.Addr)
 }
 
 // costs returns what r is charged, 0 if it is skipped.
 func (c *config) costs(r *http.Request) int {
-	switch {
-	case c.skip != nil && c.skip(r):
+	if c.Skips(r) {
 		return 0
-	case c.cost != nil:
-		return c.cost(r)
 	}
-	return 1
+	return c.Costs(r)
 }
 
 // fail answers where there is no decision. What is not set up correctly is never a reason to let a
@@ -212,12 +198,12 @@ func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, 
 		return
 	}
 	next := h.next
-	switch code := statusOf(err); {
-	case code == http.StatusInternalServerError:
-		h.unset.say(r, err)
+	switch fault := maker.FaultOf(err); {
+	case fault == guard.Misconfigured:
+		alarm(&h.unset, r, err)
 		next = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { WriteError(w, err) })
-	case by == nil && code == http.StatusServiceUnavailable:
-		h.down.say(r, err)
+	case by == nil && fault == guard.Unavailable:
+		alarm(&h.down, r, err)
 	}
 	if by != nil {
 		by(w, r, next, err)
@@ -237,18 +223,17 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer reports the decision, and lets the request through or refuses it.
-func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t taken, d *report.Decision) {
+func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Decision) {
 	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
-	d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy()
-	d.Bucket = (kept || h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0) && report.IsBucket(h.limiter)
+	d.Split()
+	d.Bucket = (kept || h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0) && report.IsBucket(h.Limiter)
 	if kept {
-		d.Policies = h.policies(ctx, key, nil)
-	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket || t.slot != nil {
-		d.Policies = h.policies(ctx, key, s.policies[:0])
+		d.Describe(ctx, h.Limiter, key, nil)
+	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket || t.Slot != nil {
+		d.Describe(ctx, h.Limiter, key, s.policies[:0])
 	}
-	d.Follow(report.Local(ctx, h.limiter, key, &d.Result))
 	retry := d.Result.RetryAfter
-	d.Shorten(h.slotRetry)
+	d.Shorten(h.SlotRetry)
 	f := fields{text: s.text[:0]}
 	f.report(h.styles, d, &h.texts)
 	if !d.Result.Allowed {
@@ -263,7 +248,7 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	scratches.Put(s) // before the handler, which may take long
 	if kept {
 		d.Result.RetryAfter = retry
-		h.decided(ctx, w, r, t, Decision{Result: d.Result, Policies: d.Policies, Key: key, bucket: d.Bucket, slotRetry: h.slotRetry})
+		h.decided(ctx, w, r, t, Decision{Result: d.Result, Policies: d.Policies, Key: key, bucket: d.Bucket, slotRetry: h.SlotRetry})
 		return
 	}
 	h.pass(ctx, w, r, key, &d.Result, t, nil)
@@ -282,25 +267,15 @@ func (h *handler) refuse(w http.ResponseWriter, f *fields, d *report.Decision, s
 
 // keeps reports whether the policies outlive the header.
 func (h *handler) keeps(r *ratelimit.Result) bool {
-	return h.inContext || !r.Allowed && h.denied != nil
-}
-
-// policies returns those of key, and none after an error: a limit function that fails now
-// has answered before, so that the decision stands.
-func (h *handler) policies(ctx context.Context, key string, dst []ratelimit.Policy) []ratelimit.Policy {
-	policies, err := ratelimit.AppendPolicies(ctx, dst, h.limiter, key)
-	if err != nil {
-		return nil
-	}
-	return policies
+	return h.InContext || !r.Allowed && h.denied != nil
 }
 
 // decided calls the handler that is due, which gets the decision.
-func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Request, t taken, d Decision) {
+func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Request, t guard.Charge, d Decision) {
 	var c *charge
-	if h.inContext {
-		inside := &decisionContext{Context: ctx, decision: d, charge: charge{taken: t}}
-		if t.slot != nil && h.cancelLost { // of a context within ctx, which ends with the slot
+	if h.InContext {
+		inside := &decisionContext{Context: ctx, decision: d, charge: charge{Charge: t}}
+		if t.Slot != nil && h.CancelLost { // of a context within ctx, which ends with the slot
 			inside.Context = r.Context()
 		}
 		c = &inside.charge
@@ -317,14 +292,14 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 }
 
 // pass calls the protected handler. c is the charge that its context knows, if any.
-func (h *handler) pass(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t taken, c *charge) {
+func (h *handler) pass(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t guard.Charge, c *charge) {
 	switch {
 	case h.refund != nil:
 		if c == nil {
-			c = &charge{taken: t}
+			c = &charge{Charge: t}
 		}
 		h.refunding(ctx, w, r, h.next, key, res, c)
-	case t.slot != nil && hasBody(r):
+	case t.Slot != nil && hasBody(r):
 		watchAnswer(w, r).serve(h.next)
 	default:
 		h.next.ServeHTTP(w, r)
@@ -348,14 +323,9 @@ type notice struct{ once sync.Once }
 // say tells the operator text.
 func (n *notice) say(r *http.Request, text string) { n.once.Do(func() { tell(r, text) }) }
 
-// alarm is what goes wrong now. It is said once a minute.
-type alarm struct{ next atomic.Int64 } // in Unix seconds
-
-// say tells the operator err.
-func (a *alarm) say(r *http.Request, err error) {
-	now, next := time.Now().Unix(), a.next.Load()
-	due := now >= next || now < next-60 // the clock has stepped back
-	if due && a.next.CompareAndSwap(next, now+60) {
+// alarm tells the operator err, which goes wrong now, unless a was told within a minute.
+func alarm(a *guard.Alarm, r *http.Request, err error) {
+	if a.Due() {
 		tell(r, "httplimit: "+err.Error())
 	}
 }

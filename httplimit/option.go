@@ -1,19 +1,13 @@
 package httplimit
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"net/http"
-	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
-	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // Option sets what is optional about the middleware and about a [Transport]. Where options
@@ -53,100 +47,30 @@ type ErrorHandler func(w http.ResponseWriter, r *http.Request, next http.Handler
 
 // config is what the middleware and a Transport have in common, and what one of them has.
 type config struct {
-	limiter ratelimit.Limiter
-	key     Key
-	cost    func(*http.Request) int  // nil: 1
-	skip    func(*http.Request) bool // nil unless set
+	guard.Config[*http.Request]
 
-	addr      func(*http.Request) netip.Addr // of the middleware; nil: that of key, if it has one
-	styles    HeaderStyle                    // of the middleware
+	styles    HeaderStyle // of the middleware
 	denied    DeniedHandler
 	keyFailed ErrorHandler
 	failed    ErrorHandler
 	refund    func(status int) bool
-	inContext bool
-	asks      bool // whether the limiter may use the context
+	asks      bool       // whether the limiter may use the context
+	spent     *sync.Pool // of slots that nobody else has seen
 
-	slots      bool              // whether the limiter counts some
-	fixed      bool              // and nothing in it can change
-	hold       []inflight.Option // of the slots
-	waits      bool              // for a slot, by one of them
-	holder     ratelimit.Limiter // limiter, as it is asked for slots
-	spent      *sync.Pool        // of those that nobody else has seen
-	slotRetry  time.Duration     // of the middleware; 0 unless set
-	cancelLost bool              // of the middleware
-
-	refuse   bool          // of a Transport, instead of waiting
-	maxPause time.Duration // too
-	onPause  func(key string, d time.Duration)
-	retries  int // too
+	onPause func(key string, d time.Duration) // of a Transport
+	retries int                               // too
 }
 
 func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
-	}
-	return &config{
-		limiter: l, holder: l, key: key, styles: defaultStyles, maxPause: time.Minute,
-		slots: inflight.Has(l), fixed: see.Fixed(l),
-	}, nil
-}
-
-// holds reports whether the limiter counts slots. What is inside of others may change.
-func (c *config) holds() bool {
-	if c.fixed {
-		return c.slots
-	}
-	return inflight.Has(c.limiter)
-}
-
-// take asks for n events, and for a slot if the limiter counts some. If that has changed meanwhile it
-// asks again.
-func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
-	for {
-		if c.holds() {
-			s, r, err := inflight.Hold(ctx, c.holder, key, n, c.hold...)
-			if !errors.Is(err, ratelimit.ErrInvalidOption) || c.holds() {
-				return s, r, err
-			}
-			continue
-		}
-		r, err := c.limiter.AllowN(ctx, key, n)
-		if !r.Allowed || !c.holds() {
-			return nil, r, err
-		}
-		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, r, n) // it may have a slot
-	}
-}
-
-// checkSlots refuses options of slots for a limiter that has none.
-func (c *config) checkSlots() error {
-	switch {
-	case (c.hold != nil || c.slotRetry > 0 || c.cancelLost) && !c.holds():
-		return fmt.Errorf("%w: WithSlots, WithSlotRetryAfter and WithCancelLost are for a limiter with slots (package inflight)", ratelimit.ErrInvalidOption)
-	case c.waits && c.refuse:
-		return fmt.Errorf("%w: inflight.WaitUpTo beside WithoutWaiting", ratelimit.ErrInvalidOption)
-	}
-	return nil
-}
-
-var errNilOption = fmt.Errorf("%w: an option is nil", ratelimit.ErrInvalidOption)
-
-// given returns an error unless ok.
-func given(ok bool, name string) error {
-	if !ok {
-		return fmt.Errorf("%w: %s(nil)", ratelimit.ErrInvalidOption, name)
-	}
-	return nil
+	c, err := guard.New(l, key.key)
+	c.MaxPause = time.Minute
+	return &config{Config: c, styles: defaultStyles}, err
 }
 
 // WithKey sets which requests are counted together. The default of the middleware is
 // [PeerIP]; that of a [Transport] is the host and port of the URL.
 func WithKey(k Key) Option {
-	return option(func(c *config) error {
-		c.key = k
-		return k.check()
-	})
+	return option(func(c *config) error { return c.WithKey(k.key) })
 }
 
 // WithClientAddr sets where limiters that decide by the client's address find it, such as those
@@ -159,15 +83,7 @@ func WithKey(k Key) Option {
 // It is overridden by an address that [clientaddr.NewContext] has put into the request's
 // context.
 func WithClientAddr(k Key) ServerOption {
-	return serverOption(func(c *config) error {
-		if err := k.check(); err != nil {
-			return err
-		}
-		if c.addr = k.addr; c.addr == nil {
-			return fmt.Errorf("%w: WithClientAddr: neither a PeerIP nor a ClientIP is in the Key", ratelimit.ErrInvalidOption)
-		}
-		return nil
-	})
+	return serverOption(func(c *config) error { return c.WithClientAddr(k.key) })
 }
 
 // WithCost charges f(r) events for a request. The default is 1. A cost of 0 skips the
@@ -175,8 +91,8 @@ func WithClientAddr(k Key) ServerOption {
 // admitted, so bound what clients can choose. f must be safe for concurrent use.
 func WithCost(f func(r *http.Request) int) Option {
 	return option(func(c *config) error {
-		c.cost = f
-		return given(f != nil, "WithCost")
+		c.Cost = f
+		return guard.Given(f != nil, "WithCost")
 	})
 }
 
@@ -185,8 +101,8 @@ func WithCost(f func(r *http.Request) int) Option {
 // safe for concurrent use.
 func WithSkip(f func(r *http.Request) bool) Option {
 	return option(func(c *config) error {
-		c.skip = f
-		return given(f != nil, "WithSkip")
+		c.Skip = f
+		return guard.Given(f != nil, "WithSkip")
 	})
 }
 
@@ -195,7 +111,7 @@ func WithSkip(f func(r *http.Request) bool) Option {
 func WithKeyErrorHandler(h ErrorHandler) ServerOption {
 	return serverOption(func(c *config) error {
 		c.keyFailed = h
-		return given(h != nil, "WithKeyErrorHandler")
+		return guard.Given(h != nil, "WithKeyErrorHandler")
 	})
 }
 
@@ -210,7 +126,7 @@ func WithKeyErrorHandler(h ErrorHandler) ServerOption {
 func WithErrorHandler(h ErrorHandler) ServerOption {
 	return serverOption(func(c *config) error {
 		c.failed = h
-		return given(h != nil, "WithErrorHandler")
+		return guard.Given(h != nil, "WithErrorHandler")
 	})
 }
 
@@ -219,7 +135,7 @@ func WithErrorHandler(h ErrorHandler) ServerOption {
 func WithDeniedHandler(h DeniedHandler) ServerOption {
 	return serverOption(func(c *config) error {
 		c.denied = h
-		return given(h != nil, "WithDeniedHandler")
+		return guard.Given(h != nil, "WithDeniedHandler")
 	})
 }
 
@@ -256,7 +172,7 @@ func WithPlainText() ServerOption {
 func WithRefund(f func(status int) bool) ServerOption {
 	return serverOption(func(c *config) error {
 		c.refund = f
-		return given(f != nil, "WithRefund")
+		return guard.Given(f != nil, "WithRefund")
 	})
 }
 
@@ -267,15 +183,15 @@ func WithHeaders(styles ...HeaderStyle) ServerOption {
 		c.styles = 0
 		for _, s := range styles {
 			if s > Legacy|Draft10|Draft7|Draft6 {
-				return fmt.Errorf("%w: WithHeaders(%d): no such style", ratelimit.ErrInvalidOption, s)
+				return guard.Invalid("WithHeaders(%d): no such style", s)
 			}
 			c.styles |= s
 		}
 		if c.styles == 0 {
-			return fmt.Errorf("%w: WithHeaders without a style", ratelimit.ErrInvalidOption)
+			return guard.Invalid("WithHeaders without a style")
 		}
 		if c.styles&Draft10 != 0 && c.styles&(Draft7|Draft6) != 0 {
-			return fmt.Errorf("%w: WithHeaders: Draft10 and an older draft have fields of one name", ratelimit.ErrInvalidOption)
+			return guard.Invalid("WithHeaders: Draft10 and an older draft have fields of one name")
 		}
 		return nil
 	})
@@ -295,7 +211,7 @@ func WithoutHeaders() ServerOption {
 // 600 bytes in three allocations a request, since net/http has to copy the request.
 func WithContext() ServerOption {
 	return serverOption(func(c *config) error {
-		c.inContext = true
+		c.InContext = true
 		return nil
 	})
 }
@@ -304,28 +220,14 @@ func WithContext() ServerOption {
 // [inflight.OnEnd], which is told how each has ended, and of one that is lost. It is
 // [ratelimit.ErrInvalidOption] if the limiter counts no slots (package inflight).
 func WithSlots(opts ...inflight.Option) Option {
-	return option(func(c *config) error {
-		if len(opts) == 0 {
-			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
-		}
-		var err error
-		c.hold = slices.Clone(opts)
-		c.waits, err = inflight.Check(opts...)
-		return err
-	})
+	return option(func(c *config) error { return c.WithSlots(opts) })
 }
 
 // WithSlotRetryAfter sets the Retry-After of a request that slots alone deny, above 0. The default
 // is a second. Nobody knows when a slot is given back: the RetryAfter of the Result is the end of
 // one that nobody gives back. It is [ratelimit.ErrInvalidOption] if the limiter counts no slots.
 func WithSlotRetryAfter(d time.Duration) ServerOption {
-	return serverOption(func(c *config) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: WithSlotRetryAfter(%v)", ratelimit.ErrInvalidOption, d)
-		}
-		c.slotRetry = d
-		return nil
-	})
+	return serverOption(func(c *config) error { return c.WithSlotRetryAfter(d) })
 }
 
 // WithCancelLost ends the context of a request whose slot is lost, with the cause
@@ -334,7 +236,7 @@ func WithSlotRetryAfter(d time.Duration) ServerOption {
 // It is [ratelimit.ErrInvalidOption] if the limiter counts no slots.
 func WithCancelLost() ServerOption {
 	return serverOption(func(c *config) error {
-		c.cancelLost = true
+		c.CancelLost = true
 		return nil
 	})
 }
@@ -344,7 +246,7 @@ func WithCancelLost() ServerOption {
 // [inflight.WaitUpTo] it is refused.
 func WithoutWaiting() ClientOption {
 	return clientOption(func(c *config) error {
-		c.refuse = true
+		c.Refuse = true
 		return nil
 	})
 }
@@ -352,13 +254,7 @@ func WithoutWaiting() ClientOption {
 // WithMaxPause sets the longest time, above 0, for which a server can make later requests
 // wait. The default is a minute. After it the client asks again.
 func WithMaxPause(d time.Duration) ClientOption {
-	return clientOption(func(c *config) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: WithMaxPause(%v)", ratelimit.ErrInvalidOption, d)
-		}
-		c.maxPause = d
-		return nil
-	})
+	return clientOption(func(c *config) error { return c.WithMaxPause(d) })
 }
 
 // WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. It is
@@ -366,11 +262,8 @@ func WithMaxPause(d time.Duration) ClientOption {
 // returned. It must be fast and safe for concurrent use. [Transport.Pauses] counts them.
 func WithOnPause(f func(key string, d time.Duration)) ClientOption {
 	return clientOption(func(c *config) error {
-		if f == nil {
-			return fmt.Errorf("%w: WithOnPause(nil)", ratelimit.ErrInvalidOption)
-		}
 		c.onPause = f
-		return nil
+		return guard.Given(f != nil, "WithOnPause")
 	})
 }
 
@@ -386,7 +279,7 @@ func WithOnPause(f func(key string, d time.Duration)) ClientOption {
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
 		if n < 0 || n > 100 {
-			return fmt.Errorf("%w: WithRetries(%d): 0 to 100", ratelimit.ErrInvalidOption, n)
+			return guard.Invalid("WithRetries(%d): 0 to 100", n)
 		}
 		c.retries = n
 		return nil

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
@@ -39,7 +40,7 @@ func status(d *report.Decision) int {
 // ([ratelimit.SourceFailClosed]). The body is that of RFC 9457. If the request costs more than the limit ever admits
 // ([ratelimit.Never]), its detail says so.
 func WriteProblem(w http.ResponseWriter, d Decision) {
-	all := d.report(nil)
+	all := d.report()
 	code := status(&all)
 	w.Header()[contentType] = []string{problemJSON}
 	w.WriteHeader(code)
@@ -48,7 +49,7 @@ func WriteProblem(w http.ResponseWriter, d Decision) {
 
 // WritePlainText is [WriteProblem] with a line of plain text as the body.
 func WritePlainText(w http.ResponseWriter, d Decision) {
-	all := d.report(nil)
+	all := d.report()
 	code := status(&all)
 	http.Error(w, http.StatusText(code), code)
 }
@@ -150,10 +151,10 @@ func WriteError(w http.ResponseWriter, err error) {
 
 // statusOf is that of [WriteError].
 func statusOf(err error) int {
-	switch {
-	case errors.Is(err, ErrNoIdentity), errors.Is(err, ErrAmbiguousIdentity), errors.Is(err, ratelimit.ErrInvalidKey):
+	switch maker.FaultOf(err) {
+	case guard.Unidentified:
 		return http.StatusBadRequest
-	case errors.Is(err, ratelimit.ErrInvalidOption), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidN):
+	case guard.Misconfigured:
 		return http.StatusInternalServerError
 	}
 	return http.StatusServiceUnavailable

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
 // Failed reports whether status is an error of the server: 500 and above. See [WithRefund].
@@ -23,32 +24,17 @@ func Failed(status int) bool { return status >= http.StatusInternalServerError }
 // Successful reports whether status is below 400. See [WithRefund].
 func Successful(status int) bool { return status < http.StatusBadRequest }
 
-// taken is what a request was charged: events, and a slot if the limiter counts some.
-type taken struct {
-	limiter ratelimit.Limiter
-	n       int
-	slot    *inflight.Slot
-}
-
 // charge is what a request was charged, until it is given back. The slot is given back by itself.
 type charge struct {
-	taken
+	guard.Charge
 	once sync.Once // of a refund, whose reply may be lost
 	err  error     // of it
 }
 
 // refund gives it back the first time, and tells how that ended. The request may have ended.
 func (c *charge) refund(ctx context.Context, key string, r *ratelimit.Result) error {
-	c.once.Do(func() { c.err = c.taken.refund(ctx, key, r) })
+	c.once.Do(func() { c.err = c.Refund(ctx, key, r) })
 	return c.err
-}
-
-// refund gives back the events, also when ctx has ended.
-func (t *taken) refund(ctx context.Context, key string, r *ratelimit.Result) error {
-	if t.slot != nil {
-		return t.slot.Refund(ctx)
-	}
-	return t.limiter.Refund(context.WithoutCancel(ctx), key, *r, t.n)
 }
 
 const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it got, so WithRefund gave nothing back: " +

@@ -12,8 +12,9 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
-	"github.com/ratelimit-go/ratelimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/internal/guard"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 // Transport is an [http.RoundTripper] that keeps the requests of a client under a limit, such
@@ -41,10 +42,9 @@ import (
 // A Transport starts no goroutine, has nothing to close and is safe for concurrent use. Make
 // it by [NewTransport].
 type Transport struct {
-	config
-	base      http.RoundTripper
-	cooldowns cooldown.Set
-	pauses    atomic.Int64 // that have begun
+	c      config // not embedded, or its exported fields and methods would be those of the Transport
+	base   http.RoundTripper
+	pauses atomic.Int64 // that have begun
 }
 
 // leastPause is that before the first retry if the server does not say how long, or says that it
@@ -78,7 +78,7 @@ func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 // [http.DefaultTransport] if base is nil. Its errors wrap [ratelimit.ErrInvalidOption]: l, an
 // option or a function is nil, an option is out of range, or has no effect beside another.
 func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOption) (*Transport, error) {
-	c, err := newConfig(l, Key{kind: "host:", of: host})
+	c, err := newConfig(l, Key{requestKey{Kind: "host:", Make: host}})
 	if err != nil {
 		return nil, err
 	}
@@ -86,23 +86,15 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOpt
 		base = http.DefaultTransport
 	}
 	if isnil.Is(base) {
-		return nil, fmt.Errorf("%w: the RoundTripper is nil", ratelimit.ErrInvalidOption)
+		return nil, guard.Invalid("the RoundTripper is nil")
 	}
-	for _, opt := range opts {
-		if isnil.Is(opt) {
-			return nil, errNilOption
-		}
-		if err := opt.client(c); err != nil {
-			return nil, err
-		}
-	}
-	if err := c.checkSlots(); err != nil {
+	if err := guard.Apply(&c.Config, opts, func(o ClientOption) error { return o.client(c) }); err != nil {
 		return nil, err
 	}
-	if c.refuse && c.retries > 0 {
-		return nil, fmt.Errorf("%w: WithRetries beside WithoutWaiting, which never waits for one", ratelimit.ErrInvalidOption)
+	if c.Refuse && c.retries > 0 {
+		return nil, guard.Invalid("WithRetries beside WithoutWaiting, which never waits for one")
 	}
-	return &Transport{config: *c, base: base}, nil
+	return &Transport{c: *c, base: base}, nil
 }
 
 // host returns the host and port that r goes to.
@@ -119,15 +111,15 @@ func host(r *http.Request) (string, error) {
 
 // RoundTrip sends r when the limiter admits it. An error of the key is returned as it is.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if t.limiter == nil {
+	if t.c.Limiter == nil {
 		closeBody(r)
-		return nil, fmt.Errorf("%w: the zero Transport", ratelimit.ErrInvalidOption)
+		return nil, guard.Invalid("the zero Transport")
 	}
-	n := t.costs(r)
+	n := t.c.costs(r)
 	if n == 0 {
 		return t.base.RoundTrip(r)
 	}
-	key, err := t.key.text(r)
+	key, err := t.c.Key.Text(r)
 	for try := 0; ; try++ {
 		var slot *inflight.Slot
 		if err == nil {
@@ -138,7 +130,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		res, err := t.send(r, slot)
-		if err != nil || res == nil || !t.heed(key, res, try) || try == t.retries {
+		if err != nil || res == nil || !t.heed(key, res, try) || try == t.c.retries {
 			return res, err
 		}
 		again, ok := t.again(r, res, key)
@@ -216,64 +208,25 @@ func (t *Transport) CloseIdleConnections() {
 
 // admit waits until n events of key are admitted. The slot is nil if the limiter has none.
 func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slot, error) {
-	giveBack := func() {}
-	for {
-		if err := t.waitCooldown(ctx, key, giveBack); err != nil {
-			return nil, err
-		}
-		slot, r, err := t.charge(ctx, key, n)
-		end := ctx.Err()
-		if err != nil || end == nil && t.cooldowns.Left(key) <= 0 {
-			return slot, err
-		}
-		// A cooldown has begun meanwhile, or ctx has ended. Requests that keep their charge until the end of
-		// the cooldown would all be sent at once then. An error leaves the charge of a request that was not sent.
-		charged := r // so that r need not be on the heap
-		giveBack = func() {
-			_ = (&taken{t.limiter, n, slot}).refund(ctx, key, &charged)
-			slot.Release()
-		}
-		if end != nil {
-			giveBack()
-			return nil, end
-		}
+	slot, r, err := t.c.Admit(ctx, key, n)
+	if paused, ok := errors.AsType[guard.Paused](err); ok {
+		return nil, &LimitedError{key, time.Duration(paused)}
 	}
-}
-
-// charge is the limiter's admission.
-func (t *Transport) charge(ctx context.Context, key string, n int) (slot *inflight.Slot, r ratelimit.Result, err error) {
-	switch {
-	case t.refuse:
-		if slot, r, err = t.take(ctx, key, n); err == nil && !r.Allowed {
-			err = t.limited(ctx, key, r)
-		}
-		return slot, r, err
-	case t.holds():
-		return inflight.Wait(ctx, t.limiter, key, n, t.hold...)
+	if err == nil && !r.Allowed {
+		err = t.limited(ctx, key, r)
 	}
-	r, err = ratelimit.Wait(ctx, t.limiter, key, n)
-	return nil, r, err
+	return slot, err
 }
 
 // limited is the error of the denial r. Only of slots it depends on the policies.
 func (t *Transport) limited(ctx context.Context, key string, r ratelimit.Result) error {
-	if t.holds() {
-		d := NewDecision(ctx, t.limiter, key, r)
-		r.RetryAfter = d.report(nil).Result.RetryAfter
+	if t.c.Holds() {
+		d := report.Of(r)
+		d.Describe(ctx, t.c.Limiter, key, nil)
+		d.Shorten(0)
+		r.RetryAfter = d.Result.RetryAfter
 	}
 	return &LimitedError{key, r.RetryAfter}
-}
-
-// waitCooldown waits until key has no cooldown, and calls giveBack.
-func (t *Transport) waitCooldown(ctx context.Context, key string, giveBack func()) error {
-	if !t.refuse {
-		return t.cooldowns.Wait(ctx, key, giveBack)
-	}
-	giveBack()
-	if left := t.cooldowns.Left(key); left > 0 {
-		return &LimitedError{key, left}
-	}
-	return nil
 }
 
 // heed begins a cooldown of key if res, of that try, says so. It reports whether res can be
@@ -284,14 +237,14 @@ func (t *Transport) heed(key string, res *http.Response, try int) bool {
 		return false
 	}
 	d, ok := parseRetryAfter(res.Header, time.Now())
-	ok = (ok || many) && d <= t.maxPause
-	if ok && d == 0 && !t.refuse && try < t.retries {
+	ok = (ok || many) && d <= t.c.MaxPause
+	if ok && d == 0 && !t.c.Refuse && try < t.c.retries {
 		d = leastPause << min(try, 20) // some 29 h
 	}
-	if d = min(d, t.maxPause); t.cooldowns.Add(key, d) { // none of 0
+	if d = min(d, t.c.MaxPause); t.c.Pauses.Add(key, d) { // none of 0
 		t.pauses.Add(1)
-		if t.onPause != nil {
-			t.onPause(key, d)
+		if t.c.onPause != nil {
+			t.c.onPause(key, d)
 		}
 	}
 	return ok
@@ -299,14 +252,19 @@ func (t *Transport) heed(key string, res *http.Response, try int) bool {
 
 // Pauses says how many pauses servers have begun so far, and how many keys have one now. It is for
 // metrics: see promlimit and otellimit.
-func (t *Transport) Pauses() (begun int64, now int) { return t.pauses.Load(), t.cooldowns.Len() }
+func (t *Transport) Pauses() (begun int64, now int) {
+	if t.c.Pauses == nil { // the zero Transport
+		return 0, 0
+	}
+	return t.pauses.Load(), t.c.Pauses.Len()
+}
 
 // again returns r to be sent once more after res, if it can be.
 func (t *Transport) again(r *http.Request, res *http.Response, key string) (*http.Request, bool) {
 	deadline, limited := r.Context().Deadline()
 	switch {
-	case t.refuse,
-		limited && t.cooldowns.Left(key) >= time.Until(deadline),
+	case t.c.Refuse,
+		limited && t.c.Pauses.Left(key) >= time.Until(deadline),
 		res.StatusCode == http.StatusServiceUnavailable && !idempotent(r):
 		return nil, false
 	case r.Body == nil || r.Body == http.NoBody:

@@ -1,6 +1,5 @@
-// Package copies keeps the packages that grpclimit and serve need of this module's internal ones.
-// They are copied, since those are modules of their own: an older one must compile beside a
-// newer root.
+// Package copies keeps the copy of internal/clientip that serve has. It is a copy, because serve is a module
+// of its own, and an older serve must compile with a newer root.
 package copies
 
-//go:generate go test -run TestOtherModulesHaveTheirCopies -update
+//go:generate go test -run TestServeHasItsCopy -update

@@ -21,6 +21,39 @@ type Decision struct {
 	Bucket   bool // whether the limit is a bucket's: see [IsBucket]
 }
 
+// Of returns what r says of itself.
+func Of(r ratelimit.Result) Decision {
+	d := Decision{Result: r}
+	d.Split()
+	return d
+}
+
+// Known returns what is to be reported of a decision whose policies [Decision.Describe] has found. slotRetry is as
+// of [Decision.Shorten].
+func Known(r ratelimit.Result, policies []ratelimit.Policy, bucket bool, slotRetry time.Duration) Decision {
+	d := Of(r)
+	d.Policies, d.Bucket = policies, bucket
+	if r.Source() == ratelimit.SourceLocal {
+		d.Policies = slices.Clone(policies) // Follow changes them
+		d.Follow(nil)
+	}
+	d.Shorten(slotRetry)
+	return d
+}
+
+// Split fills in what the Result says of its parts.
+func (d *Decision) Split() { d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy() }
+
+// Describe appends the policies of l for key to dst, and keeps them. After an error there are none: a limit function
+// that fails now has answered before, so that the decision stands.
+func (d *Decision) Describe(ctx context.Context, l ratelimit.Limiter, key string, dst []ratelimit.Policy) {
+	policies, err := ratelimit.AppendPolicies(ctx, dst, l, key)
+	if err == nil {
+		d.Policies = policies
+		d.Follow(Local(ctx, l, key, &d.Result))
+	}
+}
+
 // IsBucket reports whether l is known to be a bucket. It looks inside wrappers that have a
 // method Unwrap, but not inside an All.
 func IsBucket(l ratelimit.Limiter) bool {
@@ -261,7 +294,8 @@ func Limiter(r *ratelimit.Result, policies []ratelimit.Policy) string {
 	if name := r.DeniedBy(); name != "" {
 		return name
 	}
-	d := Decision{Result: *r, Parts: r.Parts(), Policies: policies}
+	d := Of(*r)
+	d.Policies = policies
 	if _, p := d.One(); p != nil {
 		return p.Name
 	}

@@ -32,13 +32,17 @@ var links = map[string][]string{
 	"clientaddr":       {},
 	"config":           {".", "store/coalesce", "store/denycache", "fallback", "inflight", "store/lease", "store", "store/memstore", "go.yaml.in/yaml/v4", "github.com/sony/gobreaker/v2"},
 	"fallback":         {".", "store", "store/memstore", "github.com/sony/gobreaker/v2"},
-	"httplimit":        {".", "clientaddr", "inflight", "store", "store/memstore", "github.com/felixge/httpsnoop"},
-	"inflight":         {".", "store", "store/memstore"},
-	"observe":          {".", "store", "store/memstore"},
-	"ratelimittest":    {".", "store", "store/memstore"},
-	"plancache":        {"store"},
-	"shadow":           {".", "clientaddr", "store"},
-	"throttle":         {".", "store"},
+	"grpclimit": {
+		".", "clientaddr", "inflight", "store", "store/memstore", "google.golang.org/grpc", "google.golang.org/genproto/googleapis/rpc",
+		"google.golang.org/protobuf", "golang.org/x/net", "golang.org/x/sys", "golang.org/x/text",
+	},
+	"httplimit":     {".", "clientaddr", "inflight", "store", "store/memstore", "github.com/felixge/httpsnoop"},
+	"inflight":      {".", "store", "store/memstore"},
+	"observe":       {".", "store", "store/memstore"},
+	"ratelimittest": {".", "store", "store/memstore"},
+	"plancache":     {"store"},
+	"shadow":        {".", "clientaddr", "store"},
+	"throttle":      {".", "store"},
 }
 
 func TestPackagesLinkOnlyWhatTheyMay(t *testing.T) {

@@ -18,7 +18,10 @@ import (
 	"testing"
 )
 
-const root = "github.com/ratelimit-go/ratelimit"
+const (
+	root = "github.com/ratelimit-go/ratelimit"
+	grpc = "google.golang.org/grpc"
+)
 
 // unreleased is the version of root that modules require which are only for the tree.
 const unreleased = "v0.0.0"
@@ -79,6 +82,71 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The module of the root has gRPC for package grpclimit. For programs that do not import that package,
+// go.mod, go.sum, the vendor folder and the binary are the same to the byte as if it were not there.
+func TestOnlyProgramsThatImportGRPCGetIt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds four programs")
+	}
+	r := newRepository(t)
+	roots := [2]string{t.TempDir(), t.TempDir()} // with the package, and without it
+	for _, dir := range roots {
+		place{dir, r.git}.run(t, "git", "checkout", "-q", "-f", r.tree)
+	}
+	without := place{dir: roots[1], env: []string{"GOWORK=off"}}
+	if err := os.RemoveAll(filepath.Join(without.dir, "grpclimit")); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range requirements(t, without, "go.mod") {
+		if m.Indirect { // its version may have been raised for gRPC
+			without.run(t, "go", "mod", "edit", "-droprequire="+m.Path)
+		}
+	}
+	without.run(t, "go", "mod", "tidy")
+
+	for _, program := range []string{"ratelimit", "http-redis"} {
+		t.Run(program, func(t *testing.T) {
+			with, without := gets(t, roots[0], program), gets(t, roots[1], program)
+			if got, want := slices.Sorted(maps.Keys(with)), slices.Sorted(maps.Keys(without)); !slices.Equal(got, want) {
+				t.Errorf("there are these files, and without gRPC others:\n%v\n%v", got, want)
+			}
+			if bytes.Contains(slices.Concat(with["go.mod"], with["go.sum"], with["vendor/modules.txt"]), []byte(grpc)) {
+				t.Error("it has gRPC")
+			}
+			for name, content := range with {
+				if !bytes.Equal(content, without[name]) {
+					t.Errorf("%s is another one because of gRPC", name)
+				}
+			}
+		})
+	}
+	t.Run("grpclimit", func(t *testing.T) {
+		if with := gets(t, roots[0], "grpclimit"); !bytes.Contains(with["go.mod"], []byte(grpc)) {
+			t.Errorf("this is its go.mod:\n%s", with["go.mod"])
+		}
+	})
+}
+
+// gets returns the files of a stranger's module, with its vendor folder and its binary, by name. It has
+// a program of testdata, which it runs if that needs no server, and the root in dir.
+func gets(t *testing.T, dir, program string) map[string][]byte {
+	s := place{t.TempDir(), []string{"GOWORK=off", "GOFLAGS=-trimpath -buildvcs=false"}}
+	if err := os.Symlink(dir, filepath.Join(s.dir, "root")); err != nil { // so that the path is the same
+		t.Fatal(err)
+	}
+	copyFile(t, filepath.Join(s.dir, "main.go"), filepath.Join("testdata", program, "main.go"))
+	s.run(t, "go", "mod", "init", "example.com/stranger")
+	s.run(t, "go", "mod", "edit", "-require="+root+"@v0.1.0", "-replace="+root+"=./root")
+	s.run(t, "go", "mod", "tidy")
+	s.run(t, "go", "build", "-o", "binary", ".")
+	s.run(t, "go", "mod", "vendor")
+	s.run(t, filepath.Join(s.dir, "binary"))
+	if err := os.Remove(filepath.Join(s.dir, "root")); err != nil {
+		t.Fatal(err)
+	}
+	return contents(t, s.dir)
 }
 
 // needLong skips what fails only if the scripts of a release change.
@@ -232,17 +300,17 @@ func TestBinariesDoNotDependOnTheFolder(t *testing.T) {
 	}
 }
 
-// contents are the files in dir.
+// contents are the files in dir and in its folders, by their paths.
 func contents(t *testing.T, dir string) map[string][]byte {
-	files, err := os.ReadDir(dir)
+	all := map[string][]byte{}
+	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			all[name], err = os.ReadFile(filepath.Join(dir, name))
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	all := map[string][]byte{}
-	for _, f := range files {
-		if all[f.Name()], err = os.ReadFile(filepath.Join(dir, f.Name())); err != nil {
-			t.Fatal(err)
-		}
 	}
 	return all
 }
@@ -252,19 +320,27 @@ func contents(t *testing.T, dir string) map[string][]byte {
 func modules(t *testing.T) map[string]string {
 	found := map[string]string{".": unreleased}
 	for file := range strings.FieldsSeq(here.run(t, "git", "ls-files", "--cached", "--others", "--exclude-standard", "*/go.mod")) {
-		var mod struct {
-			Require []struct{ Path, Version string }
-		}
-		if err := json.Unmarshal([]byte(here.run(t, "go", "mod", "edit", "-json", file)), &mod); err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range mod.Require {
+		for _, m := range requirements(t, here, file) {
 			if m.Path == root && m.Version != unreleased && !strings.HasPrefix(file, "examples/") {
 				found[path.Dir(file)] = m.Version
 			}
 		}
 	}
 	return found
+}
+
+// requirement is a line of a go.mod.
+type requirement struct {
+	Path, Version string
+	Indirect      bool
+}
+
+func requirements(t *testing.T, in place, file string) []requirement {
+	var mod struct{ Require []requirement }
+	if err := json.Unmarshal([]byte(in.run(t, "go", "mod", "edit", "-json", file)), &mod); err != nil {
+		t.Fatal(err)
+	}
+	return mod.Require
 }
 
 // repository is a git repository with two commits.

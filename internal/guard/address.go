@@ -1,0 +1,64 @@
+package guard
+
+import (
+	"net/netip"
+
+	"github.com/ratelimit-go/ratelimit/internal/clientip"
+)
+
+// Prefixes are the bits of the addresses that count together.
+type Prefixes struct{ IPv4, IPv6 int }
+
+const (
+	ipv4Bits = 32
+	ipv6Bits = 64 // the least that a customer gets
+)
+
+// IPv4Prefix is the option of that name.
+func IPv4Prefix(bits int) func(*Prefixes) error {
+	return func(p *Prefixes) error {
+		p.IPv4 = bits
+		return within(bits, 16, 32, "IPv4Prefix")
+	}
+}
+
+// IPv6Prefix is the option of that name.
+func IPv6Prefix(bits int) func(*Prefixes) error {
+	return func(p *Prefixes) error {
+		p.IPv6 = bits
+		return within(bits, 32, 64, "IPv6Prefix")
+	}
+}
+
+func within(bits, least, most int, option string) error {
+	if bits < least || bits > most {
+		return Invalid("%s(%d): %d to %d", option, bits, least, most)
+	}
+	return nil
+}
+
+// NewPrefixes returns the Prefixes that options of a constructor set.
+func NewPrefixes[O ~func(*Prefixes) error](constructor string, opts []O) (Prefixes, error) {
+	p := Prefixes{ipv4Bits, ipv6Bits}
+	for _, opt := range opts {
+		if opt == nil {
+			return p, Invalid("%s: an IPOption is nil", constructor)
+		}
+		if err := opt(&p); err != nil {
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+// WholeIPv4 reports whether each IPv4 address counts for itself.
+func (p Prefixes) WholeIPv4() bool { return p.IPv4 == ipv4Bits }
+
+// Text returns the key of addr.
+func (p Prefixes) Text(addr netip.Addr) string {
+	if addr.Is4() && p.WholeIPv4() {
+		return addr.String()
+	}
+	var room [48]byte
+	return string(clientip.Network(addr, p.IPv4, p.IPv6).AppendTo(room[:0]))
+}

@@ -1,0 +1,40 @@
+package guard
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// Fault is why there is no decision.
+type Fault int
+
+// The faults.
+const (
+	Unavailable   Fault = iota // the store, or something else of the limiter
+	Unidentified               // the call, which has no key
+	Misconfigured              // the configuration
+)
+
+// FaultOf returns why err came in place of a decision.
+func (m *KeyMaker[C]) FaultOf(err error) Fault {
+	switch {
+	case errors.Is(err, m.None), errors.Is(err, m.Ambiguous), errors.Is(err, ratelimit.ErrInvalidKey):
+		return Unidentified
+	case errors.Is(err, ratelimit.ErrInvalidOption), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidN):
+		return Misconfigured
+	}
+	return Unavailable
+}
+
+// Alarm is what goes wrong now. The operator is told once a minute.
+type Alarm struct{ next atomic.Int64 } // in Unix seconds
+
+// Due reports whether to tell now. If so, it is not due again for a minute.
+func (a *Alarm) Due() bool {
+	now, next := time.Now().Unix(), a.next.Load()
+	due := now >= next || now < next-60 // the clock has stepped back
+	return due && a.next.CompareAndSwap(next, now+60)
+}
