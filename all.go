@@ -29,24 +29,24 @@ import (
 // Delay and RetryAfter: see [Result.DeniedBy] and [Result.Parts]. An All keeps nothing per key.
 type All struct {
 	known
-	parts []part
-	pairs *pairs // nil if it has none
-	plain bool   // whether takePlain can decide
-	held  bool   // whether some limits count slots, which a Refund may be for, or not for
+	members []member
+	pairs   *pairs // nil if it has none
+	plain   bool   // whether takePlain can decide
+	held    bool   // whether some limits count slots, which a Refund may be for, or not for
 }
 
-// maxParts is how many limits are decided together at most: a script decides on all of them,
+// maxLimits is how many limits are decided together at most: a script decides on all of them,
 // while the server does nothing else.
-const maxParts = 16
+const maxLimits = 16
 
-// part is one of several limits.
-type part struct {
+// member is one of several limits.
+type member struct {
 	limiter Limiter
 	core    *limiter // of limiter, nil if it is none of the five
 }
 
 // events is how many a call for n events charges.
-func (p *part) events(n int) int {
+func (p *member) events(n int) int {
 	if p.core != nil && p.core.calls {
 		return min(n, 1)
 	}
@@ -59,58 +59,58 @@ func (p *part) events(n int) int {
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
-		parts, err := partsOf(l)
+		members, err := membersOf(l)
 		if err != nil {
 			return nil, err
 		}
-		a.parts = append(a.parts, parts...)
+		a.members = append(a.members, members...)
 	}
-	if len(a.parts) == 0 || len(a.parts) > maxParts {
-		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, len(a.parts), maxParts)
+	if len(a.members) == 0 || len(a.members) > maxLimits {
+		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, len(a.members), maxLimits)
 	}
 	if err := oneKeyEach(coresOf(nil, a)); err != nil {
 		return nil, err
 	}
-	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
-	a.held = slices.ContainsFunc(a.parts, func(p part) bool { return see.Held(p.limiter) })
-	kind, keys := queuesOf(a.parts[0].limiter).Kind, make([]see.Key, len(a.parts))
-	for i, p := range a.parts {
+	a.pairs, a.plain = newPairs(a.members), isPlain(a.members)
+	a.held = slices.ContainsFunc(a.members, func(p member) bool { return see.Held(p.limiter) })
+	kind, keys := queuesOf(a.members[0].limiter).Kind, make([]see.Key, len(a.members))
+	for i, p := range a.members {
 		kind, keys[i] = queue.Joint(kind, queuesOf(p.limiter).Kind), see.KeyOf(p.limiter)
 	}
 	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Key: see.Keys(keys...), Local: a.local})
 	return a, nil
 }
 
-// partsOf is l, or the parts of an All. What can be no part is an error.
-func partsOf(l Limiter) ([]part, error) {
+// membersOf is l, or the members of an All. What can be none is an error.
+func membersOf(l Limiter) ([]member, error) {
 	if core := coreOf(l); core != nil {
-		return []part{{l, core}}, nil
+		return []member{{l, core}}, nil
 	}
 	if isnil.Is(l) {
 		return nil, errNilLimiter
 	}
 	if a, ok := l.(*All); ok {
-		if len(a.parts) == 0 {
+		if len(a.members) == 0 {
 			return nil, unmade.Err
 		}
-		return a.parts, nil
+		return a.members, nil
 	}
 	if sleeper, sleeps := see.Sleeping(l); sleeps {
 		return nil, fmt.Errorf("%w: an All around a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
 	}
-	return []part{{l, nil}}, nil
+	return []member{{l, nil}}, nil
 }
 
-// isPlain is whether each call asks one store for each of parts under the same key, and under
+// isPlain is whether each call asks one store for each of members under the same key, and under
 // the constructor's limits, so that the requests need no looking at each other.
-func isPlain(parts []part) bool {
-	if len(parts) < 2 {
+func isPlain(members []member) bool {
+	if len(members) < 2 {
 		return false
 	}
-	for i := range parts {
-		c := parts[i].core
-		if c == nil || c.joint == nil || c.joint != parts[0].core.joint || c.keyFunc != nil || c.observers != nil ||
-			c.limitFunc != nil || c.integers.Rate <= 0 || slices.ContainsFunc(parts[:i], func(other part) bool { return c.sameSpace(other.core) }) {
+	for i := range members {
+		c := members[i].core
+		if c == nil || c.joint == nil || c.joint != members[0].core.joint || c.keyFunc != nil || c.observers != nil ||
+			c.limitFunc != nil || c.integers.Rate <= 0 || slices.ContainsFunc(members[:i], func(other member) bool { return c.sameSpace(other.core) }) {
 			return false
 		}
 	}
@@ -149,34 +149,34 @@ func oneKeyEach(cores []*limiter) error {
 
 // Unwrap returns the limits, in their order.
 func (a *All) Unwrap() []Limiter {
-	limiters := make([]Limiter, len(a.parts))
-	for i := range a.parts {
-		limiters[i] = a.parts[i].limiter
+	limiters := make([]Limiter, len(a.members))
+	for i := range a.members {
+		limiters[i] = a.members[i].limiter
 	}
 	return limiters
 }
 
 // Allow implements [Limiter].
 func (a *All) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = a.decide(ctx, key, 1, asking{what: take}, &res)
+	err = a.decide(ctx, key, 1, asking{what: toTake}, &res)
 	return res, err
 }
 
 // AllowN implements [Limiter].
 func (a *All) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = a.decide(ctx, key, n, asking{what: take}, &res)
+	err = a.decide(ctx, key, n, asking{what: toTake}, &res)
 	return res, err
 }
 
 // AllowWithin implements [Delayer].
 func (a *All) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
-	err = a.decide(ctx, key, n, asking{takeWithin, d}, &res)
+	err = a.decide(ctx, key, n, asking{toTakeWithin, d}, &res)
 	return res, err
 }
 
 // Peek implements [Limiter].
 func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
-	err = a.decide(ctx, key, 1, asking{what: peek}, &res)
+	err = a.decide(ctx, key, 1, asking{what: toPeek}, &res)
 	return res, err
 }
 
@@ -185,16 +185,16 @@ func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err er
 	if err = a.check(ctx, key, n); err != nil {
 		return res, err
 	}
-	d := begin(asking{what: overdraw}, a)
+	d := begin(asking{what: toCharge}, a)
 	defer d.end()
 	d.denied = true // if nothing was charged
-	for i := range a.parts {
-		l := a.parts[i].limiter
+	for i := range a.members {
+		l := a.members[i].limiter
 		r, err := Charge(ctx, l, key, n)
 		if err != nil {
 			return res, err
 		}
-		d.add(a.parts[i], key, n, false)
+		d.add(a.members[i], key, n, false)
 		d.entries[i].decided, *d.entries[i].result = true, r
 		d.denied = d.denied && !r.Allowed
 	}
@@ -208,7 +208,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 		return err
 	}
 	j := charged.joined()
-	if !charged.Allowed || j == nil || j.charged == 0 || len(j.parts) != len(a.parts) {
+	if !charged.Allowed || j == nil || j.charged == 0 || len(j.parts) != len(a.members) {
 		return errNothingCharged
 	}
 	only := see.Everything
@@ -217,7 +217,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	}
 	var errs []error
 	for i := len(j.parts) - 1; i >= 0; i-- { // the last to be charged first
-		p, part := &a.parts[i], j.parts[i]
+		p, part := &a.members[i], j.parts[i]
 		if only != see.Everything && see.Held(p.limiter) != (only == see.Slots) {
 			continue
 		}
@@ -235,21 +235,21 @@ func (a *All) Reset(ctx context.Context, key string) error {
 		return err
 	}
 	var errs []error
-	for i := range a.parts {
-		errs = append(errs, a.parts[i].limiter.Reset(ctx, key))
+	for i := range a.members {
+		errs = append(errs, a.members[i].limiter.Reset(ctx, key))
 	}
 	return errors.Join(errs...)
 }
 
 // AppendPolicies implements [PolicyAppender].
 func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
-	if len(a.parts) == 0 {
+	if len(a.members) == 0 {
 		return dst, unmade.Err
 	}
 	all := dst
-	for i := range a.parts {
+	for i := range a.members {
 		var err error
-		if all, err = AppendPolicies(ctx, all, a.parts[i].limiter, key); err != nil {
+		if all, err = AppendPolicies(ctx, all, a.members[i].limiter, key); err != nil {
 			return dst, err
 		}
 	}
@@ -258,10 +258,10 @@ func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]P
 
 // local makes an All of the local limiters of its limits.
 func (a *All) local(s store.Store, instances int) (Limiter, error) {
-	limiters := make([]Limiter, len(a.parts))
-	for i := range a.parts {
+	limiters := make([]Limiter, len(a.members))
+	for i := range a.members {
 		var err error
-		if limiters[i], err = see.Local(a.parts[i].limiter, s, instances); err != nil {
+		if limiters[i], err = see.Local(a.members[i].limiter, s, instances); err != nil {
 			return nil, err
 		}
 	}
@@ -269,7 +269,7 @@ func (a *All) local(s store.Store, instances int) (Limiter, error) {
 }
 
 func (a *All) check(ctx context.Context, key string, n int) error {
-	if len(a.parts) == 0 {
+	if len(a.members) == 0 {
 		return unmade.Err
 	}
 	return store.CheckCall(ctx, key, n)
@@ -280,13 +280,13 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 	if err := a.check(ctx, key, n); err != nil {
 		return err
 	}
-	if how.what == take && a.plain && a.parts[0].core.joint.Together(key, key) {
+	if how.what == toTake && a.plain && a.members[0].core.joint.Together(key, key) {
 		return a.takePlain(ctx, key, n, res)
 	}
 	d := begin(how, a)
 	defer d.end()
-	for i := range a.parts {
-		d.add(a.parts[i], key, n, false)
+	for i := range a.members {
+		d.add(a.members[i], key, n, false)
 	}
 	return d.run(ctx, res)
 }
@@ -326,7 +326,7 @@ func (a *Ask) check(ctx context.Context, none bool) error {
 // The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
 // decision (zero if a shadow fails), and for an All those of its limits.
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
-	d := begin(asking{what: take}, nil)
+	d := begin(asking{what: toTake}, nil)
 	defer d.end()
 	for i := range asks {
 		if err := d.ask(ctx, &asks[i]); err != nil {
@@ -341,7 +341,7 @@ func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 }
 
 func errAsks(n int) error {
-	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
+	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxLimits)
 }
 
 // GiveBack gives back what a [Decide] has charged: of each of its asks, in their order, N events
@@ -353,11 +353,11 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	if !charged.Allowed || j == nil {
 		return errNothingCharged
 	}
-	var parts []part
+	var members []member
 	var of []*Ask
 	for i := range asks {
 		a := &asks[i]
-		more, err := partsOf(a.Limiter)
+		more, err := membersOf(a.Limiter)
 		if err == nil {
 			err = a.check(ctx, true)
 		}
@@ -367,17 +367,17 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		for range more {
 			of = append(of, a)
 		}
-		parts = append(parts, more...)
+		members = append(members, more...)
 	}
-	if len(parts) != len(j.parts) {
+	if len(members) != len(j.parts) {
 		return errNothingCharged
 	}
 	var errs []error
 	for _, shadow := range [...]bool{true, false} { // the last to be charged first
-		for i := len(parts) - 1; i >= 0; i-- {
+		for i := len(members) - 1; i >= 0; i-- {
 			a, r := of[i], j.parts[i]
 			if a.Shadow == shadow && a.N > 0 && r.Allowed {
-				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r.Result, a.N))
+				errs = append(errs, members[i].limiter.Refund(ctx, a.Key, r.Result, a.N))
 			}
 		}
 	}

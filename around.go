@@ -82,9 +82,9 @@ func (c Call) Inside(ctx context.Context) (Result, error) {
 	}
 	a.done = true
 	switch a.how.what {
-	case takeUpTo:
+	case toTakeUpTo:
 		a.granted, a.result, a.err = AllowUpTo(ctx, a.inside, a.key, a.n) // 0 if it denies
-	case overdraw:
+	case toCharge:
 		a.result, a.err = Charge(ctx, a.inside, a.key, a.n)
 	default:
 		a.result, a.err = a.how.ask(ctx, a.inside, a.key, a.n)
@@ -107,13 +107,13 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 		in.inside, in.key, in.done, in.result, in.err = nil, "", false, Result{}, nil
 		askeds.Put(in)
 	}()
-	got, err := a.decide(ctx, Call{Key: key, N: n, Peek: how.what == peek, Charge: how.what == overdraw, asked: in, turn: in.turn.Load()})
+	got, err := a.decide(ctx, Call{Key: key, N: n, Peek: how.what == toPeek, Charge: how.what == toCharge, asked: in, turn: in.turn.Load()})
 	switch {
 	case err != nil:
 		return 0, r, err
-	case how.what == peek || !got.Allowed:
+	case how.what == toPeek || !got.Allowed:
 		return 0, got, nil
-	case how.what == takeWithin && !got.inTime(how.d):
+	case how.what == toTakeWithin && !got.inTime(how.d):
 		return 0, got.tooLate(n, how.d), nil
 	case !in.admitted():
 		if got.uncounted() { // which a Refund sees
@@ -151,7 +151,7 @@ func (in *asked) admitted() bool { return in.done && in.err == nil && in.result.
 
 // charges is whether it has charged events for it, which have not happened if the call is denied.
 func (in *asked) charges() bool {
-	return in.admitted() && in.how.what != peek && in.how.what != overdraw
+	return in.admitted() && in.how.what != toPeek && in.how.what != toCharge
 }
 
 func (a *Around) check(ctx context.Context, key string, n int) error {
@@ -163,37 +163,37 @@ func (a *Around) check(ctx context.Context, key string, n int) error {
 
 // Allow implements [Limiter].
 func (a *Around) Allow(ctx context.Context, key string) (r Result, err error) {
-	_, r, err = a.ask(ctx, key, 1, asking{what: take})
+	_, r, err = a.ask(ctx, key, 1, asking{what: toTake})
 	return r, err
 }
 
 // AllowN implements [Limiter].
 func (a *Around) AllowN(ctx context.Context, key string, n int) (r Result, err error) {
-	_, r, err = a.ask(ctx, key, n, asking{what: take})
+	_, r, err = a.ask(ctx, key, n, asking{what: toTake})
 	return r, err
 }
 
 // AllowWithin implements [Delayer].
 func (a *Around) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (r Result, err error) {
-	_, r, err = a.ask(ctx, key, n, asking{takeWithin, d})
+	_, r, err = a.ask(ctx, key, n, asking{toTakeWithin, d})
 	return r, err
 }
 
 // AllowUpTo admits as many of n events as fit: see the function. Where the function has answered
 // itself, that is all of them or none.
 func (a *Around) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
-	return a.ask(ctx, key, n, asking{what: takeUpTo})
+	return a.ask(ctx, key, n, asking{what: toTakeUpTo})
 }
 
 // Peek implements [Limiter].
 func (a *Around) Peek(ctx context.Context, key string) (r Result, err error) {
-	_, r, err = a.ask(ctx, key, 1, asking{what: peek})
+	_, r, err = a.ask(ctx, key, 1, asking{what: toPeek})
 	return r, err
 }
 
 // Charge implements [Charger].
 func (a *Around) Charge(ctx context.Context, key string, n int) (r Result, err error) {
-	_, r, err = a.ask(ctx, key, n, asking{what: overdraw})
+	_, r, err = a.ask(ctx, key, n, asking{what: toCharge})
 	return r, err
 }
 

@@ -45,7 +45,7 @@ type Ban struct {
 	known
 	limiter Limiter
 	all     *All // limiter, if it is one
-	parts   []part
+	members []member
 	penalty Penalty
 	denials lockout
 	opts    []Option
@@ -62,17 +62,17 @@ type lockout struct {
 // default), [WithPolicyName], [WithKeyFunc] and [WithObserver], which is told of each denial that
 // counts. It is [ErrInvalidOption] if l sleeps or is an All of 16.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
-	parts, err := partsOf(l)
+	members, err := membersOf(l)
 	if err != nil {
 		return nil, err
 	}
-	if len(parts) >= maxParts {
-		return nil, fmt.Errorf("%w: a Ban around an All of %d, want at most %d", ErrInvalidOption, len(parts), maxParts-1)
+	if len(members) >= maxLimits {
+		return nil, fmt.Errorf("%w: a Ban around an All of %d, want at most %d", ErrInvalidOption, len(members), maxLimits-1)
 	}
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	b := &Ban{limiter: l, parts: parts, penalty: p, opts: slices.Clone(opts)}
+	b := &Ban{limiter: l, members: members, penalty: p, opts: slices.Clone(opts)}
 	b.all, _ = l.(*All)
 	if err := b.denials.make(b, s, p, opts); err != nil {
 		return nil, err
@@ -129,25 +129,25 @@ func (b *Ban) Unwrap() Limiter { return b.limiter }
 
 // Allow implements [Limiter].
 func (b *Ban) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = b.decide(ctx, key, 1, asking{what: take}, &res)
+	err = b.decide(ctx, key, 1, asking{what: toTake}, &res)
 	return res, err
 }
 
 // AllowN implements [Limiter].
 func (b *Ban) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = b.decide(ctx, key, n, asking{what: take}, &res)
+	err = b.decide(ctx, key, n, asking{what: toTake}, &res)
 	return res, err
 }
 
 // AllowWithin implements [Delayer].
 func (b *Ban) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
-	err = b.decide(ctx, key, n, asking{takeWithin, d}, &res)
+	err = b.decide(ctx, key, n, asking{toTakeWithin, d}, &res)
 	return res, err
 }
 
 // Peek implements [Limiter]. Its denials do not count.
 func (b *Ban) Peek(ctx context.Context, key string) (res Result, err error) {
-	err = b.decide(ctx, key, 1, asking{what: peek}, &res)
+	err = b.decide(ctx, key, 1, asking{what: toPeek}, &res)
 	return res, err
 }
 
@@ -221,13 +221,13 @@ func (b *Ban) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// decide is AllowN, AllowWithin or Peek: of the ban and of the limiter's parts in one decision.
+// decide is AllowN, AllowWithin or Peek: of the ban and of the limiter's members in one decision.
 func (b *Ban) decide(ctx context.Context, key string, n int, how asking, res *Result) error {
 	if err := b.check(ctx, key, n); err != nil {
 		return err
 	}
 	banned, err := b.ask(ctx, key, n, how, res)
-	if err == nil && !banned && !res.Allowed && how.what != peek {
+	if err == nil && !banned && !res.Allowed && how.what != toPeek {
 		b.offend(ctx, key, res)
 	}
 	return err
@@ -238,10 +238,10 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 	d := begin(how, b.all)
 	defer d.end()
 	d.addGate(&b.denials.limiter, key)
-	for i := range b.parts {
-		d.add(b.parts[i], key, n, false)
+	for i := range b.members {
+		d.add(b.members[i], key, n, false)
 	}
-	if err = d.settle(ctx); err != nil {
+	if err = d.decide(ctx); err != nil {
 		return false, err
 	}
 	if d.entries[0].decided && !d.parts[0].Allowed {

@@ -23,19 +23,19 @@ type decision struct {
 	// Of one call of a store.
 	group    []*entry
 	requests []store.Request
-	replies  [maxParts]store.Reply
+	replies  [maxLimits]store.Reply
 
 	arrays struct { // of the slices above
-		entries  [maxParts]entry
-		parts    [maxParts]Part
-		group    [maxParts]*entry
-		requests [maxParts]store.Request
+		entries  [maxLimits]entry
+		parts    [maxLimits]Part
+		group    [maxLimits]*entry
+		requests [maxLimits]store.Request
 	}
 }
 
 // entry is one of the limits of a decision.
 type entry struct {
-	part
+	member
 	key    string // that is asked for; of a core, once prepared, what is counted
 	n      int    // events
 	asked  int    // the same, but for CountCalls
@@ -59,13 +59,13 @@ func (d *decision) op(e *entry) store.Op {
 	switch {
 	case e.gate:
 		return store.OpGate
-	case e.n == 0 || d.how.what == peek || d.how.what == overdraw && e.core.calls: // that call was charged when it was admitted
+	case e.n == 0 || d.how.what == toPeek || d.how.what == toCharge && e.core.calls: // that call was charged when it was admitted
 		return store.OpLook
 	case e.shadow:
 		return store.OpShadow
-	case d.how.what == takeUpTo:
+	case d.how.what == toTakeUpTo:
 		return store.OpUpTo
-	case d.how.what == overdraw:
+	case d.how.what == toCharge:
 		return store.OpOverdraw
 	}
 	return store.OpTake
@@ -81,17 +81,17 @@ func begin(how asking, all *All) *decision {
 	return d
 }
 
-// add adds a limit. There are no more than maxParts.
-func (d *decision) add(p part, key string, n int, shadow bool) {
+// add adds a limit. There are no more than maxLimits.
+func (d *decision) add(p member, key string, n int, shadow bool) {
 	i := len(d.entries)
 	d.entries, d.parts = d.entries[:i+1], d.arrays.parts[:i+1]
 	e := &d.entries[i]
-	e.part, e.key, e.n, e.asked, e.shadow, e.result = p, key, p.events(n), n, shadow, &d.parts[i].Result
+	e.member, e.key, e.n, e.asked, e.shadow, e.result = p, key, p.events(n), n, shadow, &d.parts[i].Result
 	d.parts[i].Limiter = p.limiter
 	if !shadow {
 		d.n = max(d.n, n)
 	}
-	if c := p.core; c != nil && c.observers != nil && d.how.what != peek && (d.how.what != overdraw || !c.calls) {
+	if c := p.core; c != nil && c.observers != nil && d.how.what != toPeek && (d.how.what != toCharge || !c.calls) {
 		if d.watched = true; c.timed && d.since.IsZero() {
 			d.since = time.Now()
 		}
@@ -100,7 +100,7 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 
 // addGate adds a look at key whose denial denies the whole.
 func (d *decision) addGate(c *limiter, key string) {
-	d.add(part{core: c}, key, 0, false)
+	d.add(member{core: c}, key, 0, false)
 	d.entries[len(d.entries)-1].gate = true
 }
 
@@ -119,18 +119,18 @@ func (d *decision) behindGate(ctx context.Context, res *Result) {
 
 // ask adds the limits of an Ask.
 func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
-	var few [1]part // on the stack
-	var parts []part
+	var few [1]member // on the stack
+	var parts []member
 	if core := coreOf(a.Limiter); core != nil {
-		few[0] = part{a.Limiter, core}
+		few[0] = member{a.Limiter, core}
 		parts, err = few[:], nil
 	} else {
-		parts, err = partsOf(a.Limiter)
+		parts, err = membersOf(a.Limiter)
 	}
 	switch {
 	case err != nil:
 		return err
-	case len(d.entries)+len(parts) > maxParts:
+	case len(d.entries)+len(parts) > maxLimits:
 		return errAsks(len(d.entries) + len(parts))
 	}
 	if err := a.check(ctx, a.Look); err != nil {
@@ -156,22 +156,22 @@ func (d *decision) end() {
 
 // run decides, and makes res.
 func (d *decision) run(ctx context.Context, res *Result) error {
-	err := d.settle(ctx)
+	err := d.decide(ctx)
 	if err == nil {
 		d.result(ctx, res)
 	}
 	return err
 }
 
-// settle decides, and gives back what a denial, an error or a panic leaves charged.
-func (d *decision) settle(ctx context.Context) error {
+// decide decides, and gives back what a denial, an error or a panic leaves charged.
+func (d *decision) decide(ctx context.Context) error {
 	returned := false
 	defer func() {
 		if !returned { // of a user's function, in a limiter that is none of the five
 			d.giveBack(ctx)
 		}
 	}()
-	err := d.decide(ctx)
+	err := d.askInTurn(ctx)
 	returned = true
 	if err != nil || d.denied {
 		d.giveBack(ctx)
@@ -179,7 +179,7 @@ func (d *decision) settle(ctx context.Context) error {
 	if d.watched {
 		d.tell(ctx)
 	}
-	if err == nil && d.all == nil && d.how.what != peek { // for a Refund: an All knows what was asked of all
+	if err == nil && d.all == nil && d.how.what != toPeek { // for a Refund: an All knows what was asked of all
 		for i := range d.entries {
 			if e := &d.entries[i]; e.core != nil && e.core.calls && e.decided {
 				e.result.ofCall(e.core, e.asked, d.how.what)
@@ -189,8 +189,8 @@ func (d *decision) settle(ctx context.Context) error {
 	return err
 }
 
-// decide asks the entries one group after the other, until one denies.
-func (d *decision) decide(ctx context.Context) error {
+// askInTurn asks the entries one group after the other, until one denies.
+func (d *decision) askInTurn(ctx context.Context) error {
 	for i := range d.entries {
 		e := &d.entries[i]
 		if e.err = d.prepare(ctx, e); e.err != nil && !d.skip(e) {
@@ -204,7 +204,7 @@ func (d *decision) decide(ctx context.Context) error {
 				continue
 			}
 			denied := d.denied
-			if denied && d.how.what != peek {
+			if denied && d.how.what != toPeek {
 				return nil
 			}
 			switch err := d.decideGroup(ctx, e); {
@@ -225,14 +225,14 @@ func (d *decision) decide(ctx context.Context) error {
 // of them. It is the common case of an All, and takes a third of the time.
 func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) error {
 	d := decisions.Get().(*decision)
-	requests, replies := d.arrays.requests[:len(a.parts)], d.replies[:len(a.parts)]
-	for i := range a.parts {
-		c, r := a.parts[i].core, &requests[i]
-		r.Namespace, r.Key, r.Limit, r.N = c.namespace, key, c.integers, min(int64(a.parts[i].events(n)), beyond)
+	requests, replies := d.arrays.requests[:len(a.members)], d.replies[:len(a.members)]
+	for i := range a.members {
+		c, r := a.members[i].core, &requests[i]
+		r.Namespace, r.Key, r.Limit, r.N = c.namespace, key, c.integers, min(int64(a.members[i].events(n)), beyond)
 	}
-	err := a.parts[0].core.joint.Decide(ctx, requests, replies)
+	err := a.members[0].core.joint.Decide(ctx, requests, replies)
 	if err == nil {
-		parts, denied := d.arrays.parts[:len(a.parts)], false
+		parts, denied := d.arrays.parts[:len(a.members)], false
 		for i := range replies {
 			denied = denied || !replies[i].OK()
 		}
@@ -241,11 +241,11 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 			if denied {
 				charged = 0
 			}
-			a.parts[i].core.taken(&parts[i].Result, replies[i], requests[i].N, charged)
+			a.members[i].core.taken(&parts[i].Result, replies[i], requests[i].N, charged)
 		}
 		if !a.pairs.describe(parts, n, res) {
 			for i := range parts {
-				parts[i].Limiter = a.parts[i].limiter
+				parts[i].Limiter = a.members[i].limiter
 			}
 			j := join(parts, 1<<len(parts)-1)
 			if !denied {
@@ -284,7 +284,7 @@ func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 	if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
 		return err
 	}
-	if d.how.what == takeWithin {
+	if d.how.what == toTakeWithin {
 		e.limit = limitWithin(e.core.rule, e.limit, d.how.d)
 	}
 	if e.limit.Rate <= 0 {
@@ -362,7 +362,7 @@ func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
 		*e.result, err = d.how.ask(ctx, e.limiter, e.key, e.n)
 	}
 	e.decided = err == nil
-	e.charged = e.decided && e.result.Allowed && e.n > 0 && d.how.what != peek
+	e.charged = e.decided && e.result.Allowed && e.n > 0 && d.how.what != toPeek
 	d.denied = d.denied || e.decided && e.votes() && !e.result.Allowed
 	return err
 }
@@ -389,7 +389,7 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 		return err
 	}
 	for _, e := range d.group {
-		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == peek && e.votes()) {
+		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek && e.votes()) {
 			d.denied = true
 		}
 	}
@@ -406,7 +406,7 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 // must be decided one after the other.
 func (d *decision) requestOf(e *entry) int {
 	op, n := d.op(e), min(int64(e.n), beyond)
-	if d.how.what == peek {
+	if d.how.what == toPeek {
 		n = min(int64(d.sharing(e)), beyond)
 	}
 	for i := range d.requests {
@@ -505,7 +505,7 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 		}
 	}
 	j := join(d.parts, v)
-	if !d.denied && d.how.what != peek {
+	if !d.denied && d.how.what != toPeek {
 		j.charged = d.n
 	}
 	// A list, or a limiter of another package, may have a policy of its own.

@@ -146,13 +146,13 @@ func (lim *limiter) Name() string { return lim.name }
 
 // Peek implements [Limiter].
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
-	err = lim.look(ctx, key, &res)
+	err = lim.peek(ctx, key, &res)
 	return res, err
 }
 
 // AllowUpTo: see the function.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
-	err = lim.ask(ctx, key, n, asking{what: takeUpTo}, &r)
+	err = lim.ask(ctx, key, n, asking{what: toTakeUpTo}, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
 		return n, r, err
 	}
@@ -161,7 +161,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 
 // Charge implements [Charger].
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
-	err = lim.ask(ctx, key, n, asking{what: overdraw}, &res)
+	err = lim.ask(ctx, key, n, asking{what: toCharge}, &res)
 	return res, err
 }
 
@@ -169,18 +169,18 @@ func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, 
 type operation uint8
 
 const (
-	take operation = iota
-	takeUpTo
-	peek
-	overdraw
-	takeWithin // asked for of limiters; a store is asked to take under a limit with a turn
+	toTake operation = iota
+	toTakeUpTo
+	toPeek
+	toCharge
+	toTakeWithin // asked for of limiters; a store is asked to take under a limit with a turn
 )
 
 // take is AllowN. It fills the caller's Result in place, which is too large to be returned through
 // several levels for nothing.
 func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) error {
 	if !lim.quick || n < 1 || n > maxEvents || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
-		return lim.takeWithOptions(ctx, key, n, asking{what: take}, res)
+		return lim.takeWithOptions(ctx, key, n, asking{what: toTake}, res)
 	}
 	r, err := lim.store.Take(ctx, lim.namespace, key, lim.integers, int64(n))
 	if err != nil {
@@ -209,7 +209,7 @@ func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how 
 	if err == nil {
 		var l store.Limit
 		if l, err = lim.limitOf(ctx, key); err == nil {
-			if how.what == takeWithin {
+			if how.what == toTakeWithin {
 				l = limitWithin(lim.rule, l, how.d)
 			}
 			err = lim.takeBy(ctx, key, l, min(int64(events), beyond), res)
@@ -217,7 +217,7 @@ func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how 
 	}
 	lim.tell(ctx, key, events, res, err, since)
 	if lim.calls {
-		res.ofCall(lim, n, take)
+		res.ofCall(lim, n, toTake)
 	}
 	return err
 }
@@ -240,10 +240,10 @@ func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int
 	return nil
 }
 
-// look is Peek, in straight line as take is.
-func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
+// peek is Peek, in straight line as take is.
+func (lim *limiter) peek(ctx context.Context, key string, res *Result) error {
 	if !lim.quick || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
-		return lim.ask(ctx, key, 1, asking{what: peek}, res)
+		return lim.ask(ctx, key, 1, asking{what: toPeek}, res)
 	}
 	r, err := store.Peek(ctx, lim.store, lim.namespace, key, lim.integers, 1)
 	if err != nil {
@@ -257,13 +257,13 @@ func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
 func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res *Result) error {
 	d := begin(how, nil)
 	defer d.end()
-	d.add(part{core: lim}, key, n, false)
+	d.add(member{core: lim}, key, n, false)
 	err := lim.check(ctx, key, n)
 	switch {
 	case err != nil && d.watched:
 		lim.tell(ctx, key, n, nil, err, d.since)
 	case err == nil:
-		if err = d.settle(ctx); err == nil {
+		if err = d.decide(ctx); err == nil {
 			*res = d.parts[0].Result
 		}
 	}
@@ -370,7 +370,7 @@ type callOf int
 // ofCall makes r, of one event, the Result of a call for n.
 func (r *Result) ofCall(lim *limiter, n int, what operation) {
 	switch {
-	case what == overdraw && *r != (Result{}):
+	case what == toCharge && *r != (Result{}):
 		r.Allowed, r.RetryAfter = true, 0
 		*r = r.WithMark(NewMark(lim, SourceStore, callOf(math.MaxInt))) // which no Refund reaches
 	case n > 1 && r.Allowed:

@@ -10,7 +10,7 @@ import "time"
 // since a wrapper may change that of the Result. For two that deny there is no room.
 type pair struct {
 	mark           Mark
-	parts          []part
+	members        []member
 	least, longest int // which part has the least Remaining, and which the longest ResetAfter
 	denied         denials
 }
@@ -27,9 +27,9 @@ const (
 // pairs are the notes of an All, by denied, least and longest.
 type pairs [secondDenies + 1][2][2]pair
 
-// newPairs returns nil if the parts are not two of the five.
-func newPairs(parts []part) *pairs {
-	if len(parts) != 2 || parts[0].core == nil || parts[1].core == nil {
+// newPairs returns nil if the members are not two of the five.
+func newPairs(members []member) *pairs {
+	if len(members) != 2 || members[0].core == nil || members[1].core == nil {
 		return nil
 	}
 	all := new(pairs)
@@ -37,7 +37,7 @@ func newPairs(parts []part) *pairs {
 		for least := range all[denied] {
 			for longest := range all[denied][least] {
 				p := &all[denied][least][longest]
-				*p = pair{parts: parts, least: least, longest: longest, denied: denials(denied)}
+				*p = pair{members: members, least: least, longest: longest, denied: denials(denied)}
 				p.mark.note = p
 			}
 		}
@@ -51,7 +51,7 @@ func (all *pairs) describe(two []Part, n int, whole *Result) bool {
 	if all == nil || n > maxEvents {
 		return false
 	}
-	of, first, second := all[0][0][0].parts, &two[0].Result, &two[1].Result
+	of, first, second := all[0][0][0].members, &two[0].Result, &two[1].Result
 	if !of[0].plainly(first) || !of[1].plainly(second) {
 		return false
 	}
@@ -87,12 +87,12 @@ func (all *pairs) describe(two []Part, n int, whole *Result) bool {
 
 // plainly is whether r is by the constructor's limit, as far as it says, and not by a Rate of 0, and no
 // event waits.
-func (p *part) plainly(r *Result) bool {
+func (p *member) plainly(r *Result) bool {
 	return r.mark == nil && r.Delay == 0 && r.Limit > 0 && int64(r.Limit) == p.core.integers.Burst
 }
 
 // charged is whether r has charged a call for n events under the constructor's limit.
-func (p *part) charged(r *Result, n int) bool {
+func (p *member) charged(r *Result, n int) bool {
 	l := &p.core.integers
 	return int(r.n) == p.events(n) && int64(r.rate) == l.Rate && r.period == l.Period
 }
@@ -101,12 +101,12 @@ func (p *part) charged(r *Result, n int) bool {
 func (p *pair) joined(r *Result) *joined {
 	var parts [2]Part
 	for i := range parts {
-		l, part := p.parts[i].core.integers, &parts[i]
-		part.Limiter = p.parts[i].limiter
+		l, part := p.members[i].core.integers, &parts[i]
+		part.Limiter = p.members[i].limiter
 		part.Allowed, part.Limit = int(p.denied) != i+1, int(l.Burst)
 		part.Remaining, part.ResetAfter = int(r.rate), time.Duration(r.period)
 		if p.denied == neither {
-			part.addReceipt(l, r.at, int64(p.parts[i].events(int(r.n))))
+			part.addReceipt(l, r.at, int64(p.members[i].events(int(r.n))))
 		} else if !part.Allowed {
 			part.RetryAfter = time.Duration(r.at)
 		}
@@ -123,5 +123,5 @@ func (p *pair) deniedBy() string {
 	if p.denied == neither {
 		return ""
 	}
-	return p.parts[p.denied-1].core.policyName
+	return p.members[p.denied-1].core.policyName
 }

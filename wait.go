@@ -175,7 +175,7 @@ func (r *Result) tooLate(n int, d time.Duration) Result {
 
 // AllowWithin implements [Delayer].
 func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
-	err = lim.takeWithOptions(ctx, key, n, asking{takeWithin, d}, &res)
+	err = lim.takeWithOptions(ctx, key, n, asking{toTakeWithin, d}, &res)
 	return res, err
 }
 
@@ -196,9 +196,9 @@ type asking struct {
 // ask asks l for n events. (A Peek is always of one.)
 func (a asking) ask(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	switch a.what {
-	case peek:
+	case toPeek:
 		return l.Peek(ctx, key)
-	case takeWithin:
+	case toTakeWithin:
 		return AllowWithin(ctx, l, key, n, a.d)
 	}
 	return l.AllowN(ctx, key, n)
