@@ -111,8 +111,10 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 	switch {
 	case err != nil:
 		return 0, r, err
-	case how.what == toPeek || !got.Allowed:
+	case how.what == toPeek:
 		return 0, got, nil
+	case !got.Allowed:
+		return 0, got.without(n, n), nil // so that it is not given back twice
 	case how.what == toTakeWithin && !got.inTime(how.d):
 		return 0, got.tooLate(n, how.d), nil
 	case !in.admitted():

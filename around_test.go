@@ -67,6 +67,11 @@ func TestWhatAWrapperDeniesOrFailsOnIsGivenBack(t *testing.T) {
 			_, err = c.Inside(ctx)
 			return ratelimit.Result{RetryAfter: time.Second}, err
 		},
+		"the Result as a denial": func(ctx context.Context, c ratelimit.Call) (r ratelimit.Result, err error) {
+			r, err = c.Inside(ctx)
+			r.Allowed, r.RetryAfter = false, time.Second
+			return r, err
+		},
 		"an error": func(ctx context.Context, c ratelimit.Call) (r ratelimit.Result, err error) {
 			r, _ = c.Inside(ctx)
 			return r, boom
@@ -101,6 +106,7 @@ func TestWhatAWrapperDeniesOrFailsOnIsGivenBack(t *testing.T) {
 				} else {
 					require.False(t, r.Allowed)
 					require.Zero(t, r.Charged())
+					require.ErrorIs(t, a.Refund(ctx, "key", r, 1), ratelimit.ErrInvalidN)
 				}
 			}()
 			cancel()
