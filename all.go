@@ -14,19 +14,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// All is a [Limiter] of several limits that must all admit: 10 per second and 1,000 per hour,
-// one per user and one per address ([WithKeyFunc]), requests and their costs ([CountCalls]). If
-// any denies, none is charged. What differs from call to call is for [Decide].
+// All is a [Limiter] of several limits that must all admit a call: 10 per second and 1,000 per hour,
+// one limit per user and one per address ([WithKeyFunc]), or requests and their cost ([CountCalls]).
+// If any limit denies the call, none is charged. If the limits differ from call to call, use [Decide].
 //
-// Limits of the five algorithms on one store are decided together: in memory under the locks of
-// their keys, on Redis by one script (on a cluster or a ring, limits of one key or of one hash tag). Others are
-// charged in their order, and given back when a later one denies.
+// Limits with built-in algorithms on the same store are decided together: in memory under the locks of
+// their keys, and on Redis by one script (on a cluster or a ring, only limits of the same key or hash
+// tag). Other limits are charged one after the other, and refunded if a later one denies.
 //
-// Bound: that of each limit. While limits are charged in order, others see up to n events too
-// few. What cannot be given back stays charged.
+// Bound: the bound of each limit. While limits are charged one after the other, other callers may see
+// up to n events too few. Events whose refund fails stay charged.
 //
-// The [Result] is that of the limit with the least Remaining, with the longest ResetAfter,
-// Delay and RetryAfter: see [Result.DeniedBy] and [Result.Parts]. An All keeps nothing per key.
+// The [Result] has the least Remaining of all limits, and the longest ResetAfter, Delay and
+// RetryAfter. See [Result.DeniedBy] and [Result.Parts]. An All keeps no state of its own.
 type All struct {
 	known
 	members []member
@@ -53,9 +53,9 @@ func (p *member) events(n int) int {
 	return n
 }
 
-// NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. It is [ErrInvalidOption] if one sleeps, as throttle's Waiter does, or if two count in
-// one place ([WithName]) under different keys ([WithKeyFunc]).
+// NewAll returns a limiter that admits a call if all of 1 to 16 limiters do. Nested Alls are flattened.
+// It returns [ErrInvalidOption] if a limiter sleeps, as throttle's Waiter does, or if two limiters share
+// their counts ([WithName]) but use different keys ([WithKeyFunc]).
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -147,7 +147,7 @@ func oneKeyEach(cores []*limiter) error {
 	return nil
 }
 
-// Unwrap returns the limits, in their order.
+// Unwrap returns the limiters, in their order.
 func (a *All) Unwrap() []Limiter {
 	limiters := make([]Limiter, len(a.members))
 	for i := range a.members {
@@ -180,7 +180,7 @@ func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
 	return res, err
 }
 
-// Charge charges n events to each limit, in their order, until an error.
+// Charge charges n events to each limit, in their order, until one returns an error.
 func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	if err = a.check(ctx, key, n); err != nil {
 		return res, err
@@ -202,7 +202,7 @@ func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err er
 	return res, nil
 }
 
-// Refund gives back n events to each limit.
+// Refund gives n events back to each limit.
 func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err
@@ -229,7 +229,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	return errors.Join(errs...)
 }
 
-// Reset forgets key in each limit.
+// Reset forgets the state of key in each limit.
 func (a *All) Reset(ctx context.Context, key string) error {
 	if err := a.check(ctx, key, 1); err != nil {
 		return err
@@ -298,14 +298,14 @@ var (
 	_ Delayer        = (*All)(nil)
 )
 
-// Ask is a question of [Decide]: N events of Key, asked of Limiter.
+// Ask is one part of a [Decide]: N events of Key, decided by Limiter.
 type Ask struct {
 	Limiter Limiter
 	Key     string
 	N       int // events
-	// Look only looks, as Peek does: N is 0.
+	// Look only looks, as Peek does. N must be 0.
 	Look bool
-	// Shadow tries a limit out: it is charged if all fits, but denies nothing else.
+	// Shadow tries a limit out: the limit is charged if it has room, but never denies the call.
 	Shadow bool
 }
 
@@ -320,11 +320,11 @@ func (a *Ask) check(ctx context.Context, none bool) error {
 	return store.CheckCall(ctx, a.Key, a.N)
 }
 
-// Decide decides on all of asks, 1 to 16, as an [All] whose limits, keys and numbers are chosen
-// by the call: all are admitted and charged, or none is.
+// Decide decides on 1 to 16 asks as an [All] does, but the call chooses the limits, the keys and the
+// numbers of events. Either all asks are admitted and charged, or none is.
 //
-// The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
-// decision (zero if a shadow fails), and for an All those of its limits.
+// If the same limit and key occur twice, they are charged twice. [Result.Parts] has the decision on
+// each ask (zero if a shadow fails), and for an All the decisions of its limits.
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: toTake}, nil)
 	defer d.end()
@@ -344,9 +344,9 @@ func errAsks(n int) error {
 	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxLimits)
 }
 
-// GiveBack gives back what a [Decide] has charged: of each of its asks, in their order, N events
-// or fewer than were asked for, also when ctx has ended. It is [ErrInvalidN] if nothing was
-// charged, or the number of asks differs.
+// GiveBack refunds what a [Decide] has charged. asks are those of the Decide, in the same order, with N
+// lowered to the number of events to give back. GiveBack works even if ctx has ended. It returns
+// [ErrInvalidN] if nothing was charged, or if the number of asks differs.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	ctx = context.WithoutCancel(ctx)
 	j := charged.joined()

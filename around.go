@@ -12,30 +12,32 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Around is a [Limiter] around another one, a wrapper of your own: one function decides on each
-// [Call], and all the methods are made of it. To add methods, embed a *Around in a type.
+// Around is a wrapper of your own: a [Limiter] around another limiter, made of one function that
+// decides on each [Call]. To add methods, embed an *Around in a type.
 //
-// It keeps account of what the limiter inside has charged, whatever the function returns:
+// Around keeps account of the events that the wrapped limiter has charged, whatever the function
+// returns:
 //
-//   - What was charged inside, and is answered by a denial or an error, is given back. So it is if
-//     the Delay is longer than an AllowWithin may take.
-//   - A Refund of what was admitted, but not charged inside, does nothing and is no error.
-//   - A Refund of what was charged inside, and is answered by another [Result], goes to what was
-//     charged.
+//   - If the function denies the call, returns an error or panics, the events are given back. The same
+//     applies if it returns a Delay that is longer than an AllowWithin may take.
+//   - A Refund of events that the function admitted, but the wrapped limiter did not charge, has no
+//     effect and returns nil.
+//   - If the function returns a [Result] of its own, a Refund of it still reaches the charge.
 //
-// Refund, Reset and AppendPolicies are those of the limiter inside.
+// Reset and AppendPolicies are those of the wrapped limiter.
 type Around struct {
 	inside Limiter
 	decide func(ctx context.Context, c Call) (Result, error)
 	own    *Mark // on what the limiter inside has not charged
 }
 
-// Call is a call of AllowN, AllowWithin, AllowUpTo, Peek or Charge. Allow is one of AllowN.
+// Call is a call to AllowN, AllowWithin, AllowUpTo, Peek or Charge. Allow calls AllowN. A Call must not be
+// used after the function has returned.
 type Call struct {
 	Key    string
-	N      int  // events, 1 of a Peek
-	Peek   bool // it only looks
-	Charge bool // the events have happened already
+	N      int  // events; 1 for a Peek
+	Peek   bool // the call charges nothing
+	Charge bool // the events have already happened
 
 	asked *asked
 	turn  uint64 // of asked
@@ -56,8 +58,9 @@ type asked struct {
 
 var askeds = sync.Pool{New: func() any { return new(asked) }}
 
-// NewAround returns a limiter around l that decides by f. f asks l by [Call.Inside], or answers
-// itself. It must be safe for concurrent use. If one of them is nil, that is an [ErrInvalidOption].
+// NewAround returns a limiter that wraps l and decides by f. f asks l by [Call.Inside], or returns a
+// Result of its own. f must be safe for concurrent use. NewAround returns [ErrInvalidOption] if l or f is
+// nil.
 func NewAround(l Limiter, f func(ctx context.Context, c Call) (Result, error)) (*Around, error) {
 	if isnil.Is(l) {
 		return nil, errNilLimiter
@@ -70,8 +73,8 @@ func NewAround(l Limiter, f func(ctx context.Context, c Call) (Result, error)) (
 	return &Around{l, f, own}, nil
 }
 
-// Inside asks the limiter inside, once: a second time it returns the same. It is [ErrInvalidOption]
-// after the call has been answered.
+// Inside asks the wrapped limiter. A second time, it returns the same again without asking. It returns
+// [ErrInvalidOption] once the function has returned.
 func (c Call) Inside(ctx context.Context) (Result, error) {
 	a := c.asked
 	if a == nil || a.turn.Load() != c.turn {
@@ -181,8 +184,8 @@ func (a *Around) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 	return r, err
 }
 
-// AllowUpTo admits as many of n events as fit: see the function. Where the function has answered
-// itself, that is all of them or none.
+// AllowUpTo admits as many of n events as fit, as the function [AllowUpTo] does. If the decision is not
+// that of the wrapped limiter, all events are granted or none.
 func (a *Around) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	return a.ask(ctx, key, n, asking{what: toTakeUpTo})
 }
@@ -211,8 +214,8 @@ func (a *Around) Refund(ctx context.Context, key string, charged Result, n int) 
 	return a.inside.Refund(ctx, key, inner, n)
 }
 
-// Inner is what the limiter inside has decided where the answer was r: zero if it was not asked, or
-// has denied what was admitted.
+// Inner returns the decision of the wrapped limiter behind r, a Result of a. It is zero if the wrapped
+// limiter was not asked, or denied a call that was then admitted.
 func (a *Around) Inner(r Result) Result {
 	under, note, marked := r.Unmark(a.own)
 	if k, ok := note.(*answered); ok {
@@ -240,7 +243,7 @@ func (a *Around) AppendPolicies(ctx context.Context, dst []Policy, key string) (
 	return AppendPolicies(ctx, dst, a.inside, key)
 }
 
-// Unwrap returns the limiter inside.
+// Unwrap returns the wrapped limiter.
 func (a *Around) Unwrap() Limiter {
 	if a == nil {
 		return nil

@@ -13,34 +13,34 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Penalty says when a [Ban] begins, and how long it lasts.
+// Penalty defines when a [Ban] begins, and how long it lasts.
 type Penalty struct {
-	// Denials is how many begin a ban, 1 to 65,535. Within is the time in which they come,
-	// from the first on: 1 ms to 10 years, in whole microseconds.
+	// Denials is the number of denials that begin a ban, 1 to 65,535. Within is the time, counted from
+	// the first of them, in which they must occur: 1 ms to 10 years, in whole microseconds.
 	Denials int
 	Within  time.Duration
-	// For is how long the first ban lasts, 1 s to 10 years, in whole seconds. Each further one
-	// lasts twice as long, up to Most, which is For to 10 years; 0 means For. Bans are remembered
-	// until Most has passed after the last one, and after the last denial.
+	// For is the length of the first ban, 1 s to 10 years, in whole seconds. Each further ban is twice
+	// as long, up to Most, which is For to 10 years; 0 means For. Bans are remembered until Most has
+	// passed since the end of the last ban and since the last denial.
 	For, Most time.Duration
 }
 
-// Ban is a [Limiter] around another one that bans a key after so many denials: for some time its
-// events are denied.
+// Ban is a [Limiter] that wraps another limiter and bans a key after a number of denials: while the ban
+// lasts, all events of the key are denied.
 //
-// Every denial counts, also that of a right password, or of [Wait] (use it on the limiter
-// inside). One by a list, or a fallback that fails closed, does not. Around [Unlimited] only a
-// Strike counts.
+// Every denial counts, including the denial of a correct password and the denials that [Wait] sees (to
+// wait, use the wrapped limiter). Denials by a list, or by a fallback that fails closed, do not count. If
+// the limit is [Unlimited], only Strike counts.
 //
-// What a banned key asks neither lengthens the ban nor is charged. Results of a ban have
-// [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Lift ends it.
+// Calls for a banned key neither extend the ban nor are charged. Their Results have [SourceBan] and a
+// RetryAfter until the end of the ban. Peek reports a ban, and Lift ends it.
 //
-// Bound: that of the limiter inside. Up to Denials of its denials, and those under way, go by as
-// they are.
+// Bound: the bound of the wrapped limiter. Before a ban begins, the first Denials denials, and those
+// decided at the same time, are returned as they are.
 //
-// A banned or admitted call costs what an [All] with one limit more does, and a denial a second
-// call. From its first denial on a key costs some 40 bytes in memory and 150 in Redis, for Within,
-// and for Most after a ban.
+// A call that is admitted or banned costs as much as an [All] with one more limit, and a denial costs a
+// second call. From its first denial, a key takes about 40 bytes in memory and 150 in Redis, for Within,
+// and after a ban for Most.
 type Ban struct {
 	known
 	limiter Limiter
@@ -57,10 +57,11 @@ type lockout struct {
 	within int64 // µs
 }
 
-// NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s: pass the store
-// of l. Bans of one name on one store are one. Options are [WithName] ("ban" by
-// default), [WithPolicyName], [WithKeyFunc] and [WithObserver], which is told of each denial that
-// counts. It is [ErrInvalidOption] if l sleeps or is an All of 16.
+// NewBan returns a limiter that decides as l does and bans keys according to p. It keeps the bans in s,
+// which should be the store of l. Bans with the same name on the same store are shared. The options are
+// [WithName] ("ban" by default), [WithPolicyName], [WithKeyFunc] and [WithObserver], whose observers are
+// notified of each denial that counts. NewBan returns [ErrInvalidOption] if l sleeps, or is an All of 16
+// limits.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	members, err := membersOf(l)
 	if err != nil {
@@ -81,7 +82,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	return b, nil
 }
 
-// Validate returns an [ErrInvalidOption] unless p is within its ranges.
+// Validate returns [ErrInvalidOption] if a field of p is out of range.
 func (p Penalty) Validate() error {
 	switch {
 	case p.Denials < 1 || p.Denials > mostDenials:
@@ -124,7 +125,7 @@ func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 	return here, nil
 }
 
-// Unwrap returns the limiter inside.
+// Unwrap returns the wrapped limiter.
 func (b *Ban) Unwrap() Limiter { return b.limiter }
 
 // Allow implements [Limiter].
@@ -145,14 +146,14 @@ func (b *Ban) AllowWithin(ctx context.Context, key string, n int, d time.Duratio
 	return res, err
 }
 
-// Peek implements [Limiter]. Its denials do not count.
+// Peek implements [Limiter]. A denied Peek does not count toward a ban.
 func (b *Ban) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = b.decide(ctx, key, 1, asking{what: toPeek}, &res)
 	return res, err
 }
 
-// AllowUpTo admits as many of n events as fit, and none of a banned key. To get none is no
-// offense.
+// AllowUpTo admits as many of n events as fit, and none for a banned key. If it admits none, that does
+// not count toward a ban.
 func (b *Ban) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return 0, r, err
@@ -163,8 +164,8 @@ func (b *Ban) AllowUpTo(ctx context.Context, key string, n int) (granted int, r 
 	return AllowUpTo(ctx, b.limiter, key, n)
 }
 
-// Strike counts n denials of key that others have seen, 1 or more, such as wrong passwords. The
-// Result tells a ban.
+// Strike counts n denials of key, 1 or more, that you have observed yourself, such as wrong passwords.
+// The Result is a denial if the key is now banned.
 func (b *Ban) Strike(ctx context.Context, key string, n int) (Result, error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return Result{}, err
@@ -173,7 +174,7 @@ func (b *Ban) Strike(ctx context.Context, key string, n int) (Result, error) {
 	return r, b.strike(ctx, key, n, &r)
 }
 
-// Charge charges the limiter inside, whether the key is banned or not.
+// Charge charges the wrapped limiter, whether the key is banned or not.
 func (b *Ban) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return Result{}, err
@@ -189,7 +190,8 @@ func (b *Ban) Refund(ctx context.Context, key string, charged Result, n int) err
 	return b.limiter.Refund(ctx, key, charged, n)
 }
 
-// Lift forgets the bans of key and the denials that count, and nothing of the limiter inside.
+// Lift forgets the bans of key and the denials that count toward one. It does not change the wrapped
+// limiter.
 func (b *Ban) Lift(ctx context.Context, key string) error {
 	if err := b.check(ctx, key, 1); err != nil {
 		return err
@@ -197,8 +199,8 @@ func (b *Ban) Lift(ctx context.Context, key string) error {
 	return b.denials.Reset(ctx, key)
 }
 
-// Reset is Lift, and forgets key at the limiter inside. If one fails, the other is still done. To
-// forget key there alone, Reset what Unwrap returns.
+// Reset calls Lift, and resets key in the wrapped limiter. If one of them fails, the other is still done.
+// To reset only the wrapped limiter, call Reset on the limiter that Unwrap returns.
 func (b *Ban) Reset(ctx context.Context, key string) error {
 	if err := b.check(ctx, key, 1); err != nil {
 		return err

@@ -138,10 +138,10 @@ func (lim *limiter) identity() string {
 	return fmt.Sprintf("%s:%d,%d", period, lim.integers.Rate, lim.integers.Burst)
 }
 
-// Limit is the constructor's.
+// Limit returns the limit given to the constructor.
 func (lim *limiter) Limit() Limit { return lim.limit }
 
-// Name is that of [WithName].
+// Name returns the name set by [WithName].
 func (lim *limiter) Name() string { return lim.name }
 
 // Peek implements [Limiter].
@@ -150,7 +150,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 	return res, err
 }
 
-// AllowUpTo: see the function.
+// AllowUpTo admits as many of n events as fit: see [AllowUpTo].
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.ask(ctx, key, n, asking{what: toTakeUpTo}, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {

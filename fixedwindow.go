@@ -6,21 +6,21 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// FixedWindow counts the events of each window of Period, and admits n events if count + n <=
-// Rate. Windows are aligned to the Unix epoch in UTC.
-// It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]).
+// FixedWindow counts the events of a key in windows of length Period, and admits n events if count + n
+// <= Rate. The windows are aligned to the Unix epoch, in UTC. Only a FixedWindow can count by calendar
+// ([PerWeek], [PerMonth], [Limit.In], [Limit.From]).
 //
-// Bound: at most Rate events in each window, and 2·Rate in a Period, or in the shortest window of a
-// calendar, across the edge of two.
+// Bound: at most Rate events in each window. Across the edge of two windows, at most 2·Rate in any
+// interval of a Period (for a calendar, of its shortest window).
 //
-// A key costs some 40 bytes in memory and 150 in Redis, until the window ends.
+// A key takes about 40 bytes in memory and 150 in Redis, until its window ends.
 //
-// Use it for quotas that people can follow, or are billed by. Where nobody needs
-// to follow the windows, use [TokenBucket].
+// Use it for quotas that users can follow, or are billed by. If nobody needs to follow the windows, use
+// [TokenBucket].
 type FixedWindow struct{ limiter }
 
-// NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no
-// Burst.
+// NewFixedWindow returns a limiter that counts in windows of l.Period, or by the calendar of l. l.Burst
+// must be 0.
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
 	return built(new(FixedWindow), &fixedWindow, s, l, opts)
 }

@@ -7,23 +7,24 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// LeakyBucket is a queue of Burst places that drains at Rate events each Period. It admits n
-// events if there is room for all of them, and Delay says how long they wait for their turn.
-// Sleep it, or use [Wait].
+// LeakyBucket is a queue of Burst places per key that drains at Rate events per Period. It admits n
+// events if the queue has room for all of them. Delay is the time until their place in the queue comes
+// up: sleep for it, or use [Wait].
 //
-// Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up). With
-// Delay it is one event each Period/Rate.
+// Bound: at most Burst + Rate·x/Period events in any interval x (in whole µs, rounded up). If every
+// caller sleeps for its Delay, the events are spaced Period/Rate apart.
 //
-// Refund gives events back only while they are the last of the queue: callers who cannot wait ask
-// by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
+// Refund gives events back only while they are the last in the queue, so callers that cannot wait should
+// use [AllowWithin]. Refund a charge as a whole, because if it is refunded in parts, a place may be given
+// to two events.
 //
-// A key costs some 40 bytes in memory and 150 in Redis, until the queue is empty.
+// A key takes about 40 bytes in memory and 150 in Redis, until the queue is empty.
 //
-// Use it to call something that wants a steady pace. Where nobody sleeps, use [TokenBucket].
+// Use it to call a service that needs a steady pace. If nobody sleeps, use [TokenBucket].
 type LeakyBucket struct{ limiter }
 
-// NewLeakyBucket returns a queue of l.Burst places (0 means l.Rate), drained at l.Rate each
-// l.Period, in at most 100 years.
+// NewLeakyBucket returns a limiter whose queue has l.Burst places (0 means l.Rate) and drains at l.Rate
+// per l.Period. A full queue must drain in at most 100 years.
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
 	return built(new(LeakyBucket), &leakyBucket, s, l, opts)
 }

@@ -18,45 +18,48 @@ const (
 	unlimited = "unlimited"
 )
 
-// Limit is Rate events per Period. Limits are comparable with ==. Ranges are checked where a
-// limit is used, read or marshaled ([ErrInvalidLimit]). The zero Limit is not valid.
+// Limit is Rate events per Period. Limits can be compared with ==. The ranges of the fields are checked
+// when a limit is used, parsed or marshaled ([ErrInvalidLimit]). The zero Limit is invalid.
 //
-// A Limit prints, also as JSON, as the text that [ParseLimit] reads. encoding/gob loses a calendar.
+// A Limit is printed, and marshaled to JSON, as the text that [ParseLimit] reads. encoding/gob loses a
+// calendar.
 type Limit struct {
 	Rate int // events per Period, 0 to 2^31-1; 0 denies everything
-	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets its own,
-	// which must stay.
+	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets the Period, which
+	// you must not change.
 	Period time.Duration
 	Burst  int // capacity of a bucket in events, 0 to 2^31-1; 0 means Rate
 
 	calendar *store.Calendar // nil if windows are a Period long; equal ones are one, for ==
 }
 
-// PerSecond is a limit of n events per second.
+// PerSecond returns a limit of n events per second.
 func PerSecond(n int) Limit { return Limit{Rate: n, Period: time.Second} }
 
-// PerMinute is a limit of n events per minute.
+// PerMinute returns a limit of n events per minute.
 func PerMinute(n int) Limit { return Limit{Rate: n, Period: time.Minute} }
 
-// PerHour is a limit of n events per hour.
+// PerHour returns a limit of n events per hour.
 func PerHour(n int) Limit { return Limit{Rate: n, Period: time.Hour} }
 
-// PerDay is a limit of n events per 24 hours.
+// PerDay returns a limit of n events per 24 hours.
 func PerDay(n int) Limit { return Limit{Rate: n, Period: day} }
 
-// PerWeek is a limit of n events per calendar week from Monday in UTC, for a [FixedWindow].
+// PerWeek returns a limit of n events per calendar week, for a [FixedWindow]. The week starts on Monday,
+// in UTC.
 func PerWeek(n int) Limit { return perUnit(n, store.Week) }
 
-// PerMonth is a limit of n events per calendar month from the 1st in UTC, for a [FixedWindow].
+// PerMonth returns a limit of n events per calendar month, for a [FixedWindow]. The month starts on the
+// 1st, in UTC.
 func PerMonth(n int) Limit { return perUnit(n, store.Month) }
 
 func perUnit(n int, unit store.Unit) Limit {
 	return Limit{Rate: n}.by(store.NewCalendar(unit, 1, "UTC"))
 }
 
-// In returns l, a [PerDay], [PerWeek] or [PerMonth], with windows that begin at midnight in
-// loc, a zone of the IANA database, and not [time.Local]. With another zone, or of another
-// Period, it is not valid. Import time/tzdata where the system may have no zones.
+// In returns l with windows that start at midnight in loc. l must be a [PerDay], [PerWeek] or
+// [PerMonth], and loc a time zone of the IANA database other than [time.Local]. Otherwise the returned
+// Limit is invalid. Import time/tzdata if the system may have no time zone database.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {
@@ -70,8 +73,8 @@ func (l Limit) In(loc *time.Location) Limit {
 	return l.by(store.NewCalendar(unit, from, loc.String()))
 }
 
-// From returns l with windows that begin on another day: of [PerMonth] 1 to 31, or the last one
-// of a shorter month; of [PerWeek] a [time.Weekday]. Anything else gives a Limit that is not valid.
+// From returns l with windows that start on another day. For [PerMonth] the day is 1 to 31, or the last
+// day of a shorter month. For [PerWeek] it is a [time.Weekday]. Otherwise the returned Limit is invalid.
 func (l Limit) From(day int) Limit {
 	unit, _ := l.unit()
 	switch {
@@ -113,22 +116,23 @@ func (l Limit) zone() string {
 	return l.calendar.Zone()
 }
 
-// Unlimited is a limit that admits everything, without asking the store. Its Rate is -1.
+// Unlimited returns a limit that admits everything without asking the store. Its Rate is -1.
 func Unlimited() Limit { return Limit{Rate: -1} }
 
-// Every is a limit of one event per d.
+// Every returns a limit of one event per d.
 func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 
-// ParseLimit reads a limit from a text:
+// ParseLimit parses a limit such as:
 //
 //	100/s    5/15m    5/1h30m    1000/day    10/second burst 20    unlimited
 //	10000/month from 31 in America/Sao_Paulo
 //	500/week from sunday    100/day in Asia/Kolkata
 //
-// Units are ms, s, m, h and d, or in words, and durations those of [time.ParseDuration]. Calendars
-// are week, month and, with a zone, day. Any other text is an [ErrInvalidLimit]. [The grammar].
+// The units are ms, s, m, h and d, or their names, and durations as in [time.ParseDuration]. The calendar
+// units are week, month and, with a time zone, day. See [the grammar]. For any other text, ParseLimit
+// returns [ErrInvalidLimit].
 //
-// [The grammar]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
+// [the grammar]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
 func ParseLimit(s string) (Limit, error) {
 	if s == unlimited {
 		return Unlimited(), nil
@@ -144,7 +148,7 @@ func ParseLimit(s string) (Limit, error) {
 	return l, nil
 }
 
-// String is the limit as [ParseLimit] reads it.
+// String returns the limit as text, which [ParseLimit] parses.
 func (l Limit) String() string {
 	if l == Unlimited() {
 		return unlimited
@@ -152,7 +156,7 @@ func (l Limit) String() string {
 	return limittext.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst, Calendar: l.calendar}.String()
 }
 
-// MarshalText is String, or an [ErrInvalidLimit]. A field that may be unset wants omitzero.
+// MarshalText returns the text of String, or [ErrInvalidLimit]. Use omitzero for a field that may be unset.
 func (l Limit) MarshalText() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -160,7 +164,7 @@ func (l Limit) MarshalText() ([]byte, error) {
 	return []byte(l.String()), nil
 }
 
-// UnmarshalText is [ParseLimit].
+// UnmarshalText sets l to the limit that [ParseLimit] returns.
 func (l *Limit) UnmarshalText(text []byte) error {
 	parsed, err := ParseLimit(string(text))
 	if err != nil {

@@ -1,35 +1,37 @@
 // Package ratelimit decides whether an event may happen now. It has five algorithms behind one
-// [Limiter] interface, each in memory or on Redis, with the same decisions on both.
+// [Limiter] interface. Each algorithm runs in memory or on Redis, and makes the same decisions on
+// both.
 //
 //	mem := ratelimit.Must(memstore.New())
 //	limiter := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("api")))
 //	...
 //	r, err := limiter.Allow(ctx, "user:42")
 //	switch {
-//	case err != nil: // no decision is known: the caller chooses
+//	case err != nil: // the store failed: admit or refuse, as your service prefers
 //	case !r.Allowed: // come back after r.RetryAfter
 //	}
 //
-// Use [TokenBucket] if you have no reason for another algorithm:
+// [TokenBucket] is the default. Choose another algorithm for a reason:
 //
-//   - [FixedWindow] for quotas that people follow, or are billed by.
-//   - [SlidingLog] where the limit must hold in every period, exactly.
-//   - [SlidingWindow] for limits of 100 or more, with fewer bursts at the edge of two periods.
-//   - [LeakyBucket] to send at a steady pace.
+//   - [FixedWindow] counts quotas that users can follow, or are billed by.
+//   - [SlidingLog] is exact over any period.
+//   - [SlidingWindow] admits fewer bursts at the edge of two periods, for limits of 100 or more.
+//   - [LeakyBucket] spaces events evenly.
 //
-// Name the limiters that share a store ([WithName]): two equal ones without names are one.
+// Name the limiters that share a store ([WithName]), because two unnamed limiters with the same
+// algorithm and limit share their counts.
 //
-// # Four kinds of things
+// # How the pieces fit
 //
-// What belongs to a limit is an [Option]. What spares calls to the store is a store. What changes
-// the answer is a limiter around a limiter. Keep this order:
+// A call passes through the pieces from top to bottom. Only an algorithm and a store are required,
+// and an [Option] configures a single limit. Keep this order:
 //
-//	accesslist  throttle.Waiter  shadow  fallback  Ban  All  observe.Around   limiters around a limiter
-//	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket  inflight    the decision, with Options
-//	lease  coalesce  regions  denycache                                       stores before a store
-//	memstore  redisstore  yours                                               stores
+//	wrappers    change the result   accesslist, throttle.Waiter, shadow, fallback, Ban, All, observe.Around
+//	algorithm   makes the decision  FixedWindow, SlidingWindow, SlidingLog, TokenBucket, LeakyBucket, inflight
+//	caches      save round trips    lease, coalesce, denycache, and regions, which joins stores
+//	store       keeps the counts    memstore, redisstore, or your own
 //
-// Functions such as [AllowUpTo] take any Limiter.
+// Functions such as [AllowUpTo] accept any Limiter.
 package ratelimit
 
 import (
@@ -49,30 +51,31 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Limiter decides on events of keys. It is safe for concurrent use.
+// Limiter decides whether the events of a key are admitted. It is safe for concurrent use.
 //
-// A denial is a [Result], never an error. An error means that no decision is known (after a
-// lost reply the charge may stand), and the Result beside it is zero. It is one of the
-// package's Err values, ctx's own, or that of a function given to an [Option].
+// A denial is a [Result], never an error. An error means that no decision is known: after a
+// lost reply, the events may have been charged. The Result is then zero. The error wraps one of
+// the package's Err values, or is ctx.Err() or the error of a function given to an [Option].
 type Limiter interface {
-	// Allow is AllowN of 1.
+	// Allow calls AllowN with n = 1.
 	Allow(ctx context.Context, key string) (Result, error)
-	// AllowN admits and charges n events at once, or none.
+	// AllowN admits and charges n events at the same time, or none of them.
 	AllowN(ctx context.Context, key string, n int) (Result, error)
-	// Peek answers what Allow would, and charges nothing.
+	// Peek returns what Allow would return, and charges nothing.
 	Peek(ctx context.Context, key string) (Result, error)
-	// Refund gives back n of the events that charged admitted, if they are still charged: not
-	// what was refilled, drained or has left the window since (to within 1 µs). Refund each
-	// event once, where it was charged: or else it takes those of other calls.
+	// Refund gives back n of the events that were admitted by the decision charged, as far as
+	// they are still charged. It does not give back events that have been refilled, have drained
+	// or have left the window since (to within 1 µs). Refund each event only once, to the limiter
+	// that charged it, because otherwise the refund gives back events of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error
 }
 
-// Never is the RetryAfter of an event that no waiting will admit.
+// Never is the RetryAfter of a call that is never admitted, however long it waits.
 const Never time.Duration = math.MaxInt64
 
-// Errors, for use with errors.Is. Texts name the offending values.
+// Errors to compare with errors.Is. Their messages name the offending values.
 var (
 	ErrInvalidLimit  = store.ErrInvalidLimit  // out of range, or more than the algorithm can keep
 	ErrInvalidN      = store.ErrInvalidN      // a number of events below 1, or a Refund of nothing
@@ -80,14 +83,15 @@ var (
 	ErrInvalidOption = store.ErrInvalidOption // an unusable store, client, name or option
 	ErrStore         = store.ErrStore         // the store failed, and no decision is known
 
-	// Of [Wait]: no waiting will admit that many events, or only after ctx's deadline.
+	// Errors of [Wait]: that many events are never admitted, or only after the deadline of ctx.
 	ErrNever               = errors.New("ratelimit: never admitted")
 	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
 
 	ErrSettled = errors.New("ratelimit: the reservation is settled") // of a second [Reservation.Settle]
 )
 
-// Must returns v, and panics if err is not nil: for constructors of constants.
+// Must returns v, and panics if err is not nil. Use it for limits that are fixed in the code, as
+// you would use regexp.MustCompile.
 func Must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -113,9 +117,9 @@ var kinds = []struct {
 	{&leakyBucket, queue.Leaky, func() one { return new(LeakyBucket) }},
 }
 
-// New returns a limiter by the name of its algorithm: "fixed_window", "sliding_window",
-// "sliding_log", "token_bucket" or "leaky_bucket". Errors: [ErrInvalidLimit] and
-// [ErrInvalidOption], as of all constructors.
+// New returns a limiter with the named algorithm: "fixed_window", "sliding_window",
+// "sliding_log", "token_bucket" or "leaky_bucket". Like all constructors, it returns
+// [ErrInvalidLimit] or [ErrInvalidOption] if an argument is invalid.
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
 	for i := range kinds {
 		if k := &kinds[i]; k.rule.Name == algorithm {
@@ -133,10 +137,10 @@ func errNoAlgorithm(name string) error {
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
 }
 
-// Custom is a limiter by another algorithm than the five, such as that of package inflight.
+// Custom is a limiter with an algorithm that is not one of the five, such as package inflight's.
 type Custom struct{ limiter }
 
-// NewCustom returns a limiter by rule, which [NewRule] has made.
+// NewCustom returns a limiter with the algorithm rule, which must be made by [NewRule].
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == nil {
 		return nil, fmt.Errorf("%w: a rule is made by NewRule, of a store.Rule with a Name and a Step", ErrInvalidOption)
@@ -161,8 +165,8 @@ func (c *Custom) AllowN(ctx context.Context, key string, n int) (res Result, err
 	return res, err
 }
 
-// Renew asks again for one event that charged has admitted. The rule sees when that was in the
-// Before of its Limit. Observers are not told.
+// Renew asks again for one event that was admitted by the decision charged. The rule finds the time of
+// that decision in the Before of its Limit. Observers are not notified.
 func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Result, err error) {
 	if charged.n == 0 || charged.together() != nil {
 		return res, errNothingCharged
@@ -181,8 +185,8 @@ func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Res
 	return res, err
 }
 
-// ChargedAt is the Before of a Renew: when charged was charged, in Unix µs, or what the rule says
-// in its place; 0 if nothing was.
+// ChargedAt returns the Before of a Renew: the time at which charged was charged, in Unix µs, or the
+// value that the rule replies in its place. It returns 0 if nothing was charged.
 func (c *Custom) ChargedAt(charged Result) int64 {
 	if charged.n == 0 || charged.together() != nil {
 		return 0
@@ -195,8 +199,8 @@ var scripts embed.FS
 
 var lua = script.Files{FS: scripts}
 
-// NewRule returns rule with its Lua for Redis: plan, commit, available and refund, as in
-// scripts/slidinglog.lua.
+// NewRule returns rule together with its Lua code for Redis, which defines plan, commit, available and
+// refund as scripts/slidinglog.lua does.
 func NewRule(rule store.Rule, text string) *store.Rule {
 	rule = lua.Rule(rule, "", "\n"+text)
 	return &rule
@@ -206,9 +210,9 @@ func NewRule(rule store.Rule, text string) *store.Rule {
 // So the second try fits, unless other calls come between.
 const upToTries = 3
 
-// AllowUpTo admits as many of n events as there is room for. Its Result is that of
-// AllowN(granted), or of Allow if nothing is granted. A limiter without that method is asked by
-// AllowN, up to three times, and by Peek where nothing is granted.
+// AllowUpTo admits as many of n events as fit, and returns their number. The Result is that of
+// AllowN(granted), or of Allow if granted is 0. If l has no method AllowUpTo, the function calls AllowN
+// up to three times, and Peek if nothing is granted.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter
@@ -244,24 +248,25 @@ var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 
 var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ErrInvalidN)
 
-// Policy is a limit as clients may be told of it: Quota events per Window.
+// Policy describes a limit to clients: Quota events per Window.
 type Policy struct {
-	Name  string // by [WithPolicyName], or else [WithName], or the limit as text
-	Limit Limit  // of the key
+	Name  string // set by [WithPolicyName], or else by [WithName], or the limit as text
+	Limit Limit  // the limit of the key
 	Quota int    // the most events at one instant: the Rate, or a bucket's Burst; 2^31-1 for Unlimited
-	// Window is the time in which the Quota comes back: the Period, or a bucket's
+	// Window is the time in which the whole Quota becomes available again: the Period, or a bucket's
 	// Burst·Period/Rate, rounded up. It is 0 for Unlimited, a Rate of 0, calendars and slots.
 	Window time.Duration
 	Unit   string // "" for requests, "concurrent-requests" for slots (package inflight)
 }
 
-// PolicyAppender is a [Limiter] that says which policies it enforces, as all of this module do.
+// PolicyAppender is implemented by limiters that report which policies they enforce. All limiters of this
+// module do.
 type PolicyAppender interface {
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }
 
-// AppendPolicies appends the policies of key to dst, one for each limit, in the order of
-// [Result.Parts]; none if l is no [PolicyAppender].
+// AppendPolicies appends the policies of key to dst, one for each limit, in the order of the limits. It
+// appends nothing if l does not implement [PolicyAppender].
 func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([]Policy, error) {
 	if d, ok := l.(PolicyAppender); ok {
 		return d.AppendPolicies(ctx, dst, key)

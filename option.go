@@ -12,12 +12,12 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/kept"
 )
 
-// Option sets what is optional about a limiter.
+// Option configures a limiter.
 type Option func(*limiter) error
 
-// WithName names the limiter in its store. Limiters of one algorithm, Period and name share their
-// keys' counts, and keep them when Rate or Burst change. Without a name, these take its place. It
-// is UTF-8, not empty, and without braces.
+// WithName names the limiter in its store. Limiters with the same algorithm, Period and name share the
+// counts of their keys, and keep them if the Rate or the Burst changes. Without a name, the Rate and the
+// Burst identify the limiter. The name must be UTF-8, not empty, and contain no braces.
 func WithName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || strings.ContainsAny(name, "{}") || !utf8.ValidString(name) {
@@ -28,8 +28,8 @@ func WithName(name string) Option {
 	}
 }
 
-// WithPolicyName sets the name that people read, in [Policy] and [Result.DeniedBy], in place of
-// WithName's. It is UTF-8 and not empty.
+// WithPolicyName sets the name that users see in [Policy] and [Result.DeniedBy]. By default it is the
+// name set by WithName. It must be UTF-8 and not empty.
 func WithPolicyName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || !utf8.ValidString(name) {
@@ -40,14 +40,15 @@ func WithPolicyName(name string) Option {
 	}
 }
 
-// WithLimitFunc asks f for the limit of each key on each call (see [KeepLimits]). The zero Limit
-// means the constructor's. After an error of f, or an invalid limit, nothing is charged. f must be
-// safe for concurrent use. Before a database put package plancache.
+// WithLimitFunc makes every call ask f for the limit of its key (see [KeepLimits]). If f returns the
+// zero Limit, the constructor's limit applies. If f returns an error or an invalid limit, the call
+// returns the error and charges nothing. f must be safe for concurrent use. If f reads a database, put
+// package plancache in front of it.
 //
-// A key keeps its count when its limit changes, read as at most the new capacity.
-// [What a change may cost].
+// When the limit of a key changes, the key keeps its count, which is read as at most the new capacity.
+// See [what a change may cost].
 //
-// [What a change may cost]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#a-limit-that-changes
+// [what a change may cost]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#a-limit-that-changes
 func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
 	return func(lim *limiter) error {
 		if f == nil {
@@ -66,8 +67,8 @@ func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, 
 	return nil
 }
 
-// WithTiers is a [WithLimitFunc] that gives each key the limit of its tier, which the function of
-// says on each call. A tier that is not in tiers, such as "", has the constructor's limit.
+// WithTiers is a [WithLimitFunc] for plans: every call asks of for the tier of its key, and the limit
+// of that tier applies. A tier that is not in tiers, such as "", has the constructor's limit.
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
@@ -90,9 +91,10 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 	}
 }
 
-// WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant.
-// Limit functions and observers get that one. Each call asks f, also Refund, Peek and Reset, which
-// need the same key. f must be safe for concurrent use, and inside a fallback not depend on ctx.
+// WithKeyFunc makes the limiter count by the key that f returns, such as the tenant of a user, instead of
+// the key of the call. Limit functions and observers receive the returned key. Every call asks f,
+// including Refund, Peek and Reset, for which f must return the same key. f must be safe for concurrent
+// use. Inside a fallback, f must not depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -106,11 +108,12 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 	}
 }
 
-// CountCalls charges one event for each call, whatever its n. In an [All] it limits requests
-// beside what they cost: AllowN of 1,200 is then one request and 1,200 tokens, or neither.
+// CountCalls makes the limiter charge one event per call, whatever n is. In an [All] it limits the
+// number of requests together with their cost: AllowN of 1,200 then admits one request and 1,200
+// tokens, or neither.
 //
-// [AllowUpTo] grants all or none. Only a Refund of all events of a call gives its one event back.
-// Charge charges nothing.
+// [AllowUpTo] grants all events or none. The one event of a call is given back only by a Refund of all
+// its events. Charge charges nothing.
 func CountCalls() Option {
 	return func(lim *limiter) error {
 		lim.calls = true
@@ -118,7 +121,7 @@ func CountCalls() Option {
 	}
 }
 
-// Observer is told of decisions. Package observe has some.
+// Observer is notified of decisions. Package observe has implementations.
 type Observer interface {
 	// Decided is told of a decision on n events of key before its caller is answered. It must be
 	// fast, safe for concurrent use, and not panic. Beside an err r is zero. n is what was asked
@@ -126,12 +129,13 @@ type Observer interface {
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 
-// WithObserver tells each of observers what the limit decides, but not of Peek, Refund and
-// Reset. An observer costs some 6 ns. Around of package observe sees what callers are told.
+// WithObserver notifies observers of the decisions of this limit, except those of Peek, Refund and
+// Reset. An observer costs about 6 ns per decision. To observe the results that callers receive, use
+// Around of package observe.
 func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
 
-// WithTimedObserver is [WithObserver], and measures how long decisions take. That costs some
-// 75 ns: it is for limiters on Redis.
+// WithTimedObserver is [WithObserver] that also measures how long each decision takes. The measurement
+// costs about 75 ns per decision, so use it for limiters on Redis.
 func WithTimedObserver(observers ...Observer) Option { return withObservers(observers, true) }
 
 func withObservers(more []Observer, timed bool) Option {
@@ -150,9 +154,9 @@ func withObservers(more []Observer, timed bool) Option {
 	}
 }
 
-// KeepLimits returns a context for one request, in which [AppendPolicies] and Refund go by the
-// limit of the key's last decision, of up to 64 keys. They do not ask [WithLimitFunc] again. The
-// middlewares use it.
+// KeepLimits returns a context for one request. With it, [AppendPolicies] and Refund use the limit of the
+// key's last decision and do not ask [WithLimitFunc] again, for up to 64 keys. The middlewares use
+// KeepLimits.
 func KeepLimits(ctx context.Context) context.Context {
 	return kept.New[Limit](ctx, false)
 }

@@ -6,15 +6,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Part is the decision of one of several limits: see [Result.Parts].
+// Part is the decision of one of several limits. See [Result.Parts].
 type Part struct {
-	Result          // zero if the limit was not asked, because another one had denied before
-	Limiter Limiter // that decided, to which a Refund of the Result goes
+	Result          // zero if the limit was not asked, because another one had already denied
+	Limiter Limiter // the limiter that decided, which can refund the Result
 }
 
-// Name is the name of the limit (see [Policy]), as [Result.DeniedBy] says it: the first one of a
-// Limiter that has decided for several at once. It is "" of a Limiter of another package that is
-// around none of this module.
+// Name returns the name of the limit (see [Policy]), as [Result.DeniedBy] does. If the Limiter has
+// decided for several limits at once, Name returns the name of the first one. It returns "" if the Limiter
+// is not of this module, and wraps none that is.
 func (p Part) Name() string {
 	if name := p.DeniedBy(); name != "" {
 		return name
@@ -28,11 +28,11 @@ func (p Part) Name() string {
 	return ""
 }
 
-// Parts are the decisions of the single limits ([All], [Decide]), in their order, or nil. Do not
-// change them.
+// Parts returns the decisions of the individual limits ([All], [Decide]), in their order, or nil for a
+// single limit. Do not modify the slice.
 //
-// A limiter around several that decides for them at once, as a [Ban] does while it lasts, is one
-// Part.
+// A wrapper that has decided for several limits at once, as a [Ban] does while a key is banned, is a
+// single Part.
 func (r Result) Parts() []Part {
 	j := r.joined()
 	if j == nil {

@@ -12,12 +12,12 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Charger is a [Limiter] with [Charge], as all of this module are.
+// Charger is implemented by limiters that have a method [Charge]. All limiters of this module do.
 type Charger interface {
 	Charge(ctx context.Context, key string, n int) (Result, error)
 }
 
-// Reservation is a charge by estimate. Settle it once, or it keeps its charge.
+// Reservation is a charge for an estimated cost. Settle it once. Until then, the estimate stays charged.
 type Reservation struct {
 	limiter  Limiter
 	key      string
@@ -26,11 +26,11 @@ type Reservation struct {
 	settled  atomic.Bool
 }
 
-// Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
-// the tokens of a language model. If they are denied, the Reservation is nil. Slots (package
-// inflight) are [ErrInvalidOption].
+// Reserve asks l for n events, an estimate of a cost that is known only afterwards, such as the tokens
+// of a language model. If the events are denied, the Reservation is nil. Reserve returns
+// [ErrInvalidOption] for slots (package inflight).
 //
-// Bound: that of the limit, and what reservations have cost beyond their estimates.
+// Bound: the bound of the limit, plus the amount by which costs exceed their estimates.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
@@ -50,10 +50,10 @@ var errNotReserved = fmt.Errorf("%w: nothing was reserved: the call was denied, 
 // errHeldReserved: a settled Reservation would keep its slot.
 var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its Settle", ErrInvalidOption)
 
-// Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
-// it refunds what was too much, or charges what was too little ([Charge]). After an error the
-// estimate stays charged. The Result is that of the Charge, or of Reserve for the actual cost
-// (its ResetAfter may be too long).
+// Settle replaces the estimate with the actual cost, 0 or more events, even if ctx has ended. It refunds
+// the difference, or charges it ([Charge]). After an error, the estimate stays charged. The Result is that
+// of the Charge, or the one that Reserve would have returned for the actual cost (its ResetAfter may be
+// too long).
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil:
@@ -78,15 +78,16 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	return r.charged.without(rest, r.reserved), nil
 }
 
-// Charge charges n events of key that have happened already, whether they fit or not. The
-// Result says Allowed and can be refunded. Calls are denied until the debt is paid:
+// Charge charges n events of key that have already happened, whether they fit the limit or not. The
+// Result is allowed, and can be refunded. Until the debt is paid, calls are denied:
 //
-//   - A bucket pays at its Rate: for estimates that may be far off use one.
-//   - A [SlidingLog] forgets a debt after a Period, and a [FixedWindow] with its window.
-//   - On the next window of a [SlidingWindow] a debt weighs as a full one.
+//   - A bucket pays a debt at its Rate. Use a bucket if estimates may be far off.
+//   - A [SlidingLog] forgets a debt after a Period, and a [FixedWindow] at the end of the window.
+//   - In the next window of a [SlidingWindow], a debt counts as a full window.
 //
-// Debts add up, to at most 2^31-1 events, and in a bucket to what drains in 100 years: more is
-// not charged. A Rate of 0 denies. A limiter that is no [Charger] is charged as many as fit.
+// Debts add up to at most 2^31-1 events, and in a bucket to the events that drain in 100 years. Events
+// beyond that are not charged. A Rate of 0 denies. If l is not a [Charger], Charge charges as many of the
+// events as fit.
 func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -99,11 +100,12 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	return r, err
 }
 
-// Credit gives back up to n events of key without the Result of their charge: no more than the
-// current window or level has. Of a bucket one event stays charged. With the Result use Refund.
+// Credit gives back up to n events of key without the Result of their charge, but no more than are
+// charged to the current window or bucket. In a bucket, one event stays charged. If you have the Result,
+// use Refund.
 //
-// It takes two calls of the store. l is a [FixedWindow], a [SlidingWindow] or a [TokenBucket];
-// others are [ErrInvalidOption].
+// Credit makes two calls to the store. l must be a [FixedWindow], a [SlidingWindow] or a [TokenBucket].
+// Otherwise Credit returns [ErrInvalidOption].
 func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err error) {
 	lim := coreOf(l)
 	if lim == nil || !credit.Has(lim.rule) {

@@ -8,15 +8,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Result is a decision. Its durations are whole microseconds, rounded up.
-// Results can be compared with ==.
+// Result is a decision. Its durations are whole microseconds, rounded up. Results can be compared
+// with ==.
 type Result struct {
 	Allowed    bool
 	Limit      int           // the most events that could be admitted at one instant (rate, or burst)
 	Remaining  int           // events that would be admitted now, 0 to Limit
-	RetryAfter time.Duration // 0 if allowed; the exact wait after which the same call would be; Never if it never would
-	ResetAfter time.Duration // until the key is as if never seen
-	Delay      time.Duration // how long an admitted event waits for its turn: LeakyBucket, AllowWithin; 0 elsewhere
+	RetryAfter time.Duration // 0 if allowed; the exact wait after which the same call would be allowed; Never if it never would
+	ResetAfter time.Duration // the time until the key is in its initial state
+	Delay      time.Duration // how long an admitted event must wait (LeakyBucket, AllowWithin); otherwise 0
 
 	// What a Refund needs; a [pair] has another use for it.
 	at      int64 // when the events were charged, Unix µs of the store's clock
@@ -26,7 +26,7 @@ type Result struct {
 	mark *Mark // nil unless a wrapper had a part in it
 }
 
-// String is the Result in short, for logs and tests, in a form that may change:
+// String returns a short text for logs and tests. Its form may change:
 //
 //	denied by "per_user" (local), 2 of 5 left, retry after 1.2s
 func (r Result) String() string {
@@ -57,7 +57,8 @@ func (r Result) String() string {
 	return s
 }
 
-// Charged is how many events a Refund can give back: 0 of limiters not built on this package.
+// Charged returns the number of events that a Refund can give back. It is 0 for limiters that are not
+// built on this package.
 func (r Result) Charged() int {
 	if j, ok := r.together().(*joined); ok {
 		return j.charged
@@ -65,9 +66,9 @@ func (r Result) Charged() int {
 	return int(r.n)
 }
 
-// Counted reports whether Limit and Remaining say what is left of a limit. They do not for
-// [SourceFailOpen], [SourceFailClosed], [SourceUnlimited], [SourceBan], and admissions by a list or
-// with a Limit of 0.
+// Counted reports whether Limit and Remaining describe a limit. They do not for [SourceFailOpen],
+// [SourceFailClosed], [SourceUnlimited] and [SourceBan], nor for admissions by a list or with a Limit
+// of 0.
 func (r Result) Counted() bool { return r.counted() }
 
 func (r *Result) counted() bool {
@@ -80,8 +81,8 @@ func (r *Result) counted() bool {
 	return !r.Allowed || r.Limit > 0
 }
 
-// DeniedBy is the name (see [Policy]) of the limit that denied, with the longest RetryAfter,
-// where several decided. Otherwise it is "".
+// DeniedBy returns the name (see [Policy]) of the limit that denied the call. If several limits denied
+// it, that is the one with the longest RetryAfter. For a single limit and for an admission it is "".
 func (r Result) DeniedBy() string {
 	switch note := r.together().(type) {
 	case *joined:
@@ -92,10 +93,10 @@ func (r Result) DeniedBy() string {
 	return ""
 }
 
-// Source says what made a [Result].
+// Source is the origin of a [Result].
 type Source uint8
 
-// What can have made a Result.
+// The origins of a Result.
 const (
 	SourceStore      Source = iota // the limiter's own store
 	SourceFailOpen                 // the store failed, and the event was let through
@@ -113,7 +114,7 @@ var sourceNames = [...]string{
 	"store", "fail_open", "fail_closed", "local", "deny_cache", "unlimited", "zero_rate", "list", "lease", "ban",
 }
 
-// String is the Source as text, such as "fail_open".
+// String returns the Source as text, such as "fail_open".
 func (s Source) String() string {
 	if int(s) < len(sourceNames) {
 		return sourceNames[s]
@@ -121,10 +122,10 @@ func (s Source) String() string {
 	return "source(" + strconv.Itoa(int(s)) + ")"
 }
 
-// MarshalText is String.
+// MarshalText returns the text of String.
 func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Source says what made the Result.
+// Source returns the origin of the Result.
 func (r Result) Source() Source { return r.source() }
 
 func (r *Result) source() Source {
@@ -201,7 +202,8 @@ func (r *Result) receipt(n int64) store.Receipt {
 	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
 }
 
-// Mark is a note of a wrapper on its Results, for its Refund. One serves all with the same note.
+// Mark is a note that a wrapper puts on its Results and finds again in Refund. One Mark can serve all
+// Results with the same note.
 type Mark struct {
 	owner  any
 	source Source
@@ -209,14 +211,14 @@ type Mark struct {
 	under  *Mark // what the Result had before
 }
 
-// NewMark returns the mark of owner, a pointer to a wrapper. [Result.Source] is then source, or
-// as before for SourceStore.
+// NewMark returns a Mark of owner, which is a pointer to a wrapper. [Result.Source] of a marked Result
+// is source, unless source is SourceStore, which leaves it as it was.
 func NewMark(owner any, source Source, note any) *Mark {
 	source = min(source, SourceBan) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
 }
 
-// WithMark returns r with the mark m above those that it has.
+// WithMark returns r with the mark m on top of the marks that it has.
 func (r Result) WithMark(m *Mark) Result {
 	if r.mark != nil && m != nil {
 		above := *m
@@ -229,7 +231,7 @@ func (r Result) WithMark(m *Mark) Result {
 	return r
 }
 
-// Unmark returns the note that owner left on r, and r without it, for the limiter inside.
+// Unmark returns the note that owner put on r, and r without that mark, as the wrapped limiter expects it.
 func (r Result) Unmark(owner any) (under Result, note any, ok bool) {
 	for m := r.mark; m != nil; m = m.under {
 		if m.owner != nil && m.owner == owner {

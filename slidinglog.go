@@ -7,19 +7,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// SlidingLog keeps the time of each event that was admitted in the last Period. It admits n
-// events if they and those are at most Rate.
+// SlidingLog keeps the time of each event that was admitted in the last Period. It admits n more events
+// if that makes at most Rate events in the Period.
 //
-// Bound: at most Rate events in every true Period, exactly.
+// Bound: at most Rate events in any interval of a Period, exactly.
 //
-// A key costs some 7 bytes for each event of its last Period, or 14 for each AllowN of several,
-// and in memory up to 240 besides.
+// A key takes about 7 bytes per event of the last Period, or 14 per AllowN of several events, and in
+// memory up to 240 bytes more.
 //
-// Use it where the limit is a contract: logins, payments, calls to a supplier that counts
-// exactly. For large Rates use [SlidingWindow] or [TokenBucket].
+// Use it if the limit is a contract: for logins, payments, or calls to a supplier that counts exactly.
+// For large Rates, use [SlidingWindow] or [TokenBucket].
 type SlidingLog struct{ limiter }
 
-// NewSlidingLog returns a limiter that keeps the events of the last l.Period. l has no Burst.
+// NewSlidingLog returns a limiter that keeps the events of the last l.Period. l.Burst must be 0.
 func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
 	return built(new(SlidingLog), &slidingLog, s, l, opts)
 }

@@ -8,31 +8,31 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// SlidingWindow counts in two windows of Period, this one and the one before, aligned to the
-// Unix epoch in UTC. It supposes that the events of the last window came evenly. At a time e
-// into this one it admits n events if
+// SlidingWindow counts the events of a key in the current and the previous window of length Period,
+// aligned to the Unix epoch, in UTC. It assumes that the events of the previous window were spread
+// evenly. At time e after the start of the current window, it admits n events if
 //
 //	prev·(Period-e) + (cur+n)·Period <= Rate·Period
 //
-// in integers, without rounding. The formula is [Cloudflare's].
+// computed in integers, without rounding. The formula is [Cloudflare's].
 //
-// Bound: at most Rate·(1 + x/Period) events in any interval x. If those of the last window came
-// at its end, nearly 2·Rate can fall into one true Period.
+// Bound: at most Rate·(1 + x/Period) events in any interval x. If the events of the previous window
+// came at its end, nearly 2·Rate events can fall into one interval of a Period.
 //
-// It gives less than Rate to clients that ask for more, because what they were admitted in the last
-// window still weighs in this one: Rate-1 events in each Period, and every second one for a Rate of
-// 1. That is 50% of a Rate of 1 or 2, 67% of 3, 80% of 5, 90% of 10 and 99% of 100.
+// Clients that ask for more than Rate get less than Rate, because the events admitted in the previous
+// window still count in the current one: they get Rate-1 events per Period, or one in every two Periods
+// for a Rate of 1. That is 50% of a Rate of 1 or 2, 67% of 3, 80% of 5, 90% of 10 and 99% of 100.
 //
-// A key costs some 40 bytes in memory and 150 in Redis, for up to two Periods.
+// A key takes about 40 bytes in memory and 150 in Redis, for up to two Periods.
 //
-// Use it for Rates of 100 or more where bursts at the edge of two Periods should be rarer than with
-// [TokenBucket]. For smaller Rates, and as the default, use TokenBucket. Where the limit must hold in
-// every true Period, use [SlidingLog].
+// Use it for Rates of 100 or more, if bursts at the edge of two Periods should be rarer than with
+// [TokenBucket]. For smaller Rates, and as the default, use TokenBucket. If the limit must hold over any
+// Period, use [SlidingLog].
 //
 // [Cloudflare's]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 type SlidingWindow struct{ limiter }
 
-// NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst.
+// NewSlidingWindow returns a limiter that counts in two windows of l.Period. l.Burst must be 0.
 func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, error) {
 	return built(new(SlidingWindow), &slidingWindow, s, l, opts)
 }

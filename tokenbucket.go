@@ -7,24 +7,25 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// TokenBucket holds up to Burst tokens. It starts full, and is refilled continuously at Rate
-// tokens each Period. It admits n events if there are n tokens, and takes them.
+// TokenBucket holds up to Burst tokens per key. A bucket starts full, and is refilled continuously at
+// Rate tokens per Period. It admits n events if it holds n tokens, and removes them. (GCRA is the same
+// algorithm, told in times.)
 //
-// Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up): a full
+// Bound: at most Burst + Rate·x/Period events in any interval x (in whole µs, rounded up), a full
 // bucket and its refill.
 //
-// What [AllowWithin] admits ahead counts at its turn. Its refunds exceed the bound by at most
-// what was refunded.
+// Events that [AllowWithin] admits ahead of time count at their scheduled time. If they are refunded, the
+// bound is exceeded by at most the events that were refunded.
 //
-// A key costs some 40 bytes in memory and 150 in Redis, until the bucket is full again.
+// A key takes about 40 bytes in memory and 150 in Redis, until the bucket is full again.
 //
 // Use it as the default: for limits of any size, for a sustained rate that allows bursts, and for
-// costs. A client that asks for more than Rate gets the whole of it. Where the limit must hold in
-// every true Period, use [SlidingLog], and where events must be spread out, [LeakyBucket].
+// costs. A client that asks for more than Rate gets all of Rate. If the limit must hold over any
+// Period, use [SlidingLog]. If events must be spread out, use [LeakyBucket].
 type TokenBucket struct{ limiter }
 
-// NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each
-// l.Period, in at most 100 years.
+// NewTokenBucket returns a limiter with l.Burst tokens (0 means l.Rate) that are refilled at l.Rate per
+// l.Period. The refill must take at most 100 years.
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
 	return built(new(TokenBucket), &tokenBucket, s, l, opts)
 }

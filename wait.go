@@ -14,16 +14,16 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Wait blocks until l admits n events of key, and then for their Delay. It returns
-// [ErrWouldExceedDeadline] as soon as l's answers show that this would come too late for ctx, and
-// [ErrNever] at once.
+// Wait blocks until l admits n events of key, and then for their Delay. It returns [ErrNever]
+// immediately if the events are never admitted, and [ErrWouldExceedDeadline] as soon as the decisions of
+// l show that they would be admitted only after the deadline of ctx.
 //
-// In one process the waiters of a key and limiter [stand in a queue], and a wait costs about
-// one call of l. If ctx ends, a permit goes to the next waiter, or is given back. Errors of l
-// end the wait, but for [store.ErrOverloaded] and [store.ErrUnavailable]. After these it asks
-// again, in 5 ms to 1 s.
+// Within a process, the callers that wait for a key of a limiter [wait in a queue], and each wait costs
+// about one call to l. If ctx ends, the permit goes to the next waiter, or is refunded. Errors of l end
+// the wait, except [store.ErrOverloaded] and [store.ErrUnavailable], after which Wait asks again within
+// 5 ms to 1 s.
 //
-// [stand in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
+// [wait in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -128,23 +128,24 @@ func (a *asker) answerOf(r Result) queue.Decision {
 	return d
 }
 
-// Delayer is a [Limiter] with [AllowWithin], as all of this module are but for throttle's Slowdown.
-// A type that embeds one needs its own AllowWithin if it has its own AllowN.
+// Delayer is implemented by limiters that have a method [AllowWithin]. All limiters of this module do,
+// except throttle's Slowdown. A type that embeds a Delayer and defines its own AllowN must also define
+// its own AllowWithin.
 type Delayer interface {
 	AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error)
 }
 
-// AllowWithin admits and charges n events of key if their turn comes within d, or none. The
-// caller sleeps the Delay, which is at most d, or refunds the events before.
+// AllowWithin admits and charges n events of key if their scheduled time comes within d, or none of
+// them. The caller must sleep for the Delay, which is at most d, or refund the events before it ends.
 //
-//   - A [LeakyBucket] admits what AllowN would, if its Delay is at most d.
-//   - A [TokenBucket] admits what AllowN would within d, and charges it now.
-//   - Windows and logs have no turns, and decide as AllowN.
+//   - A [LeakyBucket] admits the events that AllowN admits, if their Delay is at most d.
+//   - A [TokenBucket] admits the events that AllowN would admit within d, and charges them now.
+//   - Windows and logs have no schedule, and decide as AllowN does.
 //
-// RetryAfter of a denial is exact for the same call. d is taken as 0 to 100 years.
+// The RetryAfter of a denial is exact for the same call. d is clamped to between 0 and 100 years.
 //
-// A limiter that is no [Delayer] is asked by AllowN. A turn that comes too late is refunded and
-// denied, with a RetryAfter that is not always exact.
+// If l is not a [Delayer], AllowWithin calls AllowN. If the Delay is too long, it refunds the events and
+// returns a denial, whose RetryAfter is not always exact.
 func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Duration) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
