@@ -32,7 +32,7 @@ var links = map[string][]string{
 	"clientaddr":       {},
 	"config":           {".", "store/coalesce", "store/denycache", "fallback", "inflight", "store/lease", "store", "store/memstore", "go.yaml.in/yaml/v4", "github.com/sony/gobreaker/v2"},
 	"fallback":         {".", "store", "store/memstore", "github.com/sony/gobreaker/v2"},
-	"httplimit":        {".", "clientaddr", "inflight", "store", "store/memstore", "github.com/felixge/httpsnoop"},
+	"httplimit":        {".", "clientaddr", "inflight", "store", "store/memstore"},
 	"inflight":         {".", "store", "store/memstore"},
 	"observe":          {".", "store", "store/memstore"},
 	"ratelimittest":    {".", "store", "store/memstore"},
