@@ -667,6 +667,33 @@ func TestADecisionInMemoryAllocatesNothing(t *testing.T) {
 	}
 }
 
+// The two limits that most users have need no memory of their own either, whatever they decide, and observed or not.
+func TestADecisionOfTwoLimitsInMemoryAllocatesNothing(t *testing.T) {
+	mem := memory(t, newClock())
+	plenty, used := ratelimit.PerHour(1<<31-1), ratelimit.PerHour(1)
+	for _, opts := range [][]ratelimit.Option{nil, {ratelimit.WithObserver(saying(func() {}))}} {
+		for name, limits := range map[string][2]ratelimit.Limit{
+			"allowed": {plenty, plenty}, "the first denies": {used, plenty}, "the second denies": {plenty, used},
+		} {
+			a := all(t, newLimiter(t, "token_bucket", mem, limits[0], opts...), newLimiter(t, "sliding_window", mem, limits[1], opts...))
+			ctx := t.Context()
+			require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = a.Allow(ctx, name) }), "%s, %d observers", name, len(opts))
+		}
+	}
+}
+
+// Neither does a call of one event of a limit that counts calls, alone and of two.
+func TestACallOfALimitOfCallsAllocatesNothing(t *testing.T) {
+	mem := memory(t, newClock())
+	calls := func(algorithm string) ratelimit.Limiter {
+		return newLimiter(t, algorithm, mem, ratelimit.PerHour(1<<31-1), ratelimit.CountCalls())
+	}
+	alone, two := calls("token_bucket"), all(t, calls("token_bucket"), calls("fixed_window"))
+	ctx := t.Context()
+	require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = alone.Allow(ctx, "key") }))
+	require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = two.AllowN(ctx, "key", math.MaxInt32) }), "of as many events as there may be")
+}
+
 func TestMustPanicsWithTheError(t *testing.T) {
 	mem := ratelimit.Must(memstore.New())
 	require.Equal(t, "a", ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(1), ratelimit.WithName("a"))).Name())

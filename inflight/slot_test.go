@@ -756,7 +756,7 @@ func TestASlotThatIsOverSaysSo(t *testing.T) {
 }
 
 // A slot may be over before Hold returns.
-func TestASlotThatIsOverAtOnce(t *testing.T) {
+func TestASlotThatIsOverAtOnceIsFree(t *testing.T) {
 	l := slots(t, newRemote(t), 1)
 	for range 1000 {
 		held := make(chan *inflight.Slot)

@@ -223,8 +223,8 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 	}
 }
 
-// TestAVictimIsOneOfEight counts how many keys a new one is compared with in a full table.
-func TestAVictimIsOneOfEight(t *testing.T) {
+// TestANewKeyOfAFullStoreIsComparedWithEight counts how many keys a new one is compared with in a full table.
+func TestANewKeyOfAFullStoreIsComparedWithEight(t *testing.T) {
 	compared := 0
 	counting := *window
 	counting.Used = func(s store.State, _, _ int64) int64 { compared++; return s.Whole }

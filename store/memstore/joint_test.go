@@ -81,8 +81,8 @@ func TestAllsInEachOrderDoNotBlockEachOther(t *testing.T) {
 	check(t, s)
 }
 
-// TestATableThatHasJustSplitIsLeft has a call wait for a table that then is another key's alone.
-func TestATableThatHasJustSplitIsLeft(t *testing.T) {
+// TestAKeyIsChargedInItsOwnTableThoughThatHasJustSplit has a call wait for a table that then is another key's alone.
+func TestAKeyIsChargedInItsOwnTableThoughThatHasJustSplit(t *testing.T) {
 	s := newStore(t)
 	ns := store.NewNamespace(window, "")
 	here, there := apart(s, ns)

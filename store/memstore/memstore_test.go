@@ -161,9 +161,9 @@ func TestRefundNeverExtendsALife(t *testing.T) {
 	}
 }
 
-// TestAgainstMaps runs random calls on many keys of two rules, and on two plain maps that
+// TestAStoreCountsAsMapsDo runs random calls on many keys of two rules, and on two plain maps that
 // forget nothing, through growth, splits and sweeps.
-func TestAgainstMaps(t *testing.T) {
+func TestAStoreCountsAsMapsDo(t *testing.T) {
 	const keys = 1_000_000 / scale
 	calls := effort.Of(250_000, 500_000, 2_500_000) / scale
 	c := newClock()
@@ -362,9 +362,9 @@ func TestPeekChangesNothing(t *testing.T) {
 	}
 }
 
-// TestWorkPerCall counts, for each call, the slots of the tables that it changed
+// TestACallMovesAndSweepsFewKeys counts, for each call, the slots of the tables that it changed
 // or swept.
-func TestWorkPerCall(t *testing.T) {
+func TestACallMovesAndSweepsFewKeys(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	ns := store.NewNamespace(window, "")
@@ -400,10 +400,7 @@ func TestWorkPerCall(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
-	if slot, table := memstore.Sizes(); slot != 32 || table > 192 && strconv.IntSize == 64 {
-		t.Errorf("a slot has %d bytes and a table %d, want 32 and at most 192", slot, table)
-	}
+func TestADefaultStoreHolds16MillionKeys(t *testing.T) {
 	if memstore.DefaultMaxKeys != 16_777_216 { // as the docs say
 		t.Errorf("%d keys at most", memstore.DefaultMaxKeys)
 	}
@@ -497,8 +494,8 @@ func TestTooManyRules(t *testing.T) {
 	check(t, s)
 }
 
-// TestARuleThatTwoAddAtOnceHasOneNumber adds each of two rules again, after another call has.
-func TestARuleThatTwoAddAtOnceHasOneNumber(t *testing.T) {
+// TestCallersThatAddARuleAtOnceCountTogether adds each of two rules again, after another call has.
+func TestCallersThatAddARuleAtOnceCountTogether(t *testing.T) {
 	s := newStore(t)
 	for i, rule := range []*store.Rule{window, sliding, window, sliding} {
 		if n, ok := s.NumberAnew(rule); !ok || n != uint32(i%2) {
