@@ -8,7 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // FuzzStep holds the transitions to what a Result promises, from any state that a
@@ -197,4 +199,41 @@ func TestWhatIsChargedAfterAReplyIsNotAvailable(t *testing.T) {
 		require.EqualValues(t, 5, r.Available(rule, l), rule.Name)
 		require.EqualValues(t, 3, r.After(rule, 2).Available(rule, l), rule.Name)
 	}
+}
+
+// A queue is told what it cannot see: that another than the limit's store has decided, and that
+// nobody counts what is admitted.
+func TestWhatAQueueIsTold(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	a := &asker{limiter: Must(NewTokenBucket(mem, PerHour(5))), key: "key", n: 1}
+	for _, c := range []struct {
+		r         Result
+		elsewhere bool
+		remaining int
+	}{
+		{Result{Allowed: true, Limit: 5, Remaining: 3}, false, 3},
+		{Result{Allowed: true, Limit: 1}, false, 0},
+		{Result{Allowed: true}, false, maxEvents},
+		{Result{}, false, 0},
+		{Result{Limit: 5, Remaining: 3}.WithMark(NewMark(a, SourceLocal, nil)), true, 3},
+	} {
+		d := a.answerOf(c.r)
+		require.Equal(t, c.elsewhere, d.Elsewhere)
+		require.Equal(t, c.remaining, d.Remaining)
+	}
+
+	// Of several limits it is told each one's Delay.
+	other := Must(NewTokenBucket(mem, PerHour(2)))
+	parts := []Part{
+		{Result{Allowed: true, Limit: 5, Remaining: 3, ResetAfter: 24 * time.Minute}, a.limiter},
+		{Result{Allowed: true, Limit: 2, ResetAfter: 90 * time.Minute, Delay: 30 * time.Minute}, other},
+	}
+	r := Result{Allowed: true, mark: NewMark(nil, SourceStore, join(parts, 0))}
+	a = &asker{limiter: Must(NewAll(a.limiter, other)), key: "key", n: 1}
+	want := queue.Decision{Allowed: true, Remaining: maxEvents}
+	for _, p := range parts {
+		want.Part(queue.Bucket, 1, queue.Decision{Limit: p.Limit, Remaining: p.Remaining, ResetAfter: p.ResetAfter, Delay: p.Delay})
+	}
+	require.Equal(t, want, a.answerOf(r))
 }
