@@ -5,8 +5,9 @@
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-test: ## all tests of the root module, in a minute
+test: ## all tests of the root module, and the suite's, in a minute
 	go test ./...
+	go test -C internal/suite ./...
 
 test-full: ## what must pass before a change lands
 	.ci/run
@@ -21,7 +22,7 @@ fuzz: ## each fuzz target for TIME
 	.ci/fuzz $(or $(TIME),1m)
 
 soak: ## some 50 limiters whose servers break 200 times an hour, for TIME
-	RATELIMIT_SOAK=$(or $(TIME),3h) go test -timeout 100h -count=1 -v -run Soak ./internal/suite
+	RATELIMIT_SOAK=$(or $(TIME),3h) go test -C internal/suite -timeout 100h -count=1 -v -run Soak
 
 release: ## tags VERSION, such as v0.2.0, and pushes the tags
 	tools/release/tag $(VERSION)

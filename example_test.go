@@ -8,19 +8,13 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
-	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // A count starts again with each window, here with each full minute, so that both
@@ -282,66 +276,6 @@ func ExampleAllowWithin() {
 	// busy, ask again after 50ms
 }
 
-// Paying users have a limit of their own. The key says who it is; a service would
-// look it up, or find it in ctx.
-func ExampleWithLimitFunc() {
-	mem, err := memstore.New()
-	if err != nil {
-		log.Fatal(err)
-	}
-	tiers := map[string]ratelimit.Limit{"user:7": ratelimit.PerMinute(1000)}
-	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(60),
-		ratelimit.WithLimitFunc(func(_ context.Context, key string) (ratelimit.Limit, error) {
-			return tiers[key], nil // the zero Limit means the limiter's own
-		}))
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	for _, key := range []string{"user:7", "user:42"} {
-		r, err := limiter.Allow(context.Background(), key)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(key, r.Remaining, "of", r.Limit)
-	}
-	// Output:
-	// user:7 999 of 1000
-	// user:42 59 of 60
-}
-
-// Limiters of one name share what a key has spent, so that a limit can be changed
-// without a fresh start for all.
-func ExampleWithName() {
-	mem, err := memstore.New()
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx := context.Background()
-	for _, limit := range []ratelimit.Limit{ratelimit.PerDay(100), ratelimit.PerDay(150)} {
-		named, err := ratelimit.NewSlidingLog(mem, limit, ratelimit.WithName("downloads"))
-		if err != nil {
-			log.Fatal(err)
-		}
-		unnamed, err := ratelimit.NewSlidingLog(mem, limit)
-		if err != nil {
-			log.Fatal(err)
-		}
-		for _, limiter := range []*ratelimit.SlidingLog{named, unnamed} {
-			r, err := limiter.AllowN(ctx, "user:42", 40)
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Printf("%v %q remaining %d\n", limiter.Limit(), limiter.Name(), r.Remaining)
-		}
-	}
-	// Output:
-	// 100/d "downloads" remaining 60
-	// 100/d "" remaining 60
-	// 150/d "downloads" remaining 70
-	// 150/d "" remaining 110
-}
-
 // A page can show what is left without spending any of it.
 func ExampleLimiter_Peek() {
 	mem, err := memstore.New()
@@ -477,31 +411,6 @@ func Example() {
 	// Output: true 4
 }
 
-// One limit for each network of addresses, whatever the address.
-func ExampleWithKeyFunc() {
-	networkOf := func(_ context.Context, key string) (string, error) {
-		addr, err := netip.ParseAddr(key)
-		if err != nil {
-			return "", err
-		}
-		return netip.PrefixFrom(addr, 24).Masked().String(), nil
-	}
-	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(2), ratelimit.WithName("network"),
-		ratelimit.WithKeyFunc(networkOf))
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, address := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1"} {
-		r, err := limiter.Allow(context.Background(), address)
-		fmt.Println(address, r.Allowed, err)
-	}
-	// Output:
-	// 192.0.2.1 true <nil>
-	// 192.0.2.2 true <nil>
-	// 192.0.2.3 false <nil>
-	// 198.51.100.1 true <nil>
-}
-
 // Some keys have no limit, and some are blocked. Neither asks the store.
 func ExampleUnlimited() {
 	limits := map[string]ratelimit.Limit{"staff": ratelimit.Unlimited(), "banned": ratelimit.PerMinute(0)}
@@ -547,33 +456,6 @@ func ExampleCharge() {
 	// Output: 15m12s <nil>
 }
 
-// Part of a limit is kept for important callers: the others have a limit of their own
-// within the whole.
-func ExampleNewAll_priority() {
-	store := frozenMemory()
-	total, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(10), ratelimit.WithName("total"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	low, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(6), ratelimit.WithName("low"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	others, err := ratelimit.NewAll(low, total)
-	if err != nil {
-		log.Fatal(err)
-	}
-	admitted := func(l ratelimit.Limiter) int {
-		granted, _, err := ratelimit.AllowUpTo(context.Background(), l, "backend", 20)
-		if err != nil {
-			log.Fatal(err)
-		}
-		return granted
-	}
-	fmt.Println("others", admitted(others), "important", admitted(total))
-	// Output: others 6 important 4
-}
-
 // As many as fit now: a batch is cut to what the limit has left.
 func ExampleAllowUpTo() {
 	limiter, err := ratelimit.NewSlidingWindow(frozenMemory(), ratelimit.Limit{Rate: 100, Period: time.Minute}, ratelimit.WithName("mail"))
@@ -589,43 +471,6 @@ func ExampleAllowUpTo() {
 	// send 40 <nil>
 }
 
-// Two routes have a limit in common, also while Redis is down: their local limiters count in
-// one memory.
-func ExampleAll_routes() {
-	onRedis := frozenMemory() // say
-	general, err := ratelimit.NewTokenBucket(onRedis, ratelimit.PerMinute(100), ratelimit.WithName("general"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	search, err := ratelimit.NewTokenBucket(onRedis, ratelimit.PerMinute(10), ratelimit.WithName("search"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	both, err := ratelimit.NewAll(general, search)
-	if err != nil {
-		log.Fatal(err)
-	}
-	local, err := memstore.New()
-	if err != nil {
-		log.Fatal(err)
-	}
-	safe := func(l ratelimit.Limiter) ratelimit.Limiter {
-		limiter, err := fallback.New(l, fallback.FailLocal(3).On(local)) // 3 instances
-		if err != nil {
-			log.Fatal(err)
-		}
-		return limiter
-	}
-	home, searches := safe(general), safe(both)
-	for _, limiter := range []ratelimit.Limiter{home, searches} {
-		r, err := limiter.AllowN(context.Background(), "user:42", 10)
-		fmt.Println(r.Allowed, r.Remaining, err)
-	}
-	// Output:
-	// true 90 <nil>
-	// true 0 <nil>
-}
-
 // frozenMemory is a memory in which time stands still, so that the output is always
 // the same.
 func frozenMemory() *memstore.Store {
@@ -634,67 +479,6 @@ func frozenMemory() *memstore.Store {
 		panic(err)
 	}
 	return mem
-}
-
-// Two a second and 1,000 an hour. One name is enough for both, since the Period is part of where
-// they count. People read the names of the policies.
-func ExampleNewAll_levels() {
-	mem := frozenMemory()
-	second, err := ratelimit.NewFixedWindow(mem, ratelimit.PerSecond(2), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/s"))
-	if err != nil {
-		panic(err)
-	}
-	hour, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1000), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/h"))
-	if err != nil {
-		panic(err)
-	}
-	both, err := ratelimit.NewAll(second, hour)
-	if err != nil {
-		panic(err)
-	}
-	for range 3 {
-		r, err := both.Allow(context.Background(), "user:42")
-		if err != nil {
-			panic(err)
-		}
-		fmt.Println(r.Allowed, r.Remaining, r.DeniedBy(), r.RetryAfter)
-	}
-	// Output:
-	// true 1  0s
-	// true 0  0s
-	// false 0 api/s 1s
-}
-
-// A limit per user and one for all users of a company: both admit, or none is
-// charged.
-func ExampleNewAll() {
-	mem := frozenMemory()
-	perUser, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(3), ratelimit.WithName("user"))
-	if err != nil {
-		panic(err)
-	}
-	companyOf := func(_ context.Context, user string) (string, error) {
-		_, domain, _ := strings.Cut(user, "@")
-		return domain, nil
-	}
-	perCompany, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(4), ratelimit.WithName("company"), ratelimit.WithKeyFunc(companyOf))
-	if err != nil {
-		panic(err)
-	}
-	both, err := ratelimit.NewAll(perUser, perCompany)
-	if err != nil {
-		panic(err)
-	}
-	for _, user := range []string{"ann@example.com", "bob@example.com"} {
-		r, err := both.AllowN(context.Background(), user, 3)
-		if err != nil {
-			panic(err)
-		}
-		fmt.Println(user, r.Allowed, r.DeniedBy(), r.Parts()[0].Remaining, r.Parts()[1].Remaining)
-	}
-	// Output:
-	// ann@example.com true  0 1
-	// bob@example.com false company 3 1
 }
 
 // Requests and the tokens that they cost: a call is charged to both limits, or to none.
@@ -722,69 +506,6 @@ func ExampleCountCalls() {
 	// Output:
 	// true  59 800
 	// false tokens 59 800
-}
-
-// A request of a key, and its tokens of the key's organization, in one decision. A limit on tokens
-// of a model is on trial. Afterwards the tokens that were not used are given back.
-func ExampleDecide() {
-	ctx, mem := context.Background(), frozenMemory()
-	limiter := func(name string, l ratelimit.Limit) *ratelimit.TokenBucket {
-		b, err := ratelimit.NewTokenBucket(mem, l, ratelimit.WithName(name))
-		if err != nil {
-			panic(err)
-		}
-		return b
-	}
-	requests, tokens := limiter("requests", ratelimit.PerMinute(60)), limiter("tokens", ratelimit.PerMinute(2000))
-	trial := limiter("trial", ratelimit.PerMinute(500))
-	asks := []ratelimit.Ask{
-		{Limiter: requests, Key: "key:7", N: 1},
-		{Limiter: tokens, Key: "org:3", N: 900},
-		{Limiter: trial, Key: "model:x", N: 900, Shadow: true},
-	}
-	r, err := ratelimit.Decide(ctx, asks...)
-	if err != nil {
-		panic(err)
-	}
-	for i, part := range r.Parts() {
-		fmt.Println(asks[i].Key, part.Allowed, part.Remaining)
-	}
-	asks[0].N, asks[1].N, asks[2].N = 0, 300, 0
-	if err := ratelimit.GiveBack(ctx, r, asks...); err != nil {
-		panic(err)
-	}
-	left, err := tokens.Peek(ctx, "org:3")
-	fmt.Println(r.Allowed, left.Remaining, err)
-	// Output:
-	// key:7 true 59
-	// org:3 true 1100
-	// model:x false 500
-	// true 1400 <nil>
-}
-
-func ExampleWithTiers() {
-	tierOf := func(_ context.Context, key string) (string, error) {
-		plan, _, _ := strings.Cut(key, ":")
-		return plan, nil
-	}
-	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(10), ratelimit.WithTiers(tierOf, map[string]ratelimit.Limit{
-		"pro":   ratelimit.PerMinute(1000),
-		"staff": ratelimit.Unlimited(),
-	}))
-	if err != nil {
-		panic(err)
-	}
-	for _, key := range []string{"free:ann", "pro:bob", "staff:cid"} {
-		policies, err := limiter.AppendPolicies(context.Background(), nil, key)
-		if err != nil {
-			panic(err)
-		}
-		fmt.Println(key, policies[0].Limit, policies[0].Window)
-	}
-	// Output:
-	// free:ann 10/m 1m0s
-	// pro:bob 1000/m 1m0s
-	// staff:cid unlimited 0s
 }
 
 // Tokens of a language model: the answer's length is known when it is there.
@@ -917,21 +638,6 @@ func ExampleBan_Strike() {
 	// Output: 10 guesses: denied by "ban" (ban), retry after 1h0m0s <nil>
 }
 
-// Services on one Redis that must not share counts have prefixes of their own.
-func ExampleWithName_services() {
-	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
-	billing, err := redisstore.New(client, redisstore.WithPrefix("billing"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := ratelimit.NewSlidingWindow(billing, ratelimit.PerMinute(100), ratelimit.WithName("export"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(limiter.Name())
-	// Output: export
-}
-
 // A budget of requests and tokens a minute, and of tokens a day.
 func ExampleCountCalls_budget() {
 	ctx, store := context.Background(), frozenMemory()
@@ -958,46 +664,4 @@ func ExampleCountCalls_budget() {
 	r, err = reserved.Settle(ctx, 3000) // what the model has used
 	fmt.Println(r.Parts()[0].Remaining, r.Parts()[1].Remaining, r.Parts()[2].Remaining, err)
 	// Output: 59 7000 197000 <nil>
-}
-
-// customer is what billing knows of one.
-type customer struct {
-	plan ratelimit.Limit // such as PerMonth(10_000)
-	day  int             // on which the month of its invoices begins
-	zone *time.Location  // loaded once: LoadLocation reads a file
-}
-
-// Each customer is billed from a day of the month on, in a time zone of its own.
-func ExampleLimit_From_billing() {
-	paulo, err := time.LoadLocation("America/Sao_Paulo")
-	if err != nil {
-		log.Fatal(err) // the system has no zones: import _ "time/tzdata"
-	}
-	customers := map[string]customer{"acme": {ratelimit.PerMonth(10_000), 31, paulo}}
-	limitOf := func(_ context.Context, key string) (ratelimit.Limit, error) {
-		c, known := customers[key]
-		if !known {
-			return ratelimit.PerMonth(0), nil
-		}
-		return c.plan.From(c.day).In(c.zone), nil
-	}
-	now := time.Date(2026, time.February, 27, 12, 0, 0, 0, paulo)
-	store, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
-	if err != nil {
-		log.Fatal(err)
-	}
-	quota, err := ratelimit.NewFixedWindow(store, ratelimit.PerMonth(0), ratelimit.WithName("plan"), ratelimit.WithLimitFunc(limitOf))
-	if err != nil {
-		log.Fatal(err)
-	}
-	for range 2 {
-		r, err := quota.AllowN(context.Background(), "acme", 6_000)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(r, now.Add(r.ResetAfter).Format(time.DateTime))
-	}
-	// Output:
-	// allowed, 4000 of 10000 left, reset in 12h0m0s 2026-02-28 00:00:00
-	// denied, 4000 of 10000 left, retry after 12h0m0s 2026-02-28 00:00:00
 }

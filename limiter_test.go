@@ -2,7 +2,6 @@ package ratelimit_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -16,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
@@ -669,6 +667,33 @@ func TestADecisionInMemoryAllocatesNothing(t *testing.T) {
 	}
 }
 
+// The two limits that most users have need no memory of their own either, whatever they decide, and observed or not.
+func TestADecisionOfTwoLimitsInMemoryAllocatesNothing(t *testing.T) {
+	mem := memory(t, newClock())
+	plenty, used := ratelimit.PerHour(1<<31-1), ratelimit.PerHour(1)
+	for _, opts := range [][]ratelimit.Option{nil, {ratelimit.WithObserver(saying(func() {}))}} {
+		for name, limits := range map[string][2]ratelimit.Limit{
+			"allowed": {plenty, plenty}, "the first denies": {used, plenty}, "the second denies": {plenty, used},
+		} {
+			a := all(t, newLimiter(t, "token_bucket", mem, limits[0], opts...), newLimiter(t, "sliding_window", mem, limits[1], opts...))
+			ctx := t.Context()
+			require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = a.Allow(ctx, name) }), "%s, %d observers", name, len(opts))
+		}
+	}
+}
+
+// Neither does a call of one event of a limit that counts calls, alone and of two.
+func TestACallOfALimitOfCallsAllocatesNothing(t *testing.T) {
+	mem := memory(t, newClock())
+	calls := func(algorithm string) ratelimit.Limiter {
+		return newLimiter(t, algorithm, mem, ratelimit.PerHour(1<<31-1), ratelimit.CountCalls())
+	}
+	alone, two := calls("token_bucket"), all(t, calls("token_bucket"), calls("fixed_window"))
+	ctx := t.Context()
+	require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = alone.Allow(ctx, "key") }))
+	require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = two.AllowN(ctx, "key", math.MaxInt32) }), "of as many events as there may be")
+}
+
 func TestMustPanicsWithTheError(t *testing.T) {
 	mem := ratelimit.Must(memstore.New())
 	require.Equal(t, "a", ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(1), ratelimit.WithName("a"))).Name())
@@ -692,291 +717,6 @@ func TestAlgorithmsOfALimit(t *testing.T) {
 type failing struct{ store.Store }
 
 func (failing) Prepare(*store.Rule, store.Limit, bool) error { return nil }
-
-func TestUnlimitedAdmitsWithoutTheStore(t *testing.T) {
-	ctx := t.Context()
-	for _, algorithm := range algorithms {
-		lim, err := ratelimit.New(algorithm, failing{}, ratelimit.Unlimited())
-		require.NoError(t, err)
-		for _, n := range []int{1, 1 << 30} {
-			r, err := lim.AllowN(ctx, "key", n)
-			require.NoError(t, err)
-			require.True(t, r.Allowed)
-			require.Equal(t, 1<<31-1, r.Limit)
-			require.Equal(t, 1<<31-1, r.Remaining)
-			require.Zero(t, r.RetryAfter+r.ResetAfter+r.Delay)
-			require.Equal(t, ratelimit.SourceUnlimited, r.Source())
-			require.NoError(t, lim.Refund(ctx, "key", r, n), "nothing was charged, and nothing is given back")
-		}
-		granted, r, err := lim.(interface {
-			AllowUpTo(context.Context, string, int) (int, ratelimit.Result, error)
-		}).AllowUpTo(ctx, "key", 7)
-		require.NoError(t, err)
-		require.True(t, r.Allowed)
-		require.Equal(t, 7, granted)
-		_, err = lim.AllowN(ctx, "key", 0)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
-	}
-}
-
-func TestUnlimitedIsATier(t *testing.T) {
-	limit := ratelimit.PerHour(3)
-	lim, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithLimitFunc(
-		func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
-	require.NoError(t, err)
-	require.True(t, allowN(t, lim, 3).Allowed)
-	require.False(t, allowN(t, lim, 1).Allowed)
-	limit = ratelimit.Unlimited()
-	require.True(t, allowN(t, lim, 100).Allowed)
-	limit = ratelimit.PerHour(4)
-	require.True(t, allowN(t, lim, 1).Allowed, "the spend of before is kept")
-	require.False(t, allowN(t, lim, 1).Allowed)
-}
-
-func TestUnlimitedHasAText(t *testing.T) {
-	l, err := ratelimit.ParseLimit("unlimited")
-	require.NoError(t, err)
-	require.Equal(t, ratelimit.Unlimited(), l)
-	require.Equal(t, "unlimited", l.String())
-	text, err := json.Marshal(l)
-	require.NoError(t, err)
-	require.JSONEq(t, `"unlimited"`, string(text))
-	share, err := l.Share(3)
-	require.NoError(t, err)
-	require.Equal(t, l, share)
-	for _, text := range []string{"Unlimited", "unlimited ", "-1/s", "unlimited/s"} {
-		_, err := ratelimit.ParseLimit(text)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, text)
-	}
-	for _, l := range []ratelimit.Limit{{Rate: -1, Period: time.Second}, {Rate: -1, Burst: 1}, {Rate: -2}} {
-		_, err := ratelimit.NewTokenBucket(memory(t, newClock()), l)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	}
-}
-
-func TestFailoverOfUnlimitedAsksNobody(t *testing.T) {
-	lim, err := ratelimit.NewTokenBucket(failing{}, ratelimit.Unlimited())
-	require.NoError(t, err)
-	f, err := fallback.New(lim, fallback.FailTo(ratelimittest.Static(ratelimit.Result{}, errors.New("asked"))))
-	require.NoError(t, err)
-	r, err := f.Allow(t.Context(), "key")
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
-	require.NoError(t, f.Refund(t.Context(), "key", r, 1))
-}
-
-func TestPolicies(t *testing.T) {
-	for text, want := range map[string]ratelimit.Policy{
-		"100/m":         {Quota: 100, Window: time.Minute},
-		"10/s burst 20": {Quota: 20, Window: 2 * time.Second},
-		"3/s burst 10":  {Quota: 10, Window: 3_333_334 * time.Microsecond},
-		"1/15m burst 4": {Quota: 4, Window: time.Hour},
-		"0/s":           {Quota: 0},
-		"0/s burst 5":   {Quota: 0},
-		"unlimited":     {Quota: 1<<31 - 1},
-		"2147483647/ms": {Quota: 1<<31 - 1, Window: time.Millisecond},
-	} {
-		l, err := ratelimit.ParseLimit(text)
-		require.NoError(t, err)
-		for _, algorithm := range algorithms {
-			if l.Burst > 0 && !hasBurst(algorithm) {
-				continue
-			}
-			lim, err := ratelimit.New(algorithm, newDenyCache(t, memory(t, newClock())), l)
-			require.NoError(t, err)
-			want.Limit, want.Name = l, text
-			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, lim, "key"), "%s %s", algorithm, text)
-			f, err := fallback.New(lim, fallback.FailOpen())
-			require.NoError(t, err)
-			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, f, "key"))
-		}
-	}
-}
-
-func TestThePolicyOfACalendarHasNoWindow(t *testing.T) {
-	p := policiesOf(t, inMemory(t, "fixed_window", ratelimit.PerMonth(5)), "key")[1]
-	require.Equal(t, ratelimit.Policy{Name: "5/month", Limit: ratelimit.PerMonth(5), Quota: 5}, p)
-}
-
-func TestThePolicyIsThatOfTheKey(t *testing.T) {
-	mem, err := memstore.New()
-	require.NoError(t, err)
-	wrong := errors.New("no tier")
-	lim, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(5), ratelimit.WithName("api"), ratelimit.WithLimitFunc(
-		func(_ context.Context, key string) (ratelimit.Limit, error) {
-			switch key {
-			case "gold":
-				return ratelimit.PerHour(1000), nil
-			case "bad":
-				return ratelimit.Limit{Rate: 1}, nil
-			case "unknown":
-				return ratelimit.Limit{}, wrong
-			}
-			return ratelimit.Limit{}, nil
-		}))
-	require.NoError(t, err)
-	require.Equal(t, ratelimit.Policy{Name: "api", Limit: ratelimit.PerHour(1000), Quota: 1000, Window: time.Hour}, policiesOf(t, lim, "gold")[1])
-	require.Equal(t, ratelimit.Policy{Name: "api", Limit: ratelimit.PerMinute(5), Quota: 5, Window: time.Minute}, policiesOf(t, lim, "any")[1])
-	titled, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(5), ratelimit.WithName("api"), ratelimit.WithPolicyName("searches"))
-	require.NoError(t, err)
-	require.Equal(t, "searches", policiesOf(t, titled, "any")[1].Name)
-	require.Equal(t, "api", titled.Name())
-	require.Equal(t, 4, allow(t, lim, "any").Remaining)
-	require.Equal(t, 3, allow(t, titled, "any").Remaining, "one name, one spend")
-	_, err = ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(5), ratelimit.WithPolicyName(""))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	before := make([]ratelimit.Policy, 1)
-	after, err := lim.AppendPolicies(t.Context(), before, "bad")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	require.Equal(t, before, after)
-	_, err = lim.AppendPolicies(t.Context(), nil, "unknown")
-	require.ErrorIs(t, err, wrong)
-	_, err = new(ratelimit.TokenBucket).AppendPolicies(t.Context(), nil, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-}
-
-// policiesOf are those of key behind one that is there already.
-func policiesOf(t *testing.T, l ratelimit.Limiter, key string) []ratelimit.Policy {
-	t.Helper()
-	list, err := ratelimit.AppendPolicies(t.Context(), make([]ratelimit.Policy, 1), l, key)
-	require.NoError(t, err)
-	return list
-}
-
-func TestStaticAnswersTheSame(t *testing.T) {
-	ctx := t.Context()
-	want := ratelimit.Result{Allowed: true, Limit: 3, Remaining: 2}
-	lim := ratelimittest.Static(want, nil)
-	for range 5 {
-		r, err := lim.AllowN(ctx, "key", 100)
-		require.NoError(t, err)
-		require.Equal(t, want, r)
-		r, err = lim.Peek(ctx, "key")
-		require.NoError(t, err)
-		require.Equal(t, want, r)
-		require.NoError(t, lim.Refund(ctx, "key", r, 1))
-		require.NoError(t, lim.Reset(ctx, "key"))
-	}
-	require.Equal(t, make([]ratelimit.Policy, 1), policiesOf(t, lim, "key"))
-	_, err := lim.AllowN(ctx, "key", 0)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
-	_, err = lim.Allow(ctx, "")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
-	require.ErrorIs(t, lim.Refund(ctx, "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidN)
-	ended, cancel := context.WithCancel(ctx)
-	cancel()
-	_, err = lim.Allow(ended, "key")
-	require.ErrorIs(t, err, context.Canceled)
-
-	broken := ratelimittest.Static(want, ratelimit.ErrStore)
-	r, err := broken.Allow(ctx, "key")
-	require.ErrorIs(t, err, ratelimit.ErrStore)
-	require.Zero(t, r)
-	require.ErrorIs(t, broken.Reset(ctx, "key"), ratelimit.ErrStore)
-}
-
-type allowUpTo interface {
-	AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error)
-}
-
-func TestAllowUpToGrantsWhatFitsAndNoMore(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store.Store) {
-		for _, algorithm := range algorithms {
-			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(10))
-			for _, step := range []struct{ ask, want, remaining int }{
-				{4, 4, 6}, {1, 1, 5}, {min(1<<40, math.MaxInt), 5, 0}, {3, 0, 0}, {1, 0, 0},
-			} {
-				granted, r, err := lim.(allowUpTo).AllowUpTo(t.Context(), "key", step.ask)
-				require.NoError(t, err)
-				require.Equal(t, step.want, granted, "%s: of %d", algorithm, step.ask)
-				require.Equal(t, step.remaining, r.Remaining)
-				require.Equal(t, granted > 0, r.Allowed)
-				if granted == 0 { // as Allow would be denied
-					require.Positive(t, r.RetryAfter)
-					require.Less(t, r.RetryAfter, 3*24*time.Hour)
-				}
-			}
-		}
-	})
-}
-
-func TestAllowUpToCanBeRefunded(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store.Store) {
-		for _, algorithm := range algorithms {
-			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(10))
-			granted, r, err := lim.(allowUpTo).AllowUpTo(t.Context(), "key", 15)
-			require.NoError(t, err)
-			require.Equal(t, 10, granted)
-			require.NoError(t, lim.Refund(t.Context(), "key", r, 4))
-			granted, _, err = lim.(allowUpTo).AllowUpTo(t.Context(), "key", 15)
-			require.NoError(t, err)
-			require.Equal(t, 4, granted, algorithm)
-		}
-	})
-}
-
-func TestAllowUpToRefusesBadInput(t *testing.T) {
-	for _, algorithm := range algorithms {
-		lim := newLimiter(t, algorithm, untouched{t}, ratelimit.PerDay(10)).(allowUpTo)
-		for _, n := range []int{0, -1} {
-			granted, r, err := lim.AllowUpTo(t.Context(), "key", n)
-			require.ErrorIs(t, err, ratelimit.ErrInvalidN)
-			require.Zero(t, granted)
-			require.Zero(t, r)
-		}
-		_, _, err := lim.AllowUpTo(t.Context(), "", 1)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
-
-		blocked := newLimiter(t, algorithm, untouched{t}, ratelimit.PerDay(0)).(allowUpTo)
-		granted, r, err := blocked.AllowUpTo(t.Context(), "key", 3)
-		require.NoError(t, err)
-		require.Zero(t, granted)
-		require.Equal(t, ratelimit.Never, r.RetryAfter)
-	}
-}
-
-func TestConcurrentPartialGrantsAreExact(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store.Store) {
-		for _, algorithm := range algorithms {
-			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(500)).(allowUpTo)
-			var granted atomic.Int64
-			var group sync.WaitGroup
-			for c := range 32 {
-				group.Go(func() {
-					for i := range 10 {
-						n, _, err := lim.AllowUpTo(t.Context(), "key", 1+(c+i)%7)
-						if err != nil {
-							t.Error(err)
-						}
-						granted.Add(int64(n))
-					}
-				})
-			}
-			group.Wait()
-			require.EqualValues(t, 500, granted.Load(), algorithm)
-		}
-	})
-}
-
-// The clock moves with each reading, so that more fits at a second look than at the
-// first: what was granted is what was charged all the same.
-func TestAllowUpToChargesWhatItGrantsWhileTimePasses(t *testing.T) {
-	for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
-		c, step := newClock(), time.Duration(0)
-		s, err := memstore.New(memstore.WithClock(func() time.Time { c.Advance(step); return c.Now() }))
-		require.NoError(t, err)
-		lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 10})
-		require.True(t, allowN(t, lim, 10).Allowed)
-		step = 2 * time.Second
-		granted, r, err := lim.(allowUpTo).AllowUpTo(t.Context(), "key", 6)
-		require.NoError(t, err)
-		require.Equal(t, 2, granted, algorithm)
-		step = 0
-		peek, err := lim.Peek(t.Context(), "key")
-		require.NoError(t, err)
-		require.Equal(t, r.Remaining, peek.Remaining)
-	}
-}
 
 // saysPlainly is a store in front of another one that answers for it.
 type saysPlainly struct {
@@ -1036,24 +776,6 @@ func TestAnAllSaysWhatAStoreInFrontHasSaid(t *testing.T) {
 		r := allowN(t, all(t, parts...), 2)
 		require.Equal(t, `denied by "9/h" (deny_cache), 1 of 9 left, retry after 5µs`, r.String())
 		require.Equal(t, ratelimit.SourceDenyCache, r.Parts()[0].Source())
-	}
-}
-
-func TestAllowUpToAsksALimiterOfAnotherPackageThreeTimes(t *testing.T) {
-	busy := counting{Limiter: ratelimittest.Static(ratelimit.Result{Limit: 5, Remaining: 1, RetryAfter: time.Second}, nil)}
-	granted, r, err := ratelimit.AllowUpTo(t.Context(), &busy, "key", 4)
-	require.NoError(t, err)
-	require.Zero(t, granted)
-	require.Equal(t, time.Second, r.RetryAfter)
-	require.Equal(t, 3, busy.calls)
-}
-
-func TestNothingIsGrantedBesideAnError(t *testing.T) {
-	for _, l := range []ratelimit.Limiter{nil, ratelimittest.Static(ratelimit.Result{}, errGone), all(t, awayLimit(t))} {
-		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 3)
-		require.Error(t, err)
-		require.Zero(t, granted)
-		require.Zero(t, r)
 	}
 }
 
@@ -1206,12 +928,4 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 	}
 	_, err = ratelimit.NewCustom(nil, mem, ratelimit.PerHour(3))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-}
-
-func TestAListThatHasDeniedIsALimitOf0(t *testing.T) {
-	l := inMemory(t, "token_bucket", ratelimit.PerHour(5))
-	list := ratelimit.NewMark(t, ratelimit.SourceList, nil)
-	require.NoError(t, l.Refund(t.Context(), "key", ratelimit.Result{Allowed: true, Limit: 1}.WithMark(list), 1), "it has charged nobody")
-	require.ErrorIs(t, l.Refund(t.Context(), "key", ratelimit.Result{Allowed: true}.WithMark(list), 1), ratelimit.ErrInvalidN,
-		"where another lets through what it denies")
 }

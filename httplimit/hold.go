@@ -1,15 +1,12 @@
 package httplimit
 
 import (
-	"bufio"
 	"context"
 	"io"
 	"net"
 	"net/http"
 	"runtime"
 	"sync/atomic"
-
-	"github.com/felixge/httpsnoop"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
@@ -45,81 +42,28 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 	h.answer(ctx, w, r, key, t, d)
 }
 
-// watch returns w with the same optional methods, and whether the connection was taken over, nil if it
-// cannot be. That gives the slot back when it is closed.
+// watch returns w, and whether the connection was taken over, nil if it cannot be. That gives the slot
+// back when it is closed.
 func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *atomic.Bool) {
-	w, ok := hijackable(w)
-	if !ok { // as in HTTP/2
+	if !hijackable(w) {
 		return w, nil
 	}
-	taken := new(atomic.Bool)
-	return httpsnoop.Wrap(w, httpsnoop.Hooks{Hijack: func(do httpsnoop.HijackFunc) httpsnoop.HijackFunc {
-		return func() (net.Conn, *bufio.ReadWriter, error) {
-			c, buffer, err := do()
-			if err != nil {
-				return c, buffer, err
-			}
-			taken.Store(true)
-			return newConn(c, slot), buffer, nil
-		}
-	}}), taken
+	t := &takeover{slot: slot}
+	return watched(w, t), &t.done
 }
 
-// in is what an [http.ResponseController] finds inside of w, such as what takes the connection over.
-func in[T any](w http.ResponseWriter) (found T, ok bool) {
-	for !ok {
-		wrapper, wraps := w.(interface{ Unwrap() http.ResponseWriter })
-		if !wraps {
-			break
-		}
-		w = wrapper.Unwrap()
-		found, ok = w.(T)
-	}
-	return found, ok
+// takeover is that of the connection of a request that holds a slot.
+type takeover struct {
+	slot *inflight.Slot
+	done atomic.Bool
 }
 
-// hijackable returns w with the Hijack that an [http.ResponseController] of it finds, and whether there is one.
-func hijackable(w http.ResponseWriter) (http.ResponseWriter, bool) {
-	if _, ok := w.(http.Hijacker); ok {
-		return w, true
-	}
-	inside, ok := in[http.Hijacker](w)
-	if ok {
-		w = reach(w, inside)
-	}
-	return w, ok
-}
+func (t *takeover) begin(int) {}
+func (t *takeover) wrote(int) {}
 
-// reaching is a ResponseWriter with the Hijack of one inside of it, so that nobody gets past it to that.
-type reaching struct {
-	http.ResponseWriter
-	http.Hijacker
-}
-
-// Unwrap is for an [http.ResponseController], which finds all else behind it.
-func (r *reaching) Unwrap() http.ResponseWriter { return r.ResponseWriter }
-
-// reach returns w with the Hijack of inside, and with Flush if it has that.
-func reach(w http.ResponseWriter, inside http.Hijacker) http.ResponseWriter {
-	r := &reaching{w, inside}
-	switch f := w.(type) {
-	case flusher:
-		return &struct {
-			*reaching
-			flusher
-		}{r, f}
-	case http.Flusher:
-		return &struct {
-			*reaching
-			http.Flusher
-		}{r, f}
-	}
-	return r
-}
-
-type flusher interface {
-	http.Flusher
-	FlushError() error
+func (t *takeover) hijacked(c net.Conn) net.Conn {
+	t.done.Store(true)
+	return newConn(c, t.slot)
 }
 
 // conn is a connection that holds a slot until it is closed.

@@ -93,11 +93,50 @@ func TestWhatNetHTTPLooksForInAResponseWriterIsThere(t *testing.T) {
 			if want == nil {
 				want = got
 			}
+			for _, either := range []string{"Pusher", "ReaderFrom", "StringWriter"} { // done without the server's, or told that it cannot be
+				got[either] = got[either] && want[either]
+			}
 			require.Equal(t, want, got, "%s, HTTP/2 %v", name, h2)
 		}
 		require.Equal(t, !h2, want["Hijacker"])
 		require.Equal(t, h2, want["Pusher"])
 	}
+}
+
+// What a ResponseWriter cannot do fails as it does without the middleware.
+func TestWhatAResponseWriterCannotDoIsSaid(t *testing.T) {
+	for name, m := range variants(t) {
+		type plain struct{ http.ResponseWriter } // hides all other methods
+		recorder := httptest.NewRecorder()
+		m(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			c := http.NewResponseController(w)
+			require.ErrorIs(t, c.Flush(), http.ErrNotSupported, name)
+			require.ErrorIs(t, c.SetReadDeadline(time.Time{}), http.ErrNotSupported, name)
+			_, _, err := c.Hijack()
+			require.ErrorIs(t, err, http.ErrNotSupported, name)
+			if p, ok := w.(http.Pusher); ok {
+				require.ErrorIs(t, p.Push("/", nil), http.ErrNotSupported, name)
+			}
+			require.NotImplements(t, (*http.Flusher)(nil), w)
+			w.WriteHeader(http.StatusTeapot)
+			n, err := io.Copy(w, strings.NewReader("short"))
+			require.NoError(t, err)
+			require.EqualValues(t, 5, n)
+		})).ServeHTTP(plain{recorder}, get("192.0.2.1:1"))
+		require.Equal(t, http.StatusTeapot, recorder.Code, name)
+		require.Equal(t, "short", recorder.Body.String(), name)
+	}
+}
+
+// A Flush that cannot be done has written nothing: the charge of a handler that then fails is refunded.
+func TestAFlushThatCannotBeDoneIsNoAnswer(t *testing.T) {
+	l := plenty(t)
+	handler := httplimit.Middleware(l, global, httplimit.WithRefund(httplimit.Failed))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		require.ErrorIs(t, http.NewResponseController(w).Flush(), http.ErrNotSupported)
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	handler.ServeHTTP(struct{ http.ResponseWriter }{httptest.NewRecorder()}, get("192.0.2.1:1"))
+	require.Zero(t, spent(t, l, "global"))
 }
 
 func keys[V any](m map[string]V) (all []string) {

@@ -1,7 +1,6 @@
 package httplimit
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -10,8 +9,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-
-	"github.com/felixge/httpsnoop"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
@@ -103,7 +100,7 @@ func watchAnswer(w http.ResponseWriter, r *http.Request) *answer {
 		a.r = r.WithContext(r.Context())
 		a.r.Body = &a.body
 	}
-	a.w = a.watched(w)
+	a.w = watched(w, a)
 	return a
 }
 
@@ -132,10 +129,10 @@ func (a *answer) wrote(status int) {
 	}
 }
 
-// writes is called before something of the body, or the header alone, is written.
-func (a *answer) writes() {
-	a.begin(http.StatusOK)
-	a.wrote(http.StatusOK)
+// hijacked is a connection that was taken over.
+func (a *answer) hijacked(c net.Conn) net.Conn {
+	a.wrote(http.StatusSwitchingProtocols)
+	return c
 }
 
 // body is that of a request. It knows whether reading it has failed, which only the client can
@@ -158,66 +155,4 @@ func (b *body) Read(p []byte) (int, error) {
 func (b *body) Close() error {
 	b.closed.Store(true)
 	return b.ReadCloser.Close()
-}
-
-// watched returns w with the same optional methods, by which a is written.
-func (a *answer) watched(w http.ResponseWriter) http.ResponseWriter {
-	if _, ok := w.(http.Flusher); !ok {
-		if _, ok := in[http.Flusher](w); ok { // so that nobody gets past w to it
-			w = &flushing{w}
-		}
-	}
-	w, _ = hijackable(w)
-	return httpsnoop.Wrap(w, httpsnoop.Hooks{
-		WriteHeader: func(do httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
-			return func(code int) { // in this order: net/http panics on invalid codes
-				a.begin(code)
-				do(code)
-				a.wrote(code)
-			}
-		},
-		Write: func(do httpsnoop.WriteFunc) httpsnoop.WriteFunc {
-			return func(b []byte) (int, error) { a.writes(); return do(b) }
-		},
-		WriteString: func(do httpsnoop.WriteStringFunc) httpsnoop.WriteStringFunc {
-			return func(s string) (int, error) { a.writes(); return do(s) }
-		},
-		ReadFrom: func(do httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
-			return func(src io.Reader) (int64, error) {
-				a.begin(http.StatusOK)
-				n, err := do(src)
-				if n > 0 { // else net/http has written no status yet, and the handler can
-					a.wrote(http.StatusOK)
-				}
-				return n, err
-			}
-		},
-		Flush: func(do httpsnoop.FlushFunc) httpsnoop.FlushFunc {
-			return func() { a.writes(); do() }
-		},
-		FlushError: func(do httpsnoop.FlushErrorFunc) httpsnoop.FlushErrorFunc {
-			return func() error { a.writes(); return do() }
-		},
-		Hijack: hijacked(a.wrote),
-	})
-}
-
-// flushing is a ResponseWriter with the Flush of one inside of it.
-type flushing struct{ http.ResponseWriter }
-
-func (f *flushing) Unwrap() http.ResponseWriter { return f.ResponseWriter }
-func (f *flushing) Flush()                      { _ = f.FlushError() }
-func (f *flushing) FlushError() error           { return http.NewResponseController(f.ResponseWriter).Flush() }
-
-// hijacked calls wrote for a connection that was taken over.
-func hijacked(wrote func(int)) func(httpsnoop.HijackFunc) httpsnoop.HijackFunc {
-	return func(do httpsnoop.HijackFunc) httpsnoop.HijackFunc {
-		return func() (net.Conn, *bufio.ReadWriter, error) {
-			conn, buffer, err := do()
-			if err == nil {
-				wrote(http.StatusSwitchingProtocols)
-			}
-			return conn, buffer, err
-		}
-	}
 }

@@ -30,8 +30,8 @@ func rateAndSlots(t *testing.T, perHour, n int) (ratelimit.Limiter, *ratelimit.A
 }
 
 // The first in line wants many tokens, which come in half an hour, and hangs up. The next wants one, and there
-// are 500: it sleeps for half an hour.
-func TestTheRestOfOneWhoLeft(t *testing.T) {
+// are 500: it does not sleep for half an hour.
+func TestNobodyWaitsForWhatOneWhoLeftHasWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := rateAndSlots(t, 1000, 8)
 		s, r, err := inflight.Hold(t.Context(), l, "key", 500)
@@ -55,8 +55,8 @@ func TestTheRestOfOneWhoLeft(t *testing.T) {
 	})
 }
 
-// The same by Hold with WaitUpTo, which denies it.
-func TestTheRestOfOneWhoLeftDenies(t *testing.T) {
+// The same by Hold with WaitUpTo, which does not deny it.
+func TestNobodyIsDeniedForWhatOneWhoLeftHasWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := rateAndSlots(t, 1000, 8)
 		s, _, err := inflight.Hold(t.Context(), l, "key", 999)
@@ -95,8 +95,8 @@ func TestARateBesideFullSlotsIsToldAtOnce(t *testing.T) {
 	})
 }
 
-// Tokens that are given back after the Release are not seen by who waits for them.
-func TestASettleAfterTheRelease(t *testing.T) {
+// Tokens that are given back after the Release are seen by who waits for them.
+func TestASettleAfterTheReleaseIsSeenByWhoWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := rateAndSlots(t, 1000, 8)
 		a, _, err := inflight.Hold(t.Context(), l, "key", 1000)
@@ -117,7 +117,7 @@ func TestASettleAfterTheRelease(t *testing.T) {
 	})
 }
 
-func TestAResetIsSeen(t *testing.T) {
+func TestAResetIsSeenByWhoWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, all := rateAndSlots(t, 1000, 8)
 		a, _, err := inflight.Hold(t.Context(), l, "key", 1000)
@@ -137,8 +137,8 @@ func TestAResetIsSeen(t *testing.T) {
 	})
 }
 
-// A key is Unlimited, and then has 1 slot: its line asks without a rest, as fast as the store answers.
-func TestAfterUnlimitedTheLineAsksWithoutARest(t *testing.T) {
+// A key is Unlimited, and then has 1 slot: its line does not ask as fast as the store answers.
+func TestAfterUnlimitedWaitersAskSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = time.Millisecond
@@ -172,7 +172,7 @@ func TestAfterUnlimitedTheLineAsksWithoutARest(t *testing.T) {
 	})
 }
 
-// An All of tokens and 1,000 slots. Who wants more tokens than there are asks 999 times at once.
+// An All of tokens and 1,000 slots. Who wants more tokens than there are does not ask 999 times at once.
 func TestWhoLacksTokensAsksOnceForEachFreeSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -215,7 +215,7 @@ func (c countedCalls) AllowN(ctx context.Context, key string, n int) (ratelimit.
 	return c.Limiter.AllowN(ctx, key, n)
 }
 
-// While the store fails, FailOpen lets all through: but who waits is let through one each 5 ms.
+// While the store fails, FailOpen lets all through, and those who wait not one each 5 ms.
 func TestFailOpenIsNotSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -240,7 +240,7 @@ func TestFailOpenIsNotSlow(t *testing.T) {
 	})
 }
 
-// The same by WaitUpTo: requests are denied although FailOpen denies nobody.
+// The same by WaitUpTo, which denies nobody either.
 func TestFailOpenDeniesNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -275,7 +275,7 @@ func TestFailOpenDeniesNobody(t *testing.T) {
 	})
 }
 
-// A limit in shadow mode changes nothing, its package says. With a wait it lets one through each 5 ms.
+// A limit in shadow mode changes nothing, its package says. So nobody waits for it.
 func TestAShadowIsNotSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -300,8 +300,8 @@ func TestAShadowIsNotSlow(t *testing.T) {
 	})
 }
 
-// A limit function that fails at the Release, once: the slot is never free again.
-func TestALimitFunctionThatFailsAtTheRelease(t *testing.T) {
+// A limit function that fails at the Release, once, does not keep the slot.
+func TestASlotIsFreeThoughTheLimitFunctionFailsAtItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := memstore.New()
 		require.NoError(t, err)
@@ -322,7 +322,7 @@ func TestALimitFunctionThatFailsAtTheRelease(t *testing.T) {
 	})
 }
 
-func TestAKeyFunctionThatFailsAtTheRelease(t *testing.T) {
+func TestASlotIsFreeThoughTheKeyFunctionFailsAtItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := memstore.New()
 		require.NoError(t, err)
@@ -342,8 +342,8 @@ func TestAKeyFunctionThatFailsAtTheRelease(t *testing.T) {
 	})
 }
 
-// The same on a store with a life: the failure lasts 1 ms and the slot is gone for its life.
-func TestALimitFunctionThatFailsAtTheReleaseFar(t *testing.T) {
+// The same on a store with a life, which the slot does not wait for.
+func TestAFarSlotIsFreeThoughTheLimitFunctionFailsAtItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		var fails atomic.Bool
@@ -387,7 +387,7 @@ func TestAnErrorIsNoDenial(t *testing.T) {
 	})
 }
 
-// RetryAfter of who has waited is that of its last question, which may be long ago.
+// RetryAfter of who has waited counts from the denial, also if its last question is long ago.
 func TestRetryAfterIsNotOfLongAgo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -438,7 +438,7 @@ func TestRetryAfterIsBeforeResetAfter(t *testing.T) {
 	})
 }
 
-// With tiers each Release of any key asks the store for a waiter of another key.
+// With tiers too: a Release of a key asks the store for no waiter of another one.
 func TestWithTiersAReleaseOfAnotherKeyWakesNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -501,7 +501,7 @@ func waitFor(t *testing.T, ctx context.Context, l ratelimit.Limiter, key string)
 }
 
 // a2 waits for its own key's slot; c waits for the total. b gives back a slot of the total: c should have it at once.
-func TestWakeGoesToALineThatCannotUseIt(t *testing.T) {
+func TestAReleaseWakesALineThatCanUseTheSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer synctest.Wait()
@@ -540,8 +540,8 @@ func TestTwoReleasesWakeTwoLines(t *testing.T) {
 	})
 }
 
-// Who is woken and leaves does not tell the other lines.
-func TestWhoIsWokenAndLeaves(t *testing.T) {
+// Who is woken and leaves tells the other lines.
+func TestWhoIsWokenAndLeavesLeavesTheSlotToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer synctest.Wait()
@@ -559,8 +559,8 @@ func TestWhoIsWokenAndLeaves(t *testing.T) {
 	})
 }
 
-// g and h always have somebody waiting; each may hold one of two. c waits for a minute, and gets none.
-func TestOtherKeysStarve(t *testing.T) {
+// g and h always have somebody waiting; each may hold one of two. c waits for a minute, and gets one.
+func TestBusyKeysDoNotStarveAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		l, _ := perKeyAndTotal(t, 1, 2)
@@ -688,7 +688,7 @@ func TestTenantsDoNotStandInOneLine(t *testing.T) {
 }
 
 // In an outage a slot of a local limiter that is given back wakes who waits for it, also of an All.
-func TestALocalReleaseWakes(t *testing.T) {
+func TestAReleaseInAnOutageWakesWhoWaits(t *testing.T) {
 	for _, several := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newRemote(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 )
 
-func TestTheKindOfTwoTogether(t *testing.T) {
+func TestOfTwoLimitsTogetherNoMoreIsKnownThanOfEither(t *testing.T) {
 	for _, c := range []struct{ a, b, want queue.Kind }{
 		{queue.Bucket, queue.Bucket, queue.Bucket}, {queue.Plain, queue.Plain, queue.Plain}, {queue.Leaky, queue.Leaky, queue.Leaky},
 		{queue.Bucket, queue.Plain, queue.Early}, {queue.Early, queue.Bucket, queue.Early}, {queue.Early, queue.Plain, queue.Early},

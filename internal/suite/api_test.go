@@ -51,7 +51,7 @@ func TestTheAPIIsWrittenDown(t *testing.T) {
 		}
 	}
 	if t.Failed() {
-		t.Log("If that is what you want: go test ./internal/suite -run TheAPIIsWrittenDown -update")
+		t.Log("If that is what you want: go test -C internal/suite -run TheAPIIsWrittenDown -update")
 	}
 }
 

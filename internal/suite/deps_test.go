@@ -36,7 +36,7 @@ var links = map[string][]string{
 		".", "clientaddr", "inflight", "store", "store/memstore", "google.golang.org/grpc", "google.golang.org/genproto/googleapis/rpc",
 		"google.golang.org/protobuf", "golang.org/x/net", "golang.org/x/sys", "golang.org/x/text",
 	},
-	"httplimit":     {".", "clientaddr", "inflight", "store", "store/memstore", "github.com/felixge/httpsnoop"},
+	"httplimit":     {".", "clientaddr", "inflight", "store", "store/memstore"},
 	"inflight":      {".", "store", "store/memstore"},
 	"observe":       {".", "store", "store/memstore"},
 	"ratelimittest": {".", "store", "store/memstore"},

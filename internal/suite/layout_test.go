@@ -52,7 +52,7 @@ type stored struct {
 //
 // To add cases, or an algorithm, add to layoutCases and run
 //
-//	go test ./internal/suite -run StoredLayoutsStay -update
+//	go test -C internal/suite -run StoredLayoutsStay -update
 //
 // It never changes a case that is there. If a layout must change: count up the layout of package
 // redisstore and of cmd/ratelimit, which is in every key, so that no build reads what the other

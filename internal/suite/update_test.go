@@ -23,17 +23,17 @@ func TestAnUpdateOfAFleetKeepsCounts(t *testing.T) {
 	t.Parallel()
 	effort.NeedFull(t)
 	effort.OneGoroutine(t)
-	const program = "./internal/suite/testdata/update"
+	const suite, program = "internal/suite", "./testdata/update"
 	addr, dir := redistest.Start(t).Addr(), t.TempDir()
 	before := filepath.Join(dir, "before")
 	unpack(t, revision(t), before)
-	source, err := os.ReadFile(filepath.Join(program, "main.go"))
+	source, err := os.ReadFile(filepath.Join(suite, program, "main.go"))
 	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(filepath.Join(before, program), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(before, program, "main.go"), source, 0o600))
+	require.NoError(t, os.MkdirAll(filepath.Join(before, suite, program), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(before, suite, program, "main.go"), source, 0o600))
 	builds := []string{filepath.Join(dir, "old"), filepath.Join(dir, "new")}
 	for i, tree := range []string{before, "."} {
-		output(t, tree, "go", "build", "-trimpath", "-buildvcs=false", "-o", builds[i], program)
+		output(t, filepath.Join(tree, suite), "go", "build", "-trimpath", "-buildvcs=false", "-o", builds[i], program)
 	}
 
 	type process struct {

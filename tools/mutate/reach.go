@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -71,11 +72,11 @@ func (s *suite) benchOf(ctx context.Context, j judge, broken []string) (*bench, 
 	if len(broken) > 0 {
 		var patterns []string
 		for _, p := range broken {
-			patterns = append(patterns, importable(p))
+			patterns = append(patterns, path.Join(modulePath, p))
 		}
 		args = append(args, "-cover", "-covermode=atomic", "-coverpkg="+strings.Join(patterns, ","))
 	}
-	if out, err := s.goCommand(ctx, append(args, importable(j.pkg))...); err != nil {
+	if out, err := s.goCommand(ctx, j, args...); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, out)
 	}
 	list := s.command(ctx, j, bin, "-test.list", j.pattern)
@@ -155,9 +156,10 @@ func (s *suite) command(ctx context.Context, j judge, bin string, args ...string
 	return cmd
 }
 
-func (s *suite) goCommand(ctx context.Context, args ...string) ([]byte, error) {
+// goCommand runs the go command in the package of the judge, which may be of another module.
+func (s *suite) goCommand(ctx context.Context, j judge, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = root
+	cmd.Dir = filepath.Join(root, filepath.FromSlash(j.pkg))
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	out, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {

@@ -96,7 +96,7 @@ func (s *suite) try(ctx context.Context, mutants []*mutant, files []string, jobs
 // build builds the tests of j with an overlay. The test binary has no path if they do not compile.
 func (s *suite) build(ctx context.Context, j judge, overlay, name string) (string, error) {
 	bin := filepath.Join(s.dir, name+"+"+strings.ReplaceAll(j.pkg, "/", "+"))
-	out, err := s.goCommand(ctx, "test", "-c", "-vet=off", eachError, "-overlay", overlay, "-o", bin, importable(j.pkg))
+	out, err := s.goCommand(ctx, j, "test", "-c", "-vet=off", eachError, "-overlay", overlay, "-o", bin)
 	if err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
 	}

@@ -1,5 +1,5 @@
 // Package edges compares the windows of calendars with those of another implementation. See
-// tools/edges.
+// edges.py.
 package edges_test
 
 import (

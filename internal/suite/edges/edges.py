@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """When windows of calendars begin, by Python's zoneinfo: another implementation than ours.
 
-    python3 tools/edges/edges.py
+    python3 internal/suite/edges/edges.py
 
-writes internal/edges/testdata, from the time zone database of this machine. It takes some
+writes testdata beside it, from the time zone database of this machine. It takes some
 minutes. Days are counted from 1970-01-01.
 
 zones.tar.gz has the database itself, so that a test reads the same. edges.txt.gz has, in lines,
@@ -29,7 +29,7 @@ import zoneinfo
 EPOCH = datetime.datetime(1970, 1, 1)
 FIRST = (datetime.date(1969, 10, 1) - EPOCH.date()).days
 LAST = (datetime.date(2101, 3, 31) - EPOCH.date()).days
-TARGET = os.path.join(os.path.dirname(__file__), "..", "..", "internal", "edges", "testdata")
+TARGET = os.path.join(os.path.dirname(__file__), "testdata")
 NONE = {"Factory", "localtime", "posixrules"}  # no names of zones
 
 

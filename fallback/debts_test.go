@@ -1,0 +1,328 @@
+package fallback_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// ---- Handing back.
+
+// upTo is a limiter that has AllowUpTo.
+type upTo struct {
+	*faulty
+	asked []int
+}
+
+func (u *upTo) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit.Result, error) {
+	u.asked = append(u.asked, n)
+	peek, err := u.Peek(ctx, key)
+	if err != nil {
+		return 0, ratelimit.Result{}, err
+	}
+	if n = min(n, peek.Remaining); n == 0 {
+		return 0, peek, nil
+	}
+	r, err := u.AllowN(ctx, key, n)
+	return n, r, err
+}
+
+func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testing.T) {
+	for _, algorithm := range algorithms {
+		for _, spent := range []int{0, 4, 8} { // at the store, by others
+			synctest.Test(t, func(t *testing.T) {
+				inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
+				partial := &upTo{faulty: inner}
+				for _, l := range []ratelimit.Limiter{inner, partial} {
+					require.NoError(t, inner.Limiter.Reset(t.Context(), "key"))
+					lim := failover(t, l, fallback.FailTo(inMemory(t, algorithm, ratelimit.PerHour(5))))
+					inner.down.Store(true)
+					require.Equal(t, 5, admitted(t, lim, 10))
+					partial.asked = nil
+					inner.comeBack()
+					if spent > 0 {
+						allowN(t, inner.Limiter, spent)
+					}
+					left := max(0, 10-spent-5)
+					require.Equal(t, left, admitted(t, lim, 20), "%s, %d spent", algorithm, spent)
+				}
+				require.Equal(t, 5, partial.asked[0])
+				if spent < 8 {
+					require.Len(t, partial.asked, 1)
+				}
+			})
+		}
+	}
+}
+
+func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		allowN(t, inner.Limiter, 8)
+		inner.comeBack()
+		require.Zero(t, admitted(t, lim, 10), "2 of 5 are paid")
+		time.Sleep(time.Minute)
+		require.Equal(t, 7, admitted(t, lim, 20), "3 are left")
+		time.Sleep(time.Minute)
+		require.Equal(t, 10, admitted(t, lim, 20))
+
+		time.Sleep(time.Minute)
+		inner.down.Store(true)
+		require.Equal(t, 0, admitted(t, lim, 10), "warm")
+		time.Sleep(time.Minute)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		allowN(t, inner.Limiter, 10)
+		inner.comeBack()
+		require.Zero(t, admitted(t, lim, 10), "nothing can be paid")
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, 10, admitted(t, lim, 20), "nor is it owed any more")
+	})
+}
+
+func TestAKeyOwesUntilTheStoreIsChargedOrTheLocalLimiterHasForgotten(t *testing.T) {
+	require.False(t, new(fallback.Limiter).Owes("key"))
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		allowN(t, lim, 1)
+		require.False(t, lim.Owes("key"), "the store has admitted it")
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		require.True(t, lim.Owes("key"))
+		require.False(t, lim.Owes("other"))
+		inner.comeBack()
+		peek(t, lim, "key")
+		require.False(t, lim.Owes("key"))
+
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		time.Sleep(time.Hour)
+		require.False(t, lim.Owes("key"))
+	})
+}
+
+func TestAPeekAfterAnOutageKnowsWhatIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		inner.comeBack()
+		for range 2 {
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 5, peek.Remaining)
+		}
+	})
+}
+
+func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
+			lim := failover(t, inner, fallback.FailTo(inMemory(t, algorithm, ratelimit.PerMinute(5))))
+			inner.down.Store(true)
+			require.Equal(t, 5, admitted(t, lim, 10))
+			time.Sleep(3 * time.Minute)
+			require.Equal(t, 2, admitted(t, lim, 2))
+			inner.comeBack()
+			require.Equal(t, 8, admitted(t, lim, 20), algorithm)
+		})
+	}
+}
+
+func TestOfSeveralLimitsWhatAnyOfThemHoldsIsOwed(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			levels := all(t, inMemory(t, algorithm, ratelimit.PerSecond(10)), inMemory(t, algorithm, ratelimit.PerDay(100)))
+			inner := &faulty{Limiter: levels}
+			lim := failover(t, inner, fallback.FailTo(all(t,
+				inMemory(t, algorithm, ratelimit.PerSecond(10)), inMemory(t, algorithm, ratelimit.PerDay(100)))))
+			admittedIn := func(seconds int) (n int) {
+				for range seconds {
+					n += admitted(t, lim, 20)
+					time.Sleep(2 * time.Second) // in which a sliding window forgets
+				}
+				return n
+			}
+			inner.down.Store(true)
+			require.Equal(t, 80, admittedIn(8), algorithm)
+			inner.comeBack()
+			require.Equal(t, 20, admittedIn(20), algorithm)
+		})
+	}
+}
+
+func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerMinute(5))))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		time.Sleep(29 * time.Second)
+		inner.comeBack()
+		require.Equal(t, 10-3, admitted(t, lim, 20), "half of 5, rounded up")
+	})
+}
+
+func TestOnlyWhatWasAdmittedLocallyIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		require.Equal(t, 3, admitted(t, lim, 3))
+		inner.down.Store(true)
+		require.Equal(t, 1, admitted(t, lim, 1))
+		for range 3 {
+			_, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.False(t, allowN(t, lim, 2).Allowed)
+		}
+		inner.comeBack()
+		require.Equal(t, 10-3-1, admitted(t, lim, 20))
+	})
+}
+
+func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		inner.down.Store(true)
+		require.Equal(t, 3, admitted(t, lim, 3))
+		inner.comeBack()
+		inner.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err := lim.Allow(ctx, "key")
+		require.Equal(t, context.DeadlineExceeded, err)
+		inner.before = func(context.Context) error { panic("limit function") }
+		require.Panics(t, func() { _, _ = lim.Allow(t.Context(), "key") })
+		inner.before = nil
+		require.Equal(t, 7, admitted(t, lim, 20))
+	})
+}
+
+func TestWhileAKeyIsHandedBackItsOtherCallsAskTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
+		inner.down.Store(true)
+		require.Equal(t, 20, admitted(t, lim, 20))
+		inner.comeBack()
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "the probe").Source())
+		inner.calls.Store(0)
+		answer := make(chan struct{})
+		inner.before = func(context.Context) error { <-answer; return nil }
+		var first sync.WaitGroup
+		first.Go(func() { require.Equal(t, ratelimit.SourceStore, source(t, lim)) })
+		synctest.Wait()
+		inner.before = nil
+		for range 10 {
+			require.Equal(t, ratelimit.SourceStore, source(t, lim))
+		}
+		require.EqualValues(t, 1+10, inner.calls.Load(), "what is owed is charged once")
+		close(answer)
+		first.Wait()
+		require.Equal(t, 100-20-10-1, admitted(t, lim, 200))
+	})
+}
+
+// One call that fails or is refused is answered in place of the store, and no other one is: neither the callers
+// who ask at the same time nor those who come while what was admitted is handed back. The share would deny most of
+// these, since more is asked than it has.
+func TestOneCallThatFailsIsNoOutageForTheOthers(t *testing.T) {
+	const callers, rate, share = 16, 4000, 500 // a second
+	limiters := map[string]func(t *testing.T) ratelimit.Limiter{
+		"an All": func(t *testing.T) ratelimit.Limiter {
+			return all(t, inMemory(t, "fixed_window", ratelimit.PerSecond(2*rate)), inMemory(t, "token_bucket", ratelimit.PerHour(100_000_000)))
+		},
+	}
+	for _, algorithm := range algorithms {
+		limiters[algorithm] = func(t *testing.T) ratelimit.Limiter { return inMemory(t, algorithm, ratelimit.PerSecond(2*rate)) }
+	}
+	for name, limiter := range limiters {
+		for _, class := range []error{store.ErrOverloaded, store.ErrUnavailable, store.ErrTimeout, store.ErrCorrupt} {
+			t.Run(fmt.Sprintf("%s, %v", name, class), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var fails atomic.Bool
+					inner := &faulty{Limiter: limiter(t), before: func(context.Context) error {
+						time.Sleep(2 * time.Millisecond) // a round trip
+						if fails.CompareAndSwap(true, false) {
+							return class
+						}
+						return nil
+					}}
+					lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerSecond(share))))
+					var local, denied atomic.Int64
+					var all sync.WaitGroup
+					for i := range callers {
+						all.Go(func() {
+							time.Sleep(time.Duration(i) * time.Second / rate)
+							for range 2 * rate / callers { // 2 s
+								next := time.Now().Add(callers * time.Second / rate)
+								r := allowN(t, lim, 1)
+								switch {
+								case r.Source() == ratelimit.SourceLocal:
+									local.Add(1)
+								case !r.Allowed:
+									denied.Add(1)
+								}
+								time.Sleep(time.Until(next))
+							}
+						})
+					}
+					time.Sleep(1500 * time.Millisecond)
+					for range 3 { // fewer than open the breaker
+						fails.Store(true)
+						time.Sleep(100 * time.Millisecond)
+					}
+					all.Wait()
+					require.EqualValues(t, 3, local.Load(), "answers in place of the store, for 3 calls that failed")
+					require.Zero(t, denied.Load())
+				})
+			})
+		}
+	}
+}
+
+// Of more keys than are remembered those that owe the least go, which a flood of
+// keys that owe 1 cannot change.
+func TestTheKeysThatOweTheMostAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(10))), fallback.WithBreaker(1, time.Second))
+		inner.down.Store(true)
+		const heavy, light = 100, 80_000
+		for i := range heavy {
+			for range 5 {
+				allow(t, lim, fmt.Sprint("heavy", i))
+			}
+		}
+		for i := range light {
+			allow(t, lim, fmt.Sprint("light", i))
+		}
+		inner.comeBack()
+		for i := range heavy {
+			require.Equal(t, 4, allow(t, lim, fmt.Sprint("heavy", i)).Remaining)
+		}
+		handedBack := 0
+		for i := range light {
+			if allow(t, lim, fmt.Sprint("light", i)).Remaining == 8 {
+				handedBack++
+			}
+		}
+		require.Equal(t, 1<<16-heavy, handedBack)
+	})
+}

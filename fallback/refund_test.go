@@ -1,0 +1,157 @@
+package fallback_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// ---- Refunds and Reset.
+
+func TestARefundGoesToWhoeverAdmitted(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
+			local := inMemory(t, algorithm, ratelimit.PerHour(5))
+			lim := failover(t, inner, fallback.FailTo(local), fallback.WithBreaker(1, time.Second))
+			left := func(l ratelimit.Limiter, want int) {
+				t.Helper()
+				peek, err := l.Peek(t.Context(), "key")
+				require.NoError(t, err)
+				require.Equal(t, want, peek.Remaining, algorithm)
+			}
+			both := allowN(t, lim, 4)
+			left(inner.Limiter, 6)
+			left(local, 1)
+			require.NoError(t, lim.Refund(t.Context(), "key", both, 2))
+			left(inner.Limiter, 8)
+			left(local, 3)
+
+			inner.down.Store(true)
+			here := allowN(t, lim, 3)
+			require.Equal(t, ratelimit.SourceLocal, here.Source())
+			require.NoError(t, lim.Refund(t.Context(), "key", here, 2))
+			left(local, 2)
+
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", both, 1), ratelimit.ErrStore, "the breaker is open")
+			require.EqualValues(t, 3, inner.calls.Load())
+			left(local, 2)
+			left(inner.Limiter, 8)
+			inner.down.Store(false)
+			time.Sleep(time.Second)
+			require.NoError(t, lim.Refund(t.Context(), "key", both, 1))
+			left(inner.Limiter, 9)
+
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 8, peek.Remaining, "1 of 3 is left to hand back")
+		})
+	}
+}
+
+func TestARefundGivesTheLocalLimiterNoMoreThanItWasCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
+		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+		lim := failover(t, inner, fallback.FailTo(local))
+		for _, tt := range []struct {
+			refunds []int
+			left    int
+		}{
+			{[]int{9}, 3},
+			{[]int{7}, 1},
+			{[]int{3, 3, 3}, 0}, // each may be those that it was not charged with
+		} {
+			require.NoError(t, local.Reset(t.Context(), "key"))
+			allowN(t, lim, 2)
+			r := allowN(t, lim, 9) // 3 of which fit
+			for _, n := range tt.refunds {
+				require.NoError(t, lim.Refund(t.Context(), "key", r, n))
+			}
+			peek, err := local.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, tt.left, peek.Remaining, "%v of 9", tt.refunds)
+		}
+	})
+}
+
+func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, n := range []int{1, 5, math.MaxInt} {
+			for _, local := range []ratelimit.Limiter{
+				inMemory(t, "token_bucket", ratelimit.PerHour(5)),
+				all(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), inMemory(t, "fixed_window", ratelimit.PerDay(5))),
+			} {
+				inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+				lim := failover(t, inner, fallback.FailTo(local))
+				inner.down.Store(true)
+				first := allowN(t, lim, 1)
+				require.Equal(t, 4, admitted(t, lim, 10))
+				require.NoError(t, lim.Refund(t.Context(), "key", first, n))
+				inner.comeBack()
+				require.Equal(t, 10-4, admitted(t, lim, 20), "refunded %d of 1, %T", n, local)
+			}
+		}
+	})
+}
+
+func TestToRefundWhatFailOpenHasLetThroughNeedsNoStoreInside(t *testing.T) {
+	for _, around := range []func(...ratelimit.Limiter) ratelimit.Limiter{
+		func(l ...ratelimit.Limiter) ratelimit.Limiter { return l[0] },
+		func(l ...ratelimit.Limiter) ratelimit.Limiter { return all(t, l...) },
+	} {
+		withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Answer) {
+			open := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
+			lim := failover(t, around(open), p, fallback.WithBreaker(1, time.Second))
+			charged := allow(t, lim, "key")
+			inner.down.Store(true)
+			free := allow(t, lim, "key")
+			require.Equal(t, ratelimit.SourceFailOpen, free.Source())
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), ratelimit.ErrStore)
+			require.Equal(t, fallback.StateOpen, state(lim))
+			require.NoError(t, lim.Refund(t.Context(), "key", free, 1))
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), store.ErrUnavailable)
+		})
+	}
+}
+
+func TestResetForgetsAKeyOnBothSides(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		allowN(t, lim, 5)
+		inner.down.Store(true)
+		require.Zero(t, admitted(t, lim, 1))
+		require.ErrorIs(t, lim.Reset(t.Context(), "key"), ratelimit.ErrStore)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		inner.comeBack()
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		require.Equal(t, 10, admitted(t, lim, 20), "nothing is owed any more")
+	})
+}
+
+// A store that stands still takes all the time that the caller has.
+func TestAResetThatEndsWithItsCallerForgetsTheKeyLocally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		inner.comeBack()
+		inner.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.EqualError(t, lim.Reset(ctx, "key"), context.DeadlineExceeded.Error(), "of the store alone")
+		inner.before = nil
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+	})
+}

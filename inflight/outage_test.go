@@ -1,0 +1,247 @@
+package inflight_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Local slots are given back once, however often the store is tried.
+func TestLocalSlotsAreGivenBackOnce(t *testing.T) {
+	for name, outage := range map[string]bool{"besides": false, "in an outage": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := newRemote(t), newRemote(t)
+				rate, _ := rates(s)
+				inside := ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 4, ratelimit.WithName("a")), slots(t, s, 4, ratelimit.WithName("b"))))
+				here, _ := rates(local)
+				l := ratelimit.Must(fallback.New(inside, fallback.FailTo(ratelimit.Must(ratelimit.NewAll(here, slots(t, local, 4))))))
+				s.down.Store(outage)
+				var gives atomic.Int64
+				local.after = func() { gives.Add(1) }
+				held := hold(t, l)
+				s.down.Store(true)
+				held.Release()
+				time.Sleep(time.Second)
+				require.EqualValues(t, 1, gives.Load())
+				s.down.Store(false)
+				time.Sleep(time.Minute)
+				require.EqualValues(t, 1, gives.Load())
+			})
+		})
+	}
+}
+
+// What a local limiter has let through is given back to it as soon as the store counts it: the next outage
+// begins with all of its slots.
+func TestWhatTheStoreTakesUpIsNoLongerTakenLocally(t *testing.T) {
+	for name, several := range map[string]bool{"alone": false, "beside a rate": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := newRemote(t), ratelimit.Must(memstore.New())
+				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+				var inside ratelimit.Limiter = atOnce
+				if several {
+					rate, _ := rates(s)
+					inside = ratelimit.Must(ratelimit.NewAll(rate, atOnce))
+				}
+				l := ratelimit.Must(fallback.New(inside, fallback.FailLocal(2).On(local)))
+				here := slots(t, local, 2, ratelimit.WithName("at_once"))
+				s.down.Store(true)
+				held := hold(t, l)
+				require.Equal(t, 1, free(t, here))
+				s.down.Store(false)
+				time.Sleep(2 * time.Second) // less than a life
+				require.Equal(t, 3, free(t, atOnce))
+				require.Equal(t, 2, free(t, here))
+				held.Release()
+				synctest.Wait()
+				require.Equal(t, 4, free(t, atOnce))
+			})
+		})
+	}
+}
+
+func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {
+			s := newRemote(t)
+			inner := slots(t, s, 4)
+			l, err := fallback.New(inner, answer)
+			require.NoError(t, err)
+			s.down.Store(true)
+			held := hold(t, l)
+			s.down.Store(false)
+			require.Equal(t, 4, free(t, inner))
+			time.Sleep(1100 * time.Millisecond)
+			require.Equal(t, 3, free(t, inner))
+			time.Sleep(time.Minute)
+			require.False(t, held.Lost())
+			require.Equal(t, 3, free(t, inner))
+			held.Release()
+			synctest.Wait()
+			require.Equal(t, 4, free(t, inner))
+			time.Sleep(time.Minute)
+			require.Equal(t, 4, free(t, inner))
+		}
+	})
+}
+
+// More events than a local share ever has are waited for until the store is back, beside slots too.
+func TestMoreThanALocalShareIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		tokens := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(20)))
+		l := ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(slots(t, s, 20), tokens)), fallback.FailLocal(4)))
+		s.down.Store(true)
+		time.AfterFunc(3*time.Second, func() { s.down.Store(false) })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		slot, r, err := inflight.Wait(ctx, l, "key", 10)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Less(t, time.Since(began), 10*time.Second)
+		slot.Release()
+	})
+}
+
+func TestALocalLimiterHasASlotAtLeast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for n, share := range map[int]int{1: 1, 2: 1, 7: 1, 8: 2} {
+			s := newRemote(t)
+			s.down.Store(true)
+			l, err := fallback.New(slots(t, s, n), fallback.FailLocal(4))
+			require.NoError(t, err)
+			for range share {
+				hold(t, l)
+			}
+			_, r, err := inflight.Hold(t.Context(), l, "key", 1)
+			require.NoError(t, err)
+			require.False(t, r.Allowed, "of %d", n)
+		}
+	})
+}
+
+// The same of an All: Release gives back the slot alone, whoever has decided.
+func TestAnAllInsideAFallbackHoldsItsSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {
+			for _, outage := range []bool{false, true} {
+				s := newRemote(t)
+				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+				rate, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(100), ratelimit.WithName("rate"))
+				require.NoError(t, err)
+				all, err := ratelimit.NewAll(rate, atOnce)
+				require.NoError(t, err)
+				l, err := fallback.New(all, answer)
+				require.NoError(t, err)
+				s.down.Store(outage)
+				held := hold(t, l)
+				s.down.Store(false)
+				time.Sleep(10 * time.Second)
+				require.False(t, held.Lost())
+				require.Equal(t, 3, free(t, atOnce))
+				before := free(t, rate)
+				held.Release()
+				synctest.Wait()
+				require.Equal(t, 4, free(t, atOnce))
+				require.Equal(t, before, free(t, rate))
+			}
+		}
+	})
+}
+
+// Slots in memory were let through too, beside those of a store that was away. They are taken up with them.
+func TestSlotsInMemoryAreTakenUpAgainToo(t *testing.T) {
+	for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newRemote(t)
+			rate, _ := rates(s)
+			far, near := slots(t, s, 4, ratelimit.WithName("far")), slots(t, ratelimit.Must(memstore.New()), 4)
+			for _, besides := range []ratelimit.Limiter{far, rate} {
+				l := ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(besides, near)), answer))
+				s.down.Store(true)
+				held := hold(t, l)
+				s.down.Store(false)
+				time.Sleep(2 * time.Second)
+				require.Equal(t, 3, free(t, near))
+				if held.Release(); besides == far {
+					synctest.Wait()
+				} // or else it is in memory alone, and free at once
+				require.Equal(t, 4, free(t, near))
+			}
+		})
+	}
+}
+
+// In an outage the local slots of an All are given back by Release, and not its rates.
+func TestLocalSlotsAreFreeAfterRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		local, err := memstore.New()
+		require.NoError(t, err)
+		rate, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1000), ratelimit.WithName("rate"))
+		require.NoError(t, err)
+		atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+		all, err := ratelimit.NewAll(rate, atOnce)
+		require.NoError(t, err)
+		l, err := fallback.New(all, fallback.FailLocal(2).On(local))
+		require.NoError(t, err)
+		s.down.Store(true)
+		for range 20 { // in no time, of which no life ends
+			a, b := hold(t, l), hold(t, l)
+			_, r, err := inflight.Hold(t.Context(), l, "key", 1)
+			require.NoError(t, err)
+			require.False(t, r.Allowed, "a share of 4 is 2")
+			require.Equal(t, "at_once", r.DeniedBy())
+			a.Release()
+			b.Release()
+			synctest.Wait()
+		}
+		s.down.Store(false)
+		time.Sleep(time.Second) // the breaker
+		hold(t, l).Release()
+		synctest.Wait()
+		require.Equal(t, 4, free(t, atOnce), "nothing is held for what the local limiter has let through")
+		require.Equal(t, 1000-40-1, free(t, rate))
+	})
+}
+
+// In an outage too: what is held stands in for slots of the store, and is taken up by it afterwards.
+func TestAShadowAroundAFallbackHoldsWhatItHasCharged(t *testing.T) {
+	for name, answer := range map[string]fallback.Answer{"FailOpen": fallback.FailOpen(), "FailLocal": fallback.FailLocal(2)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := newRemote(t), ratelimit.Must(memstore.New())
+				if name == "FailLocal" {
+					answer = answer.On(local)
+				}
+				rate, _ := rates(s)
+				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+				here := slots(t, local, 2, ratelimit.WithName("at_once"))
+				l := besides["observe"](s, besides["shadow"](s, ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(rate, atOnce)), answer))))
+				s.down.Store(true)
+				hold(t, l).Release()
+				synctest.Wait()
+				require.Equal(t, 2, free(t, here))
+				slot := hold(t, l)
+				s.down.Store(false)
+				time.Sleep(2 * time.Second) // less than a life
+				require.Equal(t, []int{3, 2}, []int{free(t, atOnce), free(t, here)})
+				slot.Release()
+				synctest.Wait()
+				require.Equal(t, 4, free(t, atOnce))
+			})
+		})
+	}
+}
