@@ -3,6 +3,7 @@ package redisstore
 import (
 	"bytes"
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/internal/waves"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // Client is what the store needs of a go-redis client. *redis.Client (single or
@@ -102,30 +104,9 @@ func onKey[C redis.Cmder](cmd C) C {
 	return cmd
 }
 
-// process runs cmd and returns by b's end. If it returns an error, the client may still
+// process runs cmd, which belongs to a, and returns by b's end. If it returns an error, the client may still
 // own cmd and its arguments: do not read or use them again.
-type process func(b budget, cmd redis.Cmder, sent *sending) error
-
-// budget is the caller's context and the time that a call has.
-type budget struct {
-	context.Context
-	end  time.Time
-	left time.Duration // until end, when the call began
-	own  bool          // end is the store's own timeout, not the caller's deadline
-
-	ahead bool      // it gives room to others, and goes before those that want it
-	by    *pipeline // that has admitted it; nil if there is none
-}
-
-// budget returns the budget of a call with ctx that begins now.
-func (s *Store) budget(ctx context.Context) budget {
-	now := time.Now()
-	end := now.Add(s.timeout)
-	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
-		return budget{Context: ctx, end: callers, left: callers.Sub(now)}
-	}
-	return budget{Context: ctx, end: end, left: s.timeout, own: true}
-}
+type process func(b carrier.Budget, cmd redis.Cmder, a *attempt) error
 
 // patient is a context whose Done comes before its Deadline.
 type patient struct {
@@ -135,117 +116,107 @@ type patient struct {
 
 func (p patient) Deadline() (time.Time, bool) { return p.end, true }
 
-// patient returns the context for a go-redis client, which waits for a connection until
+// patiently returns the context for a go-redis client, which waits for a connection until
 // Done and for a server until Deadline. The last quarter of the store's own timeout is
 // kept for the server. Otherwise a call that gets its connection too late would time out
 // and close it. If many callers wait for few connections, the client would then do
 // nothing but make new ones.
-func (b budget) patient() (context.Context, context.CancelFunc) {
-	until := b.end
-	if b.own {
+func patiently(b carrier.Budget) (context.Context, context.CancelFunc) {
+	until := b.End
+	if b.Own {
 		until = until.Add(-time.Until(until) / 4)
 	} else if own, ok := b.Deadline(); ok && !own.After(until) {
 		return b.Context, func() {}
 	}
 	ctx, cancel := context.WithDeadline(b.Context, until)
-	return patient{ctx, b.end}, cancel
+	return patient{ctx, b.End}, cancel
 }
 
-// plain returns the context for any other client.
-func (b budget) plain() (context.Context, context.CancelFunc) {
-	return context.WithDeadline(b.Context, b.end)
+// plainly returns the context for any other client.
+func plainly(b carrier.Budget) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(b.Context, b.End)
 }
 
 // link is a client, as the store uses it.
 type link struct {
-	plain server // of calls that no pipeline carries: past that of a cluster, or where there is none
+	client Client
+	plain  *server                                 // of a *redis.Client; of others all servers, to which the client itself finds the way
+	pool   func(key string) (*redis.Client, error) // the client whose connections key's commands use, without I/O; nil if it is not known
+	many   *servers                                // of a ring or a cluster; nil for other kinds
+	slots  *slots                                  // of a cluster client; nil for other kinds
+	turn   chan struct{}                           // of one Ready: two would each wait for the connections that the other holds
 
-	client   Client
-	pool     func(key string) (*redis.Client, error) // the client whose connections key's commands use, without I/O; nil if it is not known
-	pipeline *pipeline                               // of a *redis.Client; nil for other kinds
-	servers  *servers                                // of a ring or a cluster; nil for other kinds
-	slots    *slots                                  // of a cluster client; nil for other kinds
-	turn     chan struct{}                           // of one Ready: two would each wait for the connections that the other holds
-
-	overloaded atomic.Int64 // calls that ended so
-	tooShort   atomic.Int64 // calls that had less time than the way takes
+	overloaded, tooShort atomic.Int64 // of servers that are gone
 }
 
 // newLink finds the cheapest way to run commands on client that keeps to deadlines.
 func newLink(s *Store, client Client) *link {
 	l := &link{client: client, turn: make(chan struct{}, 1)}
-	l.plain = server{timeout: s.timeout, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
+	process := detached(client, plainly)
 	switch c := client.(type) {
 	case *redis.Client:
-		l.pipeline = s.pipelineOf(&l.plain, c)
+		l.plain = s.server(c)
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
+		return l
 	case *redis.AutoPipeliner:
-		l.plain.process = newDetour(c, s.timeout).process
+		process = newDetour(c, s.timeout).process
 	case *redis.ClusterClient:
-		l.plain.process = detached(c, budget.patient)
+		process = detached(c, patiently)
 		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(gone, key) }
 		l.slots = &slots{client: c}
-		l.servers = &servers{store: s, load: func(ctx context.Context) error {
+		l.many = &servers{store: s, load: func(ctx context.Context) error {
 			_, err := c.MasterForKey(ctx, "")
 			return err
 		}}
 	case *redis.Ring:
 		l.pool = c.GetShardClientForKey
-		l.servers = &servers{store: s}
+		l.many = &servers{store: s}
 	}
+	l.plain = s.unknown(process)
 	return l
 }
 
-// pipelineOf returns a pipeline of the server of c, as which it makes v.
-func (s *Store) pipelineOf(v *server, c *redis.Client) *pipeline {
-	v.client = deadlines(c, max(s.timeout, lasting))
-	v.process = direct(v.client, s.timeout)
-	return newPipeline(s, v, c.Options().ContextTimeoutEnabled)
-}
-
-// carrier returns the pipeline of key's server, or none if a call has none.
-func (l *link) carrier(b budget, key string) (*pipeline, error) {
-	if l.servers == nil {
-		return l.pipeline, nil
+// server returns key's server. On a cluster and a ring it may not be known.
+func (l *link) server(b carrier.Budget, key string) (*server, error) {
+	if l.many == nil {
+		return l.plain, nil
 	}
 	c, err := l.pool(key)
-	if err != nil && l.servers.load != nil {
-		if err = l.servers.learn(b); err == nil {
+	if err != nil && l.many.load != nil {
+		if err = l.many.learn(b); err == nil {
 			c, err = l.pool(key)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	return l.servers.pipeline(c), nil
+	return l.many.server(c), nil
 }
 
-// of returns the pipeline of c, which is the client or that of one of its servers.
-func (l *link) of(c *redis.Client) *pipeline {
-	if l.servers == nil {
-		return l.pipeline
+// of returns the server of c, which is the client or that of one of its servers.
+func (l *link) of(c *redis.Client) *server {
+	if l.many == nil {
+		return l.plain
 	}
-	return l.servers.pipeline(c)
+	return l.many.server(c)
 }
 
-// each calls f with each pipeline.
-func (l *link) each(f func(*pipeline)) {
-	switch {
-	case l.pipeline != nil:
-		f(l.pipeline)
-	case l.servers != nil:
-		l.servers.pipelines.Range(func(_, p any) bool {
-			f(p.(*pipeline))
+// each calls f with each server.
+func (l *link) each(f func(*server)) {
+	f(l.plain)
+	if l.many != nil {
+		l.many.known.Range(func(_, v any) bool {
+			f(v.(*server))
 			return true
 		})
 	}
 }
 
-// servers are those of a ring or a cluster, each with its pipeline.
+// servers are those of a ring or a cluster.
 type servers struct {
-	store     *Store
-	load      func(context.Context) error // asks where the keys of a cluster are; nil for a ring
-	pipelines sync.Map                    // *pipeline by *redis.Client
+	store *Store
+	load  func(context.Context) error // asks where the keys of a cluster are; nil for a ring
+	known sync.Map                    // *server by *redis.Client
 
 	mu      sync.Mutex // protects what follows
 	loading *loading
@@ -263,27 +234,28 @@ type loading struct {
 // mostLoading is how often it is asked at the same time.
 const mostLoading = 8
 
-// pipeline returns the pipeline of c's server. A server that is new may stand in the place of
-// another one, whose pipeline goes then.
-func (v *servers) pipeline(c *redis.Client) *pipeline {
-	if p, ok := v.pipelines.Load(c); ok {
-		return p.(*pipeline)
+// server returns the server of c. One that is new may stand in the place of another one, which goes then.
+func (v *servers) server(c *redis.Client) *server {
+	if known, ok := v.known.Load(c); ok {
+		return known.(*server)
 	}
-	p, loaded := v.pipelines.LoadOrStore(c, v.store.pipelineOf(&server{timeout: v.store.timeout, pulse: pulse{base: time.Now()}}, c))
+	now, loaded := v.known.LoadOrStore(c, v.store.server(c))
 	if !loaded {
-		v.pipelines.Range(func(of, old any) bool {
-			if old.(*pipeline).forgotten() {
-				v.pipelines.Delete(of)
+		v.known.Range(func(of, old any) bool {
+			if old.(*server).Forgotten() && v.known.CompareAndDelete(of, old) {
+				stats, l := old.(*server).Stats(), v.store.link
+				l.overloaded.Add(stats.Overloaded)
+				l.tooShort.Add(stats.TooShort)
 			}
 			return true
 		})
 	}
-	return p.(*pipeline)
+	return now.(*server)
 }
 
 // learn asks for all calls where the keys are, and waits until b's end for the first answer.
-func (v *servers) learn(b budget) error {
-	end := time.NewTimer(time.Until(b.end))
+func (v *servers) learn(b carrier.Budget) error {
+	end := time.NewTimer(time.Until(b.End))
 	defer end.Stop()
 	patience := max(v.store.timeout/16, time.Millisecond)
 	again := time.NewTicker(patience)
@@ -323,7 +295,7 @@ func (v *servers) ask(l *loading, patience time.Duration) *loading {
 
 // answer ends l if there is an answer, or nobody else asks.
 func (v *servers) answer(l *loading) {
-	ctx, cancel := context.WithTimeout(context.Background(), max(lasting, lastingTimes*v.store.timeout))
+	ctx, cancel := context.WithTimeout(context.Background(), max(lasting, 5*v.store.timeout))
 	defer cancel()
 	err := v.load(ctx)
 	v.mu.Lock()
@@ -353,9 +325,6 @@ var gone = func() context.Context {
 	return ctx
 }()
 
-// taken reports whether all places of c's pool are.
-func taken(c *redis.Client) bool { return int(c.PoolStats().TotalConns) >= c.Options().PoolSize }
-
 // answered notes that a server has answered a call of key.
 func (l *link) answered(key string) {
 	if l.slots != nil {
@@ -373,15 +342,18 @@ func (l *link) failed(f fault, key string) {
 // direct is for clients that keep to the context's deadline.
 func direct(client Client, timeout time.Duration) process {
 	w := waves.New(timeout)
-	return func(b budget, cmd redis.Cmder, sent *sending) error {
-		if b.own && b.Done() == nil {
-			return client.Process(sent.waitsWith(w, b), cmd)
+	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
+		if b.Own && b.Done() == nil {
+			a.waits = waves.Patient{Context: b.Context, End: b.End, Wave: w.After(b.End.Add(-time.Until(b.End) / 4))}
+			return client.Process(&a.waits, cmd)
 		}
-		ctx, cancel := b.patient()
+		ctx, cancel := patiently(b)
 		defer cancel()
 		return client.Process(ctx, cmd)
 	}
 }
+
+var errPanic = errors.New("a hook panicked")
 
 // outcome is how a call of a client has ended.
 type outcome struct {
@@ -399,13 +371,13 @@ func (o outcome) error() error {
 // detached is for all other clients. The goroutine lasts as long as the client's own
 // timeouts. By then ctx has ended, so an abandoned command that still waits for a
 // connection is not sent.
-func detached(client Client, within func(budget) (context.Context, context.CancelFunc)) process {
-	return func(b budget, cmd redis.Cmder, sent *sending) error {
+func detached(client Client, within func(carrier.Budget) (context.Context, context.CancelFunc)) process {
+	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
 		ctx, cancel := within(b)
 		defer cancel()
 		done := make(chan outcome, 1)
 		go func() {
-			o := outcome{panicked: errExit}
+			o := outcome{panicked: carrier.ErrExit}
 			defer func() { // a panic belongs on the caller's goroutine, which may expect it
 				if r := recover(); r != nil {
 					o.panicked = r
@@ -430,12 +402,12 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 		case o := <-done:
 			return o.error()
 		case <-ctx.Done():
-			if sent.state.Load() != written {
+			if !a.writing.Begun() {
 				return gone(ctx.Err())
 			}
 		}
 		// Only the time to wait for a connection is over.
-		last, cancel := b.plain()
+		last, cancel := plainly(b)
 		defer cancel()
 		select {
 		case o := <-done:

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // detour is the way past an AutoPipeliner that is blocked. By default a pipeliner has one
@@ -30,34 +32,34 @@ type lateCall struct {
 }
 
 func newDetour(client *redis.AutoPipeliner, timeout time.Duration) *detour {
-	return &detour{client: client, timeout: timeout, past: detached(alone{client}, budget.patient)}
+	return &detour{client: client, timeout: timeout, past: detached(alone{client}, patiently)}
 }
 
 // process is the [process] of the client.
-func (d *detour) process(b budget, cmd redis.Cmder, sent *sending) error {
+func (d *detour) process(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
 	if l := d.late.Load(); l != nil {
 		switch {
 		case l.ended():
 			d.late.CompareAndSwap(l, nil)
 		case time.Now().After(l.held):
-			return d.past(b, cmd, sent)
+			return d.past(b, cmd, a)
 		}
 	}
 	queue := d.deferred
 	if d.client.IsBlocking() {
 		queue = d.blocking
 	}
-	ended, err := queue(b, cmd, sent)
+	ended, err := queue(b, cmd, a)
 	if ended != nil && !ended() {
-		d.late.CompareAndSwap(nil, &lateCall{held: b.end.Add(d.timeout), ended: ended})
+		d.late.CompareAndSwap(nil, &lateCall{held: b.End.Add(d.timeout), ended: ended})
 	}
 	return err
 }
 
 // deferred is for the asynchronous mode, which needs no goroutine. If the call's time is
 // up, it returns a function that reports whether the call has ended.
-func (d *detour) deferred(b budget, cmd redis.Cmder, _ *sending) (ended func() bool, err error) {
-	ctx, cancel := b.plain()
+func (d *detour) deferred(b carrier.Budget, cmd redis.Cmder, _ *attempt) (ended func() bool, err error) {
+	ctx, cancel := plainly(b)
 	defer cancel()
 	future := d.client.Submit(ctx, cmd)
 	err = future.WaitContext(ctx)
@@ -71,9 +73,9 @@ func (d *detour) deferred(b budget, cmd redis.Cmder, _ *sending) (ended func() b
 }
 
 // blocking is for the blocking mode.
-func (d *detour) blocking(b budget, cmd redis.Cmder, sent *sending) (ended func() bool, err error) {
+func (d *detour) blocking(b carrier.Budget, cmd redis.Cmder, a *attempt) (ended func() bool, err error) {
 	w := &watched{Client: d.client}
-	err = detached(w, budget.plain)(b, cmd, sent)
+	err = detached(w, plainly)(b, cmd, a)
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return nil, err
 	}

@@ -103,5 +103,5 @@ func TestAPanicOfAHookIsThatOfTheCall(t *testing.T) {
 	s := newStore(t, ring)
 	require.PanicsWithValue(t, "planted", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
 	hook.by = runtime.Goexit // on a goroutine of the store
-	require.PanicsWithError(t, "redisstore: a hook has ended its goroutine", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
+	require.PanicsWithError(t, carrier.ErrExit.Error(), func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
 }
