@@ -2,7 +2,6 @@ package carrier
 
 import (
 	"context"
-	"iter"
 	"sync/atomic"
 	"time"
 
@@ -45,21 +44,31 @@ type Carried[C any] struct {
 // End notes how the call has ended: err, if that is not nil, or the reply in Call.
 func (c *Carried[C]) End(err error) { c.told, c.err = true, err }
 
-// Len is how many calls go.
-func (t *Trip[C]) Len() int { return t.calls }
+// settle gives c an end, after its trip t, which has ended in err.
+func (c *Carried[C]) settle(t *Trip[C], err error) {
+	switch {
+	case !c.told && err != nil:
+		c.err = err
+	case t.state.GivenUp() && c.err == nil:
+		c.err = errGivenUp
+	case !c.told:
+		c.err = errNoEnd
+	}
+}
 
-// Calls returns the calls, in the order in which they came.
-func (t *Trip[C]) Calls() iter.Seq[*Carried[C]] {
-	return func(yield func(*Carried[C]) bool) {
-		for _, bt := range t.list {
-			for i := range bt.calls {
-				if c := &bt.calls[i]; c.goes && !yield(c) {
-					return
-				}
+// Calls is an iterator over the calls, in the order in which they came: for c := range t.Calls.
+func (t *Trip[C]) Calls(yield func(*Carried[C]) bool) {
+	for _, bt := range t.list {
+		for i := range bt.calls {
+			if c := &bt.calls[i]; c.goes && !yield(c) {
+				return
 			}
 		}
 	}
 }
+
+// Len is how many calls go.
+func (t *Trip[C]) Len() int { return t.calls }
 
 // Writing returns whether the calls of t have left the process.
 func (t *Trip[C]) Writing() *Writing { return &t.state }
@@ -108,15 +117,8 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 		if t.panicked != nil {
 			err = errPanic
 		}
-		for c := range t.Calls() {
-			switch {
-			case !c.told && err != nil:
-				c.err = err
-			case t.state.GivenUp() && c.err == nil:
-				c.err = errGivenUp
-			case !c.told:
-				c.err = errNoEnd
-			}
+		for c := range t.Calls {
+			c.settle(t, err)
 		}
 		for _, bt := range t.list {
 			if bt.ended.CompareAndSwap(false, true) {
@@ -128,11 +130,10 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 		}
 	}()
 	values := context.Background()
-	for c := range t.Calls() {
-		if t.calls == 1 { // hooks see the values of a caller's context
+	if t.calls == 1 { // hooks see the values of its caller's context
+		for c := range t.Calls {
 			values = context.WithoutCancel(c.ctx)
 		}
-		break
 	}
 	t.ctx = waves.Patient{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	err = cr.config.Send(&t.ctx, t)

@@ -25,7 +25,7 @@ func served(t *testing.T, timeout time.Duration, send func(ctx context.Context, 
 // done ends all calls, and answers each by itself.
 func done(_ context.Context, t *Trip[int]) error {
 	t.Writing().Begin()
-	for c := range t.Calls() {
+	for c := range t.Calls {
 		c.End(nil)
 	}
 	return nil
@@ -66,7 +66,7 @@ func TestWhatATripHasTimeFor(t *testing.T) {
 			begun := time.Now()
 			p := served(t, c.timeout, func(ctx context.Context, tr *Trip[int]) error {
 				n := 0
-				for carried := range tr.Calls() {
+				for carried := range tr.Calls {
 					n++
 					require.Equal(t, n, carried.Call, "in their order")
 				}
@@ -98,7 +98,7 @@ func TestEachCallOfATripHasItsEnd(t *testing.T) {
 	for returned, want := range map[error]error{io.EOF: io.EOF, answer("no"): answer("no"), nil: errNoEnd} {
 		p := served(t, time.Second, func(_ context.Context, tr *Trip[int]) error {
 			tr.Writing().Begin()
-			for c := range tr.Calls() {
+			for c := range tr.Calls {
 				switch c.Call {
 				case 1:
 					c.End(io.ErrClosedPipe)
@@ -169,7 +169,7 @@ func TestWhatWasGivenUpHasNoAnswer(t *testing.T) {
 				tr.state.state.Store(state)
 				require.Equal(t, state == written, tr.Writing().Begin())
 				require.Equal(t, state == givenUp, tr.Writing().GivenUp())
-				for c := range tr.Calls() {
+				for c := range tr.Calls {
 					if c.Call == 1 {
 						c.End(io.ErrClosedPipe)
 					} else {

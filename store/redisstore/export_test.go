@@ -111,7 +111,7 @@ func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 		}
 		g.requests += c.size()
 	}
-	_ = v.exec(ctx, []group{g}, func() {}, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
+	_, _ = v.exec(ctx, []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
 		reply := make([]store.Reply, c.size())
 		err, f := c.err, new(fault)

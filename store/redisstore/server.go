@@ -110,7 +110,7 @@ func (v *server) aloneBy(b carrier.Budget, c *call, name any) (sent bool, err er
 	if err != nil {
 		return false, err
 	}
-	cmd := newNumbers(b, args)
+	cmd := newNumbers(b.Context, args)
 	if err = v.process(b, cmd, a); err == nil {
 		c.values = cmd.Val()
 		return false, nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"strconv"
 	"time"
@@ -52,8 +51,11 @@ func refusesBatches(err error) bool {
 
 // send makes the calls of t.
 func (v *server) send(ctx context.Context, t *carrier.Trip[call]) error {
-	err := v.sendGroups(ctx, v.groups(t.Calls(), t.Len(), t.Writing()), t.Twice)
-	for c := range t.Calls() {
+	twice, err := v.sendGroups(ctx, v.groups(t))
+	if twice {
+		t.Twice()
+	}
+	for c := range t.Calls {
 		c.End(c.Call.err)
 	}
 	if isAnswer(err) {
@@ -62,18 +64,18 @@ func (v *server) send(ctx context.Context, t *carrier.Trip[call]) error {
 	return err
 }
 
-// sendGroups makes the calls of the groups. It returns the error of the connection, or the server's last answer. It calls
-// twice if the server does not know all scripts.
-func (v *server) sendGroups(ctx context.Context, groups []group, twice func()) error {
+// sendGroups makes the calls of the groups. It returns the error of the connection, or the server's last answer, and
+// whether it took two round trips since the server did not have all scripts.
+func (v *server) sendGroups(ctx context.Context, groups []group) (twice bool, err error) {
 	switch len(groups) {
 	case 0:
-		return v.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
+		return false, v.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
 	case 1: // costs less than a pipeline
-		return v.exec(ctx, groups, twice, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
+		return v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	}
 	conn, end := v.conn()
 	defer end()
-	return v.exec(ctx, groups, twice, func(ctx context.Context, cmds []redis.Cmder) {
+	return v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) {
 		pipe := conn.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...)
 		_, err := pipe.Exec(ctx)
@@ -86,31 +88,35 @@ func (v *server) sendGroups(ctx context.Context, groups []group, twice func()) e
 	})
 }
 
-// groups returns the scripts of n calls.
-func (v *server) groups(calls iter.Seq[*carrier.Carried[call]], n int, w *carrier.Writing) (list []group) {
+// groups returns the scripts of t.
+func (v *server) groups(t *carrier.Trip[call]) (list []group) {
 	v.mu.Lock()
 	apart := v.apart.After(time.Now())
 	v.mu.Unlock()
-next:
-	for carried := range calls {
-		c, room := &carried.Call, 1
-		if c.script.shared && !c.apart && !apart {
-			room = min(n, mostTogether)
-			for j := range list {
-				if g := &list[j]; g.calls[0].script == c.script && g.calls[0].slot == c.slot && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
-					g.calls, g.requests = append(g.calls, c), g.requests+c.size()
-					continue next
-				}
-			}
-		}
-		list = append(list, group{calls: append(make([]*call, 0, room), c), requests: c.size(), op: operation{writing: w}})
+	for c := range t.Calls {
+		list = join(list, &c.Call, t.Len(), apart, t.Writing())
 	}
 	return list
 }
 
+// join returns the list with c, one of n calls, in a script with others, unless all are apart.
+func join(list []group, c *call, n int, apart bool, w *carrier.Writing) []group {
+	room := 1
+	if c.script.shared && !c.apart && !apart {
+		room = min(n, mostTogether)
+		for j := range list {
+			if g := &list[j]; g.calls[0].script == c.script && g.calls[0].slot == c.slot && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
+				g.calls, g.requests = append(g.calls, c), g.requests+c.size()
+				return list
+			}
+		}
+	}
+	return append(list, group{calls: append(make([]*call, 0, room), c), requests: c.size(), op: operation{writing: w}})
+}
+
 // exec runs the groups, in one round trip if the server has their scripts. It returns the
 // error of the connection, or the server's last answer.
-func (v *server) exec(ctx context.Context, groups []group, twice func(), run func(context.Context, []redis.Cmder)) (err error) {
+func (v *server) exec(ctx context.Context, groups []group, run func(context.Context, []redis.Cmder)) (twice bool, err error) {
 	for name := any(evalsha); len(groups) > 0; name = eval {
 		cmds := make([]redis.Cmder, len(groups))
 		for i := range groups {
@@ -118,7 +124,7 @@ func (v *server) exec(ctx context.Context, groups []group, twice func(), run fun
 				for i := range groups {
 					groups[i].fail(err)
 				}
-				return err
+				return twice, err
 			}
 		}
 		run(ctx, cmds)
@@ -142,10 +148,10 @@ func (v *server) exec(ctx context.Context, groups []group, twice func(), run fun
 		if groups = again; groups != nil { // it has a connection, and a script is told once for all
 			end, _ := ctx.Deadline()
 			ctx = patient{context.WithoutCancel(ctx), end}
-			twice()
+			twice = true
 		}
 	}
-	return err
+	return twice, err
 }
 
 // end hands the reply to the calls.

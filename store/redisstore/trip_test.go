@@ -167,27 +167,23 @@ func TestALengthThatNoTextHasIsNoPanic(t *testing.T) {
 // Calls whose requests have the same rules are in one script, or in a few of which each is short for the server. A call
 // has a script of its own if that cannot be shared, or if a server has refused one with several keys.
 func TestWhichCallsShareAScript(t *testing.T) {
-	v := unreached(t).link.plain
 	rng := rand.New(rand.NewPCG(3, 4))
 	scripts := []*script{{shared: true}, {shared: true}, {}}
 	for range 40 {
 		writing, refused := new(carrier.Writing), rng.IntN(4) == 0
-		v.apart = time.Now()
-		if refused {
-			v.apart = v.apart.Add(time.Hour)
-		}
 		var want [][]*call
 		requests := map[*call]int{} // in the script that a call begins
-		calls := make([]*carrier.Carried[call], 1+rng.IntN(600))
+		var groups []group
+		calls := make([]call, 1+rng.IntN(600))
 	next:
 		for i := range calls {
-			calls[i] = new(carrier.Carried[call])
-			c := &calls[i].Call
+			c := &calls[i]
 			c.script, c.apart = scripts[rng.IntN(3)], rng.IntN(5) == 0
 			c.more = make([]request, rng.IntN(3)*rng.IntN(2))
 			if rng.IntN(100) == 0 {
 				c.more = make([]request, mostTogether+rng.IntN(2)-1)
 			}
+			groups = join(groups, c, len(calls), refused, writing)
 			together := c.script.shared && !c.apart && !refused
 			for at, calls := range want {
 				first := calls[0]
@@ -199,7 +195,6 @@ func TestWhichCallsShareAScript(t *testing.T) {
 			}
 			want, requests[c] = append(want, []*call{c}), c.size()
 		}
-		groups := v.groups(slices.Values(calls), len(calls), writing)
 		require.Len(t, groups, len(want))
 		for i := range groups {
 			c := want[i][0]
@@ -211,8 +206,6 @@ func TestWhichCallsShareAScript(t *testing.T) {
 			}
 			require.LessOrEqual(t, cap(groups[i].calls), mostTogether)
 		}
-		require.True(t, v.mu.TryLock())
-		v.mu.Unlock()
 	}
 }
 
@@ -374,9 +367,9 @@ func TestEachScriptOfATripIsAnswered(t *testing.T) {
 		}
 		told, missing := make([]error, len(all)), []int(nil)
 		var last error
-		runs, twice := 0, 0
+		runs := 0
 		v.apart = time.Time{}
-		err := v.exec(ctx, groups, func() { twice++ }, func(ctx context.Context, cmds []redis.Cmder) {
+		twice, err := v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) {
 			deadline, _ := ctx.Deadline()
 			require.Equal(t, end, deadline)
 			require.Equal(t, runs > 0, ctx.Err() == nil, "there is a connection")
@@ -406,7 +399,7 @@ func TestEachScriptOfATripIsAnswered(t *testing.T) {
 		})
 		require.Equal(t, last, err)
 		require.Empty(t, missing)
-		require.Equal(t, runs-1, twice)
+		require.Equal(t, runs == 2, twice)
 		apart := false
 		for i := range all {
 			want := told[i]
@@ -442,7 +435,7 @@ func TestWithoutATimeNothingIsSent(t *testing.T) {
 	s.clock = func() time.Time { return time.Time{} }
 	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1}} {
 		groups := grouped(sizes...)
-		err := s.link.plain.exec(t.Context(), groups, func() {}, func(context.Context, []redis.Cmder) { t.Error("sent") })
+		_, err := s.link.plain.exec(t.Context(), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
 		require.ErrorIs(t, err, errReading)
 		for _, g := range groups {
 			for _, c := range g.calls {
@@ -493,7 +486,8 @@ func TestWhatATripSends(t *testing.T) {
 			return io.EOF
 		})
 		groups := grouped(c.sizes...)
-		require.Equal(t, io.EOF, s.link.plain.sendGroups(t.Context(), groups, nil))
+		_, err := s.link.plain.sendGroups(t.Context(), groups)
+		require.Equal(t, io.EOF, err)
 		require.Equal(t, c.want, sent)
 		for _, g := range groups {
 			for _, c := range g.calls {
@@ -513,7 +507,7 @@ func TestAnAnswerCountsWhateverAHookReturns(t *testing.T) {
 				return returned
 			})
 			groups := grouped(1, 2)
-			_ = s.link.plain.sendGroups(t.Context(), groups, nil)
+			_, _ = s.link.plain.sendGroups(t.Context(), groups)
 			if failed == nil && returned != nil {
 				continue // for all that is known, no command was answered
 			}
@@ -568,7 +562,8 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 					c.script = sc
 				}
 			}
-			require.NoError(t, v.sendGroups(t.Context(), groups, func() {}))
+			_, err := v.sendGroups(t.Context(), groups)
+			require.NoError(t, err)
 			require.Equal(t, []uint32{1, 1}, []uint32{client.PoolStats().TotalConns, client.PoolStats().IdleConns})
 			require.Equal(t, []int64{1, 0, 0, 1}, groups[1].calls[0].values)
 		}
