@@ -250,10 +250,11 @@ func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Du
 	case good && took < cr.distance.is(): // although it did more
 		cr.distance.add(t.begun, now)
 	}
-	if !good && !t.made {
+	unused := err == errGivenUp //nolint:errorlint // just that
+	if !good && !unused && !t.made {
 		cr.unmade(t, err, now)
 	}
-	cr.conns.settle(good, !good && t.made && cr.lost(t.begun, err), now)
+	cr.conns.settle(good || unused, !good && t.made && cr.lost(t.begun, err), now)
 	next := cr.next(now)
 	if next != nil && next.made {
 		cr.start(now)
@@ -287,11 +288,16 @@ func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration
 	default:
 		cr.quick += (took - cr.quick) / 16
 	}
-	cr.length = min(cr.length+(took-cr.length)/4, cr.timeout-cr.timeout/4)
+	cr.lasted(took)
 	way := cr.distance.is()
 	may := way + max(min(cr.timeout/8, slack), way/4) + 2*cr.delay
 	may = max(may, min(may+cr.pauses.until(now)-t.paused, cr.timeout/2))
 	cr.window.learn(t.calls, cr.ways(), t.begun, now, may)
+}
+
+// lasted notes how long a trip took. None counts for more than a call has time.
+func (cr *Carrier[C]) lasted(took time.Duration) {
+	cr.length = min(cr.length+(took-cr.length)/4, cr.timeout-cr.timeout/4)
 }
 
 // measure learns from a call if all go alone: one of those that are under way together is enough. Those count as full
@@ -310,6 +316,7 @@ func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
 	case cr.answered(err):
 		cr.learn(&Trip[C]{calls: (cr.trips + trips - 1) / trips, begun: began, paused: cr.pauses.total}, now, now.Sub(began), 0)
 	case own && timedOut(err):
+		cr.lasted(now.Sub(began))
 		cr.window.lose(cr.ways(), began, now)
 	}
 }

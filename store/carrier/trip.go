@@ -117,8 +117,13 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 		if t.panicked != nil {
 			err = errPanic
 		}
+		told := false
 		for c := range t.Calls {
+			told = told || c.told
 			c.settle(t, err)
+		}
+		if err == nil && !told && t.state.GivenUp() { // nothing was sent, so nothing is known of the server
+			err = errGivenUp
 		}
 		for _, bt := range t.list {
 			if bt.ended.CompareAndSwap(false, true) {
