@@ -114,13 +114,14 @@ type Carrier[C any] struct {
 
 	mu       sync.Mutex // protects what is below
 	conns    conns
-	trips    int       // that callers wait for
-	late     int       // trips that all callers have left, and that have not ended
-	began    time.Time // when the last trip began that was not full
-	timer    bool      // a timer is set for calls to go
-	asking   bool      // why no connection is made: see diagnose
-	ahead    queue[C]  // the calls that wait, and give room to others
-	line     queue[C]  // the others
+	trips    int           // that callers wait for
+	late     int           // trips that all callers have left, and that have not ended
+	began    time.Time     // when the last trip began that was not full; or was last measured, if all go alone
+	paused   time.Duration // of this process, until then: see measure
+	timer    bool          // a timer is set for calls to go
+	asking   bool          // why no connection is made: see diagnose
+	ahead    queue[C]      // the calls that wait, and give room to others
+	line     queue[C]      // the others
 	distance distance
 	length   time.Duration // of a trip, about
 	quick    time.Duration // of a short trip, about
@@ -227,6 +228,8 @@ func (cr *Carrier[C]) enter(b Budget, call C) (bt *batch[C], i int, now time.Tim
 		cr.begin(true)
 		if cr.config.Send != nil {
 			cr.began = now
+		} else {
+			cr.watchPauses(now)
 		}
 		return nil, 0, now
 	}

@@ -311,11 +311,12 @@ func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
 	if !began.After(cr.began) {
 		return
 	}
-	now, trips := time.Now(), cr.window.trips(cr.ways())
-	switch cr.began = now; {
+	now, trips, before := time.Now(), cr.window.trips(cr.ways()), cr.paused
+	cr.began, cr.paused = now, cr.pauses.until(now)
+	switch {
 	case cr.answered(err):
-		cr.learn(&Trip[C]{calls: (cr.trips + trips - 1) / trips, begun: began, paused: cr.pauses.total}, now, now.Sub(began), 0)
-	case own && timedOut(err):
+		cr.learn(&Trip[C]{calls: (cr.trips + trips - 1) / trips, begun: began, paused: before}, now, now.Sub(began), 0)
+	case own && timedOut(err) && cr.paused-before < cr.timeout/2:
 		cr.lasted(now.Sub(began))
 		cr.window.lose(cr.ways(), began, now)
 	}
