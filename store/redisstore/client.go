@@ -325,20 +325,6 @@ var gone = func() context.Context {
 	return ctx
 }()
 
-// answered notes that a server has answered a call of key.
-func (l *link) answered(key string) {
-	if l.slots != nil {
-		l.slots.answered(key)
-	}
-}
-
-// failed notes that a call of key has failed.
-func (l *link) failed(f fault, key string) {
-	if l.slots != nil {
-		l.slots.failed(f, key)
-	}
-}
-
 // direct is for clients that keep to the context's deadline.
 func direct(client Client, timeout time.Duration) process {
 	w := waves.New(timeout)
@@ -355,19 +341,6 @@ func direct(client Client, timeout time.Duration) process {
 
 var errPanic = errors.New("a hook panicked")
 
-// outcome is how a call of a client has ended.
-type outcome struct {
-	err      error
-	panicked any
-}
-
-func (o outcome) error() error {
-	if o.panicked != nil {
-		panic(o.panicked)
-	}
-	return o.err
-}
-
 // detached is for all other clients. The goroutine lasts as long as the client's own
 // timeouts. By then ctx has ended, so an abandoned command that still waits for a
 // connection is not sent.
@@ -375,45 +348,58 @@ func detached(client Client, within func(carrier.Budget) (context.Context, conte
 	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
 		ctx, cancel := within(b)
 		defer cancel()
-		done := make(chan outcome, 1)
+		var err error
+		var panicked any = carrier.ErrExit
+		done := make(chan struct{})
 		go func() {
-			o := outcome{panicked: carrier.ErrExit}
+			defer close(done)
 			defer func() { // a panic belongs on the caller's goroutine, which may expect it
 				if r := recover(); r != nil {
-					o.panicked = r
+					panicked = r
 				}
-				done <- o
 			}()
-			if o.err = client.Process(ctx, cmd); o.err == nil {
-				o.err = cmd.Err() // waits, if the client only queued the command
+			if err = client.Process(ctx, cmd); err == nil {
+				err = cmd.Err() // waits, if the client only queued the command
 			}
-			o.panicked = nil
+			panicked = nil
 		}()
-		gone := func(err error) error {
-			return left{err, func() error {
-				o := <-done
-				if o.panicked != nil {
-					return errPanic
+		ended := func(ctx context.Context) bool {
+			select {
+			case <-done:
+				return true
+			default:
+			}
+			select {
+			case <-done:
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		}
+		leave := func(why error) error {
+			return left{why, func(ctx context.Context) (bool, error) {
+				switch {
+				case !ended(ctx):
+					return false, nil
+				case panicked != nil:
+					return true, errPanic
 				}
-				return o.err
+				return true, err
 			}}
 		}
-		select {
-		case o := <-done:
-			return o.error()
-		case <-ctx.Done():
+		if !ended(ctx) {
 			if !a.writing.Begun() {
-				return gone(ctx.Err())
+				return leave(ctx.Err())
+			}
+			last, cancel := plainly(b) // only the time to wait for a connection is over
+			defer cancel()
+			if !ended(last) {
+				return leave(last.Err())
 			}
 		}
-		// Only the time to wait for a connection is over.
-		last, cancel := plainly(b)
-		defer cancel()
-		select {
-		case o := <-done:
-			return o.error()
-		case <-last.Done():
-			return gone(last.Err())
+		if panicked != nil {
+			panic(panicked)
 		}
+		return err
 	}
 }

@@ -16,7 +16,7 @@ import (
 // left is the error of a call whose caller has left a client that goes on.
 type left struct {
 	error
-	wait func() error // until the client has ended the call
+	wait func(ctx context.Context) (ended bool, err error) // until the client has ended the call, or ctx ends
 }
 
 func (l left) Unwrap() error { return l.error }
@@ -29,7 +29,7 @@ func lateOf(cmd numbers, err error) func() ([]int64, error) {
 		return nil
 	}
 	return func() ([]int64, error) {
-		err := l.wait()
+		_, err := l.wait(context.Background())
 		return cmd.Val(), err
 	}
 }
