@@ -8,33 +8,33 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Budget is a call's context and the time that it has.
+// Budget is the context of a call and the time that the call has. It is made by [Carrier.Begin].
 type Budget struct {
 	context.Context
-	End  time.Time
-	Left time.Duration // until End, when the call began
-	Own  bool          // End is the store's own timeout, not the caller's deadline
+	End  time.Time     // when the call ends at the latest
+	Left time.Duration // from the beginning of the call until End
+	Own  bool          // End is the carrier's timeout, not the context's deadline
 
-	// Ahead is whether the call gives room to others, who wait for it. It goes before them and is not refused for want
-	// of room, so there must not be more such calls than others that were admitted.
+	// Ahead lets the call go before others, and keeps it from being refused for want of room. Set it for calls that make
+	// room for others, such as a refund. There must not be more of these calls than others that were admitted.
 	Ahead bool
 
-	gate   *gate         // that has admitted it, or refused
+	gate   *gate         // of the carrier that admits it
 	before *Failure      // of an attempt, which gave a reason
 	pause  time.Duration // before the last attempt
 }
 
-// Begin returns the budget of a call with ctx that begins now, and has timeout if ctx has no nearer deadline.
-func Begin(ctx context.Context, timeout time.Duration) Budget {
+// Begin returns the budget of a call with ctx that begins now. It has the timeout, if ctx has no nearer deadline.
+func (cr *Carrier[C]) Begin(ctx context.Context) Budget {
 	now := time.Now()
-	end := now.Add(timeout)
+	end := now.Add(cr.timeout)
 	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
-		return Budget{Context: ctx, End: callers, Left: callers.Sub(now)}
+		return Budget{Context: ctx, End: callers, Left: callers.Sub(now), gate: &cr.gate}
 	}
-	return Budget{Context: ctx, End: end, Left: timeout, Own: true}
+	return Budget{Context: ctx, End: end, Left: cr.timeout, Own: true, gate: &cr.gate}
 }
 
-// Leave ends a call that was admitted.
+// Leave ends a call that was admitted. Call it once.
 func (b *Budget) Leave() {
 	if b.Ahead {
 		b.gate.expected.ahead.Add(-1)
@@ -50,8 +50,8 @@ const (
 	lastPause  = 32 * time.Millisecond
 )
 
-// Again reports whether the call of an attempt that ended in f is to be tried again, and waits a moment before: nothing
-// ran, and there is time.
+// Again reports whether to try a call again after an attempt that ended in f: nothing ran, and there is time. It waits for
+// 1 to 32 ms first, longer after each attempt.
 func (b *Budget) Again(f *Failure) bool {
 	b.pause = min(max(2*b.pause, firstPause), lastPause)
 	if !f.Again || !b.rest(b.pause) {
@@ -79,8 +79,8 @@ func (b *Budget) rest(d time.Duration) bool {
 	}
 }
 
-// Fail returns the error of an admitted call whose last attempt ended in f. That is the error of its context if that has
-// ended, and otherwise a [*Failure].
+// Fail returns the error of a call whose last attempt ended in f: the error of its context if that has ended, and a
+// [*Failure] otherwise.
 func (b *Budget) Fail(f *Failure) error {
 	full := errors.Is(f.Err, errQueued) || errors.Is(f.Err, errGivenUp)
 	if b.before != nil && (full || timeUp(f.Err) || errors.Is(f.Err, errUnmade)) && f.Is(store.ErrUnavailable) {

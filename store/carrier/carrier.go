@@ -45,65 +45,69 @@ const (
 	spread = 32
 )
 
-// Config is what a Carrier has to know of its server and the client.
+// Config describes a server, and the client that a store uses for it, to a [Carrier].
 type Config[C any] struct {
-	// Timeout is how long a call may take, and for how long one waits for others to go with. It must be positive.
+	// Timeout is how long a call may take, if its context has no nearer deadline. It must be positive.
 	Timeout time.Duration
 
-	// Conns is how many connections the client can have, at least 1. The carrier uses at most 16 of them at once.
+	// Conns is the size of the client's pool, at least 1. The carrier uses at most 16 connections at once.
 	Conns int
 
-	// DialTimeout is how long making a connection may take. No more than half of the connections are begun at once, and
-	// the others over this time, so that not all of them hang at a host that is gone.
+	// DialTimeout is how long the client may take to make a connection. If dials hang, the carrier lets them take half of
+	// Conns, and the rest one by one over this time, so that a server that takes the place of another can be reached.
 	DialTimeout time.Duration
 
-	// OneFirst has no other connection made before the first has worked.
+	// OneFirst makes the first connection alone: no other is made until it has worked.
 	OneFirst bool
 
-	// Send makes the calls of a trip, in one round trip on one connection, which it makes if the client has none. It
-	// asks the trip whether the calls may be written ([Writing.Begin]) just before they are, and ends each call
-	// ([Carried.End]). Calls that it has not ended have the error that it returns. That is nil if the connection has
-	// worked. Without calls it asks the server for anything that is answered soon.
+	// Send makes the calls of a trip in one round trip on one connection. If the client has none, Send makes it.
+	// Immediately before it writes the calls, it asks t.Writing().Begin(). If that is false, all callers have left, and
+	// Send returns nil without writing. Otherwise it stores each reply in [Carried.Call] and calls [Carried.End]. Calls
+	// that were not ended fail with the error that Send returns. Send returns nil if the connection works, and the
+	// connection's error otherwise.
 	//
-	// The Done of ctx ends the wait for a connection. Its Deadline is later, and ends the rest: callers do not wait for
-	// it, but a connection that is given up must be made anew. The values of ctx are those of the caller's context if one
-	// call goes.
+	// A trip without calls only makes a connection or measures the round trip: Send asks the server for anything that it
+	// answers quickly.
 	//
-	// Without Send all calls go Alone. The carrier then only refuses those that cannot be served in time.
+	// Send waits for a connection until ctx is done, and for the server until the deadline of ctx, which is later. The
+	// callers do not wait for it. If Send gave up sooner, the connection would have to be made again. If there is one
+	// call, ctx has the values of its caller's context.
+	//
+	// Without Send, all calls go by Alone, and the carrier only refuses calls that could not be served in time.
 	Send func(ctx context.Context, t *Trip[C]) error
 
-	// Means returns what an error of Send or Alone means. A dial that failed is recognised by its [net.OpError].
+	// Means returns what an error of Send or Alone means. The carrier itself recognizes dials that failed, by their
+	// [net.OpError].
 	Means func(err error) Meaning
 
-	// Alone makes a call that has a connection to itself, within its budget, on its caller's goroutine. Without it, all
-	// calls go by Send. It returns the call with its reply, or an error, and then whether the call may have been sent.
+	// Alone makes one call on a free connection, within its budget, on its caller's goroutine. It returns the call with
+	// its reply, or an error and whether the call may have been sent. Without Alone, all calls go by Send.
 	Alone func(b Budget, call C) (after C, sent bool, err error)
 
-	// GiveBack, if it is not nil, gets each call that was made although its caller's context had ended. It must not wait
-	// for calls of the carrier.
+	// GiveBack gets each call that ran although its caller's context had ended, so that the store can give back what it
+	// charged. It may be nil. It must not block.
 	GiveBack func(call C)
 
-	// Pool, if it is not nil, returns how many connections the client has, those that rest and all.
+	// Pool returns how many connections the client has: those in the pool that are free, and all. It may be nil.
 	Pool func() (idle, total int)
 
-	// Jitter, if it is not nil, returns a time from 0 to most, by which calls that failed together come back apart. By
-	// default that is random.
+	// Jitter returns a random time from 0 to most. By default, the carrier takes its own.
 	Jitter func(most time.Duration) time.Duration
 
-	// Dial, if it is not nil, makes a connection and closes it, to find out why the client makes none.
+	// Dial makes a connection and closes it. The carrier calls it to find out why the client makes no connection. It may
+	// be nil.
 	Dial func(ctx context.Context) error
 }
 
-// Carrier carries the calls to a server. It is made by [New] and safe for concurrent use. There is nothing to close: it
-// has no goroutine while no call is under way.
+// Carrier sends the calls of a store to a server. It is made by [New] and safe for concurrent use. There is nothing to
+// close: it has no goroutine while no call is under way.
 //
 // While a connection is free, a call may go alone, on its caller's goroutine and in its caller's time. All other calls
-// wait for a connection, and then go together in one round trip.
+// wait for a connection, and then go together in one round trip, a [Trip].
 //
-// They are carried by a trip, a goroutine with one connection. Clients close a connection when the time of its call is
-// up, even in the middle of a handshake. Under many callers, or far from the server, they would then do nothing but make
-// connections. So a trip has its own time, in which connections are made and late replies arrive. Callers leave by their
-// own timers.
+// A trip has a goroutine of its own, because clients close a connection when the time of its call is up, even in the
+// middle of a handshake. With many callers, or far from the server, they would then do nothing but make connections. So a
+// trip has its own time, in which connections are made and late replies arrive. Callers leave by their own timers.
 type Carrier[C any] struct {
 	gate
 
@@ -130,7 +134,8 @@ type Carrier[C any] struct {
 	window   window
 }
 
-// New returns a carrier. It does no I/O. An error wraps [store.ErrInvalidOption].
+// New returns a carrier. It does no I/O. It returns [store.ErrInvalidOption] if the timeout or the number of connections
+// is not positive, or if Means, or both Send and Alone, are nil.
 func New[C any](config Config[C]) (*Carrier[C], error) {
 	switch {
 	case config.Timeout <= 0:
@@ -166,20 +171,22 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 	return cr, nil
 }
 
-// Admit admits a call, which has to Leave then. It comes before all else, so that a refusal costs little: it returns the
-// error of a call that cannot be served in time, when its caller may be told. Callers who come back at once are told late.
+// Admit admits a call, which then has to Leave, or returns the error of a call that could not be served in time. Callers
+// that come back immediately are refused late, so that they leave the processor to others. Call it before the command is
+// built, so that a refusal costs little.
 func (cr *Carrier[C]) Admit(b *Budget) error {
-	b.gate = &cr.gate
+	b.gate = &cr.gate // which may not be the one that it began with
 	if f := cr.refuses(b, cr.looks); f != nil {
 		return b.fail(f)
 	}
 	return nil
 }
 
-// Do makes a call once, and returns it with its reply. If the server has answered by an error, it returns that. Every
-// other error is a [*Failure]. Give it to [Budget.Again], and then to [Budget.Fail]. If Send panics, Do does.
+// Do makes one attempt at an admitted call, and returns the call with its reply. If the server answered with an error, Do
+// returns that error. All other errors are a [*Failure]: pass it to [Budget.Again], and at the end to [Budget.Fail]. Do
+// panics if Send or Alone does.
 //
-// The call may have been admitted by another carrier, if it was tried there before.
+// A call may be tried by several carriers, if it turns out to belong to another server. It leaves the one that admitted it.
 func (cr *Carrier[C]) Do(b Budget, call C) (C, error) {
 	bt, i, began := cr.enter(b, call)
 	if bt == nil {
@@ -204,7 +211,7 @@ type Stats struct {
 	RoundTrip  time.Duration // the shortest of late; 0: not known
 }
 
-// Stats returns what is known up to now.
+// Stats returns what the carrier knows now.
 func (cr *Carrier[C]) Stats() Stats {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
@@ -251,8 +258,8 @@ func (cr *Carrier[C]) enter(b Budget, call C) (bt *batch[C], i int, now time.Tim
 	return bt, i, now
 }
 
-// Forgotten reports whether nobody has used the carrier for an hour.
-func (cr *Carrier[C]) Forgotten() bool {
+// Idle reports whether no call has used the carrier for an hour.
+func (cr *Carrier[C]) Idle() bool {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
 	return cr.trips+cr.late+cr.waiting() == 0 && cr.expected.inside.Load()+cr.expected.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
@@ -305,7 +312,7 @@ func (cr *Carrier[C]) lost(began time.Time, err error) bool {
 	return !timedOut(err) || !cr.pulse.since(began)
 }
 
-// Warmed notes that the store has made so many connections, and what a round trip takes.
+// Warmed tells the carrier that the store has made so many connections, and how long a round trip took.
 func (cr *Carrier[C]) Warmed(conns int, took time.Duration) {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
@@ -360,8 +367,8 @@ func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
 			return call, nil
 		}
 	}
-	switch err { //nolint:errorlint // these are never wrapped
-	case errQueued:
+	switch err {
+	case errQueued: //nolint:errorlint // one that is wrapped is another carrier's
 		return call, cr.queued()
 	case errGivenUp:
 		f := *cr.queued()

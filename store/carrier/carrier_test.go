@@ -293,7 +293,7 @@ func (u *users) do(ctx context.Context) error {
 }
 
 func (u *users) try(ctx context.Context, c call) error {
-	b := carrier.Begin(ctx, timeout)
+	b := u.c.Begin(ctx)
 	if err := u.c.Admit(&b); err != nil {
 		return err
 	}

@@ -429,7 +429,7 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 		p.timeout = time.Hour // nothing ends meanwhile
 		p.window.calls = 8 * p.ways()
 		p.occupy()
-		b := Begin(t.Context(), p.timeout)
+		b := p.Begin(t.Context())
 		for range c.others {
 			p.enter(b, 0)
 		}
@@ -455,7 +455,7 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	p := full(t)
 	p.expected.inside.Store(0)
 	admit := func(ahead bool) (Budget, error) {
-		b := Begin(t.Context(), p.timeout)
+		b := p.Begin(t.Context())
 		b.Ahead = ahead
 		return b, p.Admit(&b)
 	}
@@ -463,7 +463,7 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 		_, err := admit(true)
 		require.NoError(t, err)
 	}
-	b := Begin(t.Context(), p.timeout)
+	b := p.Begin(t.Context())
 	require.NoError(t, p.Admit(&b))
 	require.EqualValues(t, 2*longestLine+1, p.Stats().UnderWay)
 	e := &p.expected
@@ -485,7 +485,7 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 func TestARefusalAllocatesNothing(t *testing.T) {
 	p, ctx := full(t), context.Background()
 	allocs := testing.AllocsPerRun(500, func() {
-		b := Begin(ctx, p.timeout)
+		b := p.Begin(ctx)
 		if err := p.Admit(&b); !errors.Is(err, store.ErrOverloaded) {
 			t.Fatal(err)
 		}
@@ -501,7 +501,7 @@ func TestWhatGivesRoomGoesAhead(t *testing.T) {
 	p := full(t)
 	p.timeout = time.Hour // nothing ends meanwhile
 	p.occupy()
-	b := Begin(t.Context(), p.timeout)
+	b := p.Begin(t.Context())
 	asks, _, _ := p.enter(b, 0)
 	require.ErrorIs(t, p.Admit(&b), store.ErrOverloaded)
 	b.Ahead = true
@@ -533,9 +533,9 @@ func TestACallThatWasLeftOutWasNotSent(t *testing.T) {
 	p := made(t, plain())
 	bt := &batch[int]{calls: []Carried[int]{{goes: true}, {left: true}}, done: make(chan struct{}), err: context.DeadlineExceeded, sent: true}
 	close(bt.done)
-	_, err := p.wait(Begin(t.Context(), p.timeout), bt, 0)
+	_, err := p.wait(p.Begin(t.Context()), bt, 0)
 	require.ErrorIs(t, err, store.ErrTimeout)
-	_, err = p.wait(Begin(t.Context(), p.timeout), bt, 1)
+	_, err = p.wait(p.Begin(t.Context()), bt, 1)
 	require.NotErrorIs(t, err, store.ErrTimeout)
 	require.ErrorContains(t, err, "nothing was sent")
 }
@@ -567,7 +567,7 @@ func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 		config.Timeout = 5 * time.Second
 		p := made(t, config)
 		defer p.occupy()()
-		b := Begin(t.Context(), p.timeout)
+		b := p.Begin(t.Context())
 		time.Sleep(100 * ms)
 		bt, i, _ := p.enter(b, 0)
 		require.NotNil(t, bt)

@@ -9,16 +9,16 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Failure is the error of a call that has no reply. It is its Class for errors.Is, and its Err too, unless
-// that is the end of a context, which is not the caller's.
+// Failure is the error of a call without a reply. [errors.Is] finds its Class, and what Err wraps, unless Err is the end of
+// a context: it was not the caller's context that ended.
 type Failure struct {
 	Class error  // one of package store's, which wraps [store.ErrStore]
 	What  string // what is known besides Err, or ""
-	Err   error  // the client's, or the server's answer
+	Err   error  // the client's error, or the server's answer
 	Again bool   // nothing ran, and another attempt may succeed
 
-	sent bool  // it may run, or have run
-	over error // then: the error of the caller's context, if that is why he left
+	sent bool  // the call may have run
+	over error // then: the error of the caller's context, if the caller left for that
 }
 
 func (f *Failure) Error() string {
@@ -39,25 +39,24 @@ func (f *Failure) Unwrap() error {
 	return f.Err
 }
 
-// Meaning is what an error of Send or Alone says of a call.
+// Meaning is what an error of [Config.Send] or [Config.Alone] means.
 type Meaning uint8
 
 // The meanings of an error.
 const (
-	// Unknown is an error of a connection. If the call was written, it may have run.
+	// Unknown is an error of the connection. If the call was written, it may have run.
 	Unknown Meaning = iota
 
-	// Answered is an answer of the server, or proves that there was one. The connection is good.
+	// Answered is an answer of the server. The connection works.
 	Answered
 
-	// Busy says that the client had no connection free. Nothing was sent.
+	// Busy means that the client had no free connection. Nothing was sent.
 	Busy
 
-	// Unsent says that nothing was sent, though the call was written: the connection was gone. Another
-	// attempt may succeed.
+	// Unsent means that nothing was sent although the call was written, because the connection had been closed before.
 	Unsent
 
-	// Closed says that the client was closed. No attempt will succeed.
+	// Closed means that the client was closed. Unless the call was written, nothing was sent.
 	Closed
 )
 
@@ -102,15 +101,15 @@ func dialing(err error) bool {
 func (cr *Carrier[C]) answered(err error) bool { return err == nil || cr.means(err) == Answered }
 
 func (cr *Carrier[C]) means(err error) Meaning {
-	switch err { //nolint:errorlint // these are never wrapped
-	case errPanic, errNoEnd, errQueued, errUnmade, errGivenUp:
+	switch err {
+	case errPanic, errNoEnd, errQueued, errUnmade, errGivenUp: //nolint:errorlint // one that is wrapped is another carrier's
 		return Unknown
 	}
 	return cr.config.Means(err)
 }
 
-// Explain returns the error of a call that ended in err, which was sent or not: err itself if the server has answered, or
-// else a [*Failure]. Use it for calls that go another way than by Do, to the same server.
+// Explain returns what Do returns for a call that ended in err and may have been sent: err itself if it is the server's
+// answer, and a [*Failure] otherwise. Use it for calls that go to the server in another way.
 func (cr *Carrier[C]) Explain(err error, sent bool) error {
 	m := cr.means(err)
 	if m == Answered {

@@ -79,7 +79,7 @@ func failure(t testing.TB, err error) *Failure {
 
 // call makes a call as a store does.
 func (p *Carrier[C]) call(ctx context.Context, call C) (C, error) {
-	b := Begin(ctx, p.timeout)
+	b := p.Begin(ctx)
 	if err := p.Admit(&b); err != nil {
 		return call, err
 	}

@@ -69,7 +69,7 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 				ctx, cancel = context.WithDeadline(ctx, begun.Add(c.left))
 				defer cancel()
 			}
-			b := Begin(ctx, p.timeout)
+			b := p.Begin(ctx)
 			got := admitted
 			switch f := p.refuses(&b, p.looks); f {
 			case nil:

@@ -54,7 +54,7 @@ func TestNoMoreTripsBeginThanMay(t *testing.T) {
 func TestWhoMayGoAlone(t *testing.T) {
 	alone := func(change func(p *Carrier[int], b *Budget, now time.Time)) bool {
 		p := far(t)
-		b, now := Begin(t.Context(), p.timeout), p.distance.looked
+		b, now := p.Begin(t.Context()), p.distance.looked
 		change(p, &b, now)
 		return p.alone(b, now)
 	}
@@ -119,7 +119,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 			p.conns.ready = 3
 			time.Sleep(time.Hour)
 			p.conns.used = time.Now()
-			bt, _, began := p.enter(Begin(t.Context(), p.timeout), 0)
+			bt, _, began := p.enter(p.Begin(t.Context()), 0)
 			require.Nil(t, bt)
 			require.Equal(t, []int{1, 2, 1}, []int{p.trips, p.conns.ready, p.conns.busy})
 			require.Equal(t, began, p.began, "others gather behind it")
@@ -172,10 +172,10 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 		p.trips = mostTrips // so that none begins
 		require.True(t, p.silent())
 		p.conns.ready = 0
-		_, _, _ = p.enter(Begin(t.Context(), p.timeout), 0)
+		_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		require.True(t, p.silent(), "there was no rest: all connections are lost")
 		p.conns.ready = 1
-		_, _, _ = p.enter(Begin(t.Context(), p.timeout), 0)
+		_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		require.False(t, p.silent())
 		time.Sleep(time.Second)
 	})
@@ -196,7 +196,7 @@ func TestAWarmedStoreKnowsItsServer(t *testing.T) {
 		require.Equal(t, 30*ms, p.distance.is())
 		require.Equal(t, 30*ms, time.Duration(p.expected.way.Load()))
 		require.False(t, p.distance.due(time.Now()))
-		require.True(t, p.alone(Begin(t.Context(), p.timeout), time.Now()))
+		require.True(t, p.alone(p.Begin(t.Context()), time.Now()))
 	})
 }
 
@@ -225,7 +225,7 @@ func TestAnEndedCallLeavesTheLine(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
 			p.trips = mostTrips
-			b, told := Begin(t.Context(), p.timeout), make(chan error)
+			b, told := p.Begin(t.Context()), make(chan error)
 			leaver, leave := context.WithCancel(t.Context())
 			for i := range 2 {
 				b := b
@@ -272,7 +272,7 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 			ctx, leave := context.WithCancel(t.Context())
 			first, _, begun := p.enter(Budget{Context: ctx, End: time.Now().Add(p.timeout), Left: p.timeout, Own: true}, 0)
 			time.Sleep(p.timeout / 16)
-			second, _, _ := p.enter(Begin(t.Context(), p.timeout), 0)
+			second, _, _ := p.enter(p.Begin(t.Context()), 0)
 			require.NotSame(t, first, second, "it came too late to end together")
 			tr := &Trip[int]{made: c.made, begun: time.Now()}
 			p.mu.Lock()
@@ -322,10 +322,10 @@ func TestACallThatWasLeftInTheLineDoesNotGo(t *testing.T) {
 	p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	bt, _, _ := p.enter(Begin(gone, p.timeout), 0)
-	_, _, _ = p.enter(Begin(t.Context(), p.timeout), 0)
+	bt, _, _ := p.enter(p.Begin(gone), 0)
+	_, _, _ = p.enter(p.Begin(t.Context()), 0)
 	for _, want := range []error{errUnmade, errQueued} { // he has left already
-		err, sent := p.outcome(Begin(gone, p.timeout), bt, 0)
+		err, sent := p.outcome(p.Begin(gone), bt, 0)
 		require.Equal(t, want, err)
 		require.False(t, sent)
 	}
@@ -371,7 +371,7 @@ func TestACarriedCallEndsByItsOwnTime(t *testing.T) {
 				for _, before := range []time.Duration{0, timeout / 16} { // it has been tried before, for example
 					ctx, cancel := ctx(t)
 					defer cancel()
-					b := Begin(ctx, p.timeout)
+					b := p.Begin(ctx)
 					time.Sleep(before)
 					bt, i, _ := p.enter(b, 0)
 					_, err := p.wait(b, bt, i)
@@ -393,20 +393,20 @@ func TestEachAnswerIsASignOfLife(t *testing.T) {
 		now := time.Now()
 		bt := &batch[int]{calls: []Carried[int]{{goes: true, Call: 1}, {goes: true, err: io.EOF}}, done: make(chan struct{}), begun: now, trip: &Trip[int]{}}
 		close(bt.done)
-		_, err := p.wait(Begin(t.Context(), p.timeout), bt, 1)
+		_, err := p.wait(p.Begin(t.Context()), bt, 1)
 		require.ErrorIs(t, err, io.EOF)
 		require.ErrorIs(t, err, store.ErrUnavailable, "nothing was sent")
 		bt.trip.state.state.Store(written)
-		_, err = p.wait(Begin(t.Context(), p.timeout), bt, 1)
+		_, err = p.wait(p.Begin(t.Context()), bt, 1)
 		require.ErrorIs(t, err, store.ErrTimeout, "it may have run")
 		require.True(t, p.silent())
-		call, err := p.wait(Begin(t.Context(), p.timeout), bt, 0)
+		call, err := p.wait(p.Begin(t.Context()), bt, 0)
 		require.NoError(t, err)
 		require.Equal(t, 1, call)
 		require.False(t, p.silent())
 		time.Sleep(time.Hour)
 		bt.calls[1].err = answer("no")
-		_, err = p.wait(Begin(t.Context(), p.timeout), bt, 1)
+		_, err = p.wait(p.Begin(t.Context()), bt, 1)
 		require.Equal(t, answer("no"), err)
 		require.False(t, p.silent())
 	})
@@ -578,7 +578,7 @@ func TestWhichTripIsNext(t *testing.T) {
 		p := far(t)
 		p.trips = mostTrips
 		for range c.calls {
-			_, _, _ = p.enter(Begin(t.Context(), p.timeout), 0)
+			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
 		p.mu.Lock()
 		now := p.distance.looked.Add(20 * ms)
@@ -739,7 +739,7 @@ func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
 		p := far(t)
 		p.trips = mostTrips
 		for range p.batch() {
-			_, _, _ = p.enter(Begin(t.Context(), p.timeout), 0)
+			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
 		p.mu.Lock()
 		p.trips, p.distance.looked = 0, time.Now().Add(-2*lately)
@@ -769,7 +769,7 @@ func TestCallsThatMayNotDialLookAgain(t *testing.T) {
 		}
 		p := made(t, config)
 		p.conns.dials.vain, p.conns.dials.last, p.conns.dials.pause = p.conns.dials.free, begun, 3*untilDial
-		b := Begin(t.Context(), p.timeout)
+		b := p.Begin(t.Context())
 		bt, i, _ := p.enter(b, 0)
 		require.Equal(t, 3*untilDial, <-sent)
 		_, err := p.wait(b, bt, i)

@@ -8,8 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/waves"
 )
 
-// Trip is several calls on one connection, or none: then it only makes a connection, or finds out how far
-// the server is.
+// Trip is a round trip for several calls on one connection. It can be without calls: see [Config.Send].
 type Trip[C any] struct {
 	list     []*batch[C]
 	first    [1]*batch[C] // where list begins
@@ -29,9 +28,9 @@ type Trip[C any] struct {
 	gone    []*Carried[C] // whose callers have left since their contexts ended
 }
 
-// Carried is a call on its trip.
+// Carried is a call of a [Trip].
 type Carried[C any] struct {
-	Call C // Send puts the reply into it
+	Call C // the call, in which Send stores the reply
 
 	ctx  context.Context
 	left bool          // its caller has left, or it was too late to go; protected by Carrier.mu
@@ -41,7 +40,7 @@ type Carried[C any] struct {
 	err  error
 }
 
-// End notes how the call has ended: err, if that is not nil, or the reply in Call.
+// End ends the call: with err, or with the reply in Call if err is nil.
 func (c *Carried[C]) End(err error) { c.told, c.err = true, err }
 
 // settle gives c an end, after its trip t, which has ended in err.
@@ -56,7 +55,7 @@ func (c *Carried[C]) settle(t *Trip[C], err error) {
 	}
 }
 
-// Calls is an iterator over the calls, in the order in which they came: for c := range t.Calls.
+// Calls iterates over the calls in the order in which they came: for c := range t.Calls { … }.
 func (t *Trip[C]) Calls(yield func(*Carried[C]) bool) {
 	for _, bt := range t.list {
 		for i := range bt.calls {
@@ -67,16 +66,17 @@ func (t *Trip[C]) Calls(yield func(*Carried[C]) bool) {
 	}
 }
 
-// Len is how many calls go.
+// Len returns the number of calls.
 func (t *Trip[C]) Len() int { return t.calls }
 
-// Writing returns whether the calls of t have left the process.
+// Writing returns the state that the calls of t have in common: whether they were written.
 func (t *Trip[C]) Writing() *Writing { return &t.state }
 
-// Twice notes that t takes more than one round trip, so that its time is no measure of others.
+// Twice tells the carrier that t took more than one round trip, so that it does not learn from how long t took.
 func (t *Trip[C]) Twice() { t.twice = true }
 
-// Writing is whether calls have left the process.
+// Writing is whether calls that go together were written, or given up before. A store that makes calls in a way of its own
+// can use one for each of them.
 type Writing struct{ state atomic.Uint32 }
 
 const (
@@ -85,16 +85,16 @@ const (
 	givenUp        // the callers have left
 )
 
-// Begin reports whether the calls may be written, and notes that they are. If not, they were given up:
-// their callers were told that nothing was sent.
+// Begin reports whether the calls may be written, and notes that they are. If it returns false, they were given up: their
+// callers were told that nothing was sent.
 func (w *Writing) Begin() bool {
 	return w.state.CompareAndSwap(unsent, written) || w.state.Load() == written
 }
 
-// Begun reports whether the calls were written.
+// Begun reports whether the calls were written, or are about to be.
 func (w *Writing) Begun() bool { return w.state.Load() == written }
 
-// GiveUp notes that the callers have left, and reports whether the calls were ever written.
+// GiveUp notes that the callers have left, and reports whether the calls were written before.
 func (w *Writing) GiveUp() (began bool) { return w.state.Swap(givenUp) == written }
 
 // GivenUp reports whether the callers had left before the calls were written.

@@ -112,11 +112,12 @@ func TestEachCallOfATripHasItsEnd(t *testing.T) {
 		require.Equal(t, returned, p.send(tr))
 		for i, want := range []error{io.ErrClosedPipe, want, nil, want} {
 			require.Equal(t, want, tr.list[i/2].calls[i%2].err)
-			call, err := p.wait(Begin(t.Context(), p.timeout), tr.list[i/2], i%2)
-			if want == nil {
+			call, err := p.wait(p.Begin(t.Context()), tr.list[i/2], i%2)
+			switch want {
+			case nil:
 				require.NoError(t, err)
 				require.Equal(t, 3, call)
-			} else if want == errNoEnd { //nolint:errorlint // that
+			case errNoEnd: //nolint:errorlint // that
 				require.ErrorIs(t, err, errNoEnd)
 				require.False(t, failure(t, err).Again)
 			}
@@ -132,7 +133,7 @@ func TestEachCallerOfATripHasThePanicOfSend(t *testing.T) {
 		require.Equal(t, errPanic, p.send(tr))
 		for _, bt := range tr.list {
 			for i := range bt.calls {
-				require.PanicsWithValue(t, "planted", func() { _, _ = p.wait(Begin(t.Context(), p.timeout), bt, i) })
+				require.PanicsWithValue(t, "planted", func() { _, _ = p.wait(p.Begin(t.Context()), bt, i) })
 			}
 		}
 	}
@@ -186,7 +187,7 @@ func TestWhatWasGivenUpHasNoAnswer(t *testing.T) {
 						require.Equal(t, io.ErrClosedPipe, bt.calls[j].err)
 					} else {
 						require.Equal(t, want, bt.calls[j].err)
-						_, err := p.wait(Begin(t.Context(), p.timeout), bt, j)
+						_, err := p.wait(p.Begin(t.Context()), bt, j)
 						require.Equal(t, want != nil, errors.Is(err, errGivenUp) && failure(t, err).Again)
 					}
 				}
@@ -263,7 +264,7 @@ func TestAllTripsBeginThatMay(t *testing.T) {
 			p.distance = distance{least: 1, since: now, looked: now}
 			p.conns.reached, p.conns.used, p.window.calls, p.trips = true, now, 16, mostTrips
 			for range 20 {
-				_, _, _ = p.enter(Begin(t.Context(), p.timeout), 0)
+				_, _, _ = p.enter(p.Begin(t.Context()), 0)
 			}
 			p.mu.Lock()
 			p.trips, p.conns.ready = 0, c.ready
@@ -350,7 +351,7 @@ func together(t *testing.T, ctxs ...context.Context) (bt *batch[int], wait []fun
 	p := served(t, time.Minute, done) // one batch on a busy machine too
 	free = p.occupy()
 	for _, ctx := range ctxs {
-		b := Begin(ctx, p.timeout)
+		b := p.Begin(ctx)
 		joined, i, _ := p.enter(b, 7)
 		require.NotNil(t, joined)
 		require.True(t, bt == nil || bt == joined)

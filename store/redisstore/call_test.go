@@ -31,7 +31,8 @@ func TestThePatienceOfAWaveEndsWithinAQuarterAndASixtyFourthOfTheTimeout(t *test
 			for range 100 {
 				time.Sleep(timeout / 37)
 				until := time.Now().Add(timeout - timeout/4)
-				require.Error(t, process(carrier.Begin(context.Background(), timeout), nil, &a))
+				b := carrier.Budget{Context: context.Background(), End: time.Now().Add(timeout), Own: true}
+				require.Error(t, process(b, nil, &a))
 				require.False(t, over.Before(until.Add(-1)), "%v", timeout)
 				require.False(t, over.After(until.Add(1+min(timeout/64, 8*time.Millisecond))), "%v", timeout)
 			}

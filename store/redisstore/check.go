@@ -81,8 +81,10 @@ func (n node) askKey(ctx context.Context, args ...any) (any, error) {
 }
 
 func (n node) run(ctx context.Context, cmd command) (any, error) {
-	b, a := carrier.Begin(ctx, nodeTimeout), new(attempt)
-	b.Own = false
+	b, a := carrier.Budget{Context: ctx, End: time.Now().Add(nodeTimeout)}, new(attempt)
+	if end, ok := ctx.Deadline(); ok && end.Before(b.End) {
+		b.End = end
+	}
 	a.writing.Begin() // so that the call waits for its answer
 	if err := n.process(b, cmd, a); err != nil {
 		return nil, err

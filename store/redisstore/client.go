@@ -242,7 +242,7 @@ func (v *servers) server(c *redis.Client) *server {
 	now, loaded := v.known.LoadOrStore(c, v.store.server(c))
 	if !loaded {
 		v.known.Range(func(of, old any) bool {
-			if old.(*server).Forgotten() && v.known.CompareAndDelete(of, old) {
+			if old.(*server).Idle() && v.known.CompareAndDelete(of, old) {
 				stats, l := old.(*server).Stats(), v.store.link
 				l.overloaded.Add(stats.Overloaded)
 				l.tooShort.Add(stats.TooShort)
@@ -363,23 +363,10 @@ func detached(client Client, within func(carrier.Budget) (context.Context, conte
 			}
 			panicked = nil
 		}()
-		ended := func(ctx context.Context) bool {
-			select {
-			case <-done:
-				return true
-			default:
-			}
-			select {
-			case <-done:
-				return true
-			case <-ctx.Done():
-				return false
-			}
-		}
 		leave := func(why error) error {
 			return left{why, func(ctx context.Context) (bool, error) {
 				switch {
-				case !ended(ctx):
+				case !ended(ctx, done):
 					return false, nil
 				case panicked != nil:
 					return true, errPanic
@@ -387,13 +374,13 @@ func detached(client Client, within func(carrier.Budget) (context.Context, conte
 				return true, err
 			}}
 		}
-		if !ended(ctx) {
+		if !ended(ctx, done) {
 			if !a.writing.Begun() {
 				return leave(ctx.Err())
 			}
 			last, cancel := plainly(b) // only the time to wait for a connection is over
 			defer cancel()
-			if !ended(last) {
+			if !ended(last, done) {
 				return leave(last.Err())
 			}
 		}
@@ -401,5 +388,20 @@ func detached(client Client, within func(carrier.Budget) (context.Context, conte
 			panic(panicked)
 		}
 		return err
+	}
+}
+
+// ended waits until done is closed, or ctx ends, and reports whether done is.
+func ended(ctx context.Context, done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	select {
+	case <-done:
+		return true
+	default:
+		return false
 	}
 }

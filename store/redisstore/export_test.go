@@ -144,7 +144,7 @@ func (s *Store) Late() int { return s.of().Late }
 
 // Fill has as many calls inside as there may be.
 func (s *Store) Fill() {
-	for b := carrier.Begin(context.Background(), s.timeout); s.link.plain.Admit(&b) == nil; {
+	for b := s.link.plain.Begin(context.Background()); s.link.plain.Admit(&b) == nil; {
 	}
 }
 

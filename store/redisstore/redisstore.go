@@ -231,7 +231,7 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Bud
 	if s.link == nil {
 		return b, nil, errNotMade
 	}
-	b = carrier.Begin(ctx, s.timeout)
+	b = s.link.plain.Begin(ctx)
 	b.Ahead = ahead
 	if err = b.Err(); err != nil {
 		return b, nil, err
