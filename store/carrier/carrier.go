@@ -70,7 +70,8 @@ type Config[C any] struct {
 	// answers quickly.
 	//
 	// Send waits for a connection until ctx is done, and for the server until the deadline of ctx, which is later. The
-	// callers do not wait for it. If Send gave up sooner, the connection would have to be made again. If there is one
+	// callers do not wait for it. If Send gave up sooner, the connection would have to be made again. For a client that
+	// stops when its context is done, make another one of the deadline and context.WithoutCancel(ctx). If there is one
 	// call, ctx has the values of its caller's context.
 	//
 	// Without Send, all calls go by Alone, and the carrier only refuses calls that could not be served in time.
@@ -88,7 +89,8 @@ type Config[C any] struct {
 	// charged. It may be nil. It must not block.
 	GiveBack func(call C)
 
-	// Pool returns how many connections the client has: those in the pool that are free, and all. It may be nil.
+	// Pool returns how many connections the client has: those in the pool that are free, and all. It may be nil. It must not
+	// block.
 	Pool func() (idle, total int)
 
 	// Jitter returns a random time from 0 to most. By default, the carrier takes its own.
@@ -113,7 +115,6 @@ type Carrier[C any] struct {
 
 	config Config[C]
 	base   time.Time
-	waves  *waves.Waves
 	read   sync.Pool // of *batch: those that all callers have read
 
 	mu       sync.Mutex // protects what is below
@@ -159,7 +160,7 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 	}
 	now := time.Now()
 	cr := &Carrier[C]{
-		config: config, base: now, waves: waves.New(config.Timeout),
+		config: config, base: now,
 		conns: conns{
 			pool: config.Pool, size: config.Conns, most: min(mostTrips, config.Conns),
 			reached: !config.OneFirst, dials: newDials(config.Conns, config.DialTimeout),
@@ -167,7 +168,7 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 		window: newWindow(),
 	}
 	cr.timeout, cr.pulse.base = config.Timeout, now
-	cr.refusals.waves, cr.refusals.jitter = cr.waves, config.Jitter
+	cr.refusals.waves, cr.refusals.jitter = waves.New(config.Timeout), config.Jitter
 	return cr, nil
 }
 

@@ -72,10 +72,11 @@ func (v *server) carry(config carrier.Config[call]) {
 // poolSize is how many connections c can have.
 func poolSize(c *redis.Client) int {
 	o := c.Options()
+	size := o.PoolSize
 	if o.MaxActiveConns > 0 {
-		return min(o.PoolSize, o.MaxActiveConns)
+		size = min(size, o.MaxActiveConns)
 	}
-	return max(o.PoolSize, 1)
+	return max(size, 1)
 }
 
 // meaning is the [carrier.Meaning] of an error of a client.
