@@ -16,7 +16,7 @@ type call struct {
 	more   []request
 	slot   int  // of a cluster
 	apart  bool // never in one script with others
-	around bool // past the pipeline: the client itself knows where to
+	around bool // past its server: the client itself knows the way
 	rested int  // connections that it has found closed
 
 	values []int64 // of the reply
