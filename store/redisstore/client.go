@@ -222,16 +222,13 @@ type servers struct {
 	loading *loading
 }
 
-// loading is a question where the keys of a cluster are. It is asked once more after a while, since the
-// node that was asked may hang, and others may not.
+// loading is a question where the keys of a cluster are.
 type loading struct {
-	done  chan struct{}
-	asked int       // times that it is asked now
-	last  time.Time // when it was asked
-	err   error
+	done chan struct{} // closed when err is known
+	err  error
 }
 
-// mostLoading is how often it is asked at the same time.
+// mostLoading is how often a question is asked: the node that was asked may hang, and others may not.
 const mostLoading = 8
 
 // server returns the server of c. One that is new may stand in the place of another one, which goes then.
@@ -255,56 +252,54 @@ func (v *servers) server(c *redis.Client) *server {
 
 // learn asks for all calls where the keys are, and waits until b's end for the first answer.
 func (v *servers) learn(b carrier.Budget) error {
+	v.mu.Lock()
+	l := v.loading
+	if l == nil {
+		l = &loading{done: make(chan struct{})}
+		v.loading = l
+		go v.ask(l)
+	}
+	v.mu.Unlock()
 	end := time.NewTimer(time.Until(b.End))
 	defer end.Stop()
-	patience := max(v.store.timeout/16, time.Millisecond)
-	again := time.NewTicker(patience)
+	select {
+	case <-l.done:
+		return l.err
+	case <-b.Done():
+		return b.Err()
+	case <-end.C:
+		return context.DeadlineExceeded
+	}
+}
+
+// ask asks until one question has an answer, or all have failed.
+func (v *servers) ask(l *loading) {
+	again := time.NewTicker(max(v.store.timeout/16, time.Millisecond))
 	defer again.Stop()
-	l := v.ask(nil, patience)
-	for {
+	answers := make(chan error, mostLoading)
+	ask := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), max(lasting, 5*v.store.timeout))
+		defer cancel()
+		answers <- v.load(ctx)
+	}
+	go ask()
+	for asked, waits := 1, 1; waits > 0; {
 		select {
-		case <-l.done:
-			return l.err
-		case <-b.Done():
-			return b.Err()
-		case <-end.C:
-			return context.DeadlineExceeded
+		case l.err = <-answers:
+			if waits--; l.err == nil {
+				waits = 0
+			}
 		case <-again.C:
-			l = v.ask(l, patience)
+			if asked < mostLoading {
+				asked, waits = asked+1, waits+1
+				go ask()
+			}
 		}
 	}
-}
-
-// ask asks the question that is open, unless it was asked a moment ago. That is l, if it has no answer yet.
-func (v *servers) ask(l *loading, patience time.Duration) *loading {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	switch {
-	case l != nil && v.loading != l: // it has its answer
-		return l
-	case v.loading == nil:
-		v.loading = &loading{done: make(chan struct{})}
-	}
-	l = v.loading
-	if now := time.Now(); l.asked == 0 || l.asked < mostLoading && now.Sub(l.last) >= patience {
-		l.asked, l.last = l.asked+1, now
-		go v.answer(l)
-	}
-	return l
-}
-
-// answer ends l if there is an answer, or nobody else asks.
-func (v *servers) answer(l *loading) {
-	ctx, cancel := context.WithTimeout(context.Background(), max(lasting, 5*v.store.timeout))
-	defer cancel()
-	err := v.load(ctx)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	l.asked--
-	if v.loading == l && (err == nil || l.asked == 0) {
-		l.err, v.loading = err, nil
-		close(l.done)
-	}
+	v.loading = nil
+	close(l.done)
 }
 
 // deadlines returns a clone of c that keeps to deadlines, of at most most. It has its own

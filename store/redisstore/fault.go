@@ -49,36 +49,27 @@ func timedOut(err error) bool {
 	return timeUp(err) || errors.As(err, &n) && n.Timeout()
 }
 
-// refused reports whether code is the answer of a server that cannot work now and has
-// changed nothing. READONLY and NOREPLICAS count too: a script gets them at its first
-// write, so nothing is written before.
-func refused(code string) bool {
-	switch code {
-	case "LOADING", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY", "MOVED", "ASK":
-		return true
-	}
-	return false
+// refusing are the answers of a server that cannot work now and has changed nothing, and whether another node has the
+// key, or is to have it. READONLY and NOREPLICAS count too: a script gets them at its first write, so nothing is written
+// before.
+var refusing = map[string]bool{
+	"LOADING": false, "READONLY": true, "TRYAGAIN": true, "CLUSTERDOWN": true, "MASTERDOWN": false, "NOREPLICAS": false,
+	"BUSY": false, "MOVED": true, "ASK": true,
 }
 
 // elsewhere reports whether err is the answer of a node of a cluster that another one has the key, or
 // is to have it.
 func elsewhere(err error) bool {
 	var answer redis.Error
-	if !errors.As(err, &answer) {
-		return false
-	}
-	switch codeOf(answer.Error()) {
-	case "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY":
-		return true
-	}
-	return false
+	return errors.As(err, &answer) && refusing[codeOf(answer.Error())]
 }
 
 // answered returns the fault of a server's answer.
 func answered(err error) *fault {
 	answer := err.Error()
-	switch code := codeOf(answer); {
-	case refused(code), strings.Contains(answer, "max number of clients"):
+	code := codeOf(answer)
+	switch _, refuses := refusing[code]; {
+	case refuses, strings.Contains(answer, "max number of clients"):
 		return &fault{Class: store.ErrUnavailable, Err: err, Again: true}
 	case code == "MISCONF": // it cannot save to its disk, and so refuses writes
 		return &fault{Class: store.ErrUnavailable, Err: err}
