@@ -58,7 +58,7 @@ func TestTheClassOfAFailure(t *testing.T) {
 		config := plain()
 		config.Means = func(err error) Meaning {
 			switch err {
-			case errBusy:
+			case errBusy: //nolint:errorlint // as they are
 				return Busy
 			case errUnsent:
 				return Unsent
