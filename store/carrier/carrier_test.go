@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -648,6 +649,7 @@ func TestAnAnswerIsReturnedAsItIs(t *testing.T) {
 		u := newUsers(t, s, s.config())
 		for range 10 {
 			require.Equal(t, errNo, u.do(t.Context()))
+			time.Sleep(ms) // until its trip has ended
 		}
 		u.end()
 		require.Equal(t, 1, s.total)
@@ -685,23 +687,23 @@ func TestCallsThatHaveLeftFillNoMemory(t *testing.T) {
 // No goroutine is left when the calls have ended, and none waits for the next call.
 func TestNoGoroutineIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		before := runtime.NumGoroutine()
+		inside := func() int { // goroutines of this bubble
+			stacks := make([]byte, 1<<20)
+			return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "synctest bubble")
+		}
+		before := inside()
+		require.Positive(t, before)
 		s := newServer()
 		u := newUsers(t, s, s.config())
 		u.press(200, hurried)
+		synctest.Wait()
+		require.Greater(t, inside(), before)
 		time.Sleep(time.Second)
 		thaw := s.freeze()
 		time.Sleep(time.Second)
 		thaw()
 		u.end()
-		synctest.Wait()
-		for range 1000 { // one that ends still counts for a moment
-			if runtime.NumGoroutine() <= before {
-				break
-			}
-			runtime.Gosched()
-		}
-		require.LessOrEqual(t, runtime.NumGoroutine(), before)
+		require.Equal(t, before, inside())
 	})
 }
 
