@@ -20,11 +20,12 @@ const module = "github.com/ratelimit-go/ratelimit"
 var links = map[string][]string{
 	".":                {"store"},
 	"store":            {},
+	"store/carrier":    {"store"},
 	"store/coalesce":   {"store"},
 	"store/denycache":  {"store"},
 	"store/lease":      {"store"},
 	"store/memstore":   {"store"},
-	"store/redisstore": {"store", "github.com/redis/go-redis/v9", "github.com/cespare/xxhash/v2", "go.uber.org/atomic", "golang.org/x/sys"},
+	"store/redisstore": {"store", "store/carrier", "github.com/redis/go-redis/v9", "github.com/cespare/xxhash/v2", "go.uber.org/atomic", "golang.org/x/sys"},
 	"store/regions":    {"store"},
 	"store/storetest":  {".", "store"},
 	"accesslist":       {".", "clientaddr", "store", "github.com/gaissmai/bart"},

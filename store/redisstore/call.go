@@ -1,13 +1,11 @@
 package redisstore
 
 import (
-	"context"
 	"strconv"
-	"sync/atomic"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/waves"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // call is a group of requests on its way: all are charged, or none. A call for one limit is a
@@ -18,16 +16,12 @@ type call struct {
 	more   []request
 	slot   int  // of a cluster
 	apart  bool // never in one script with others
-	around bool // past the pipeline: the client itself knows where to
+	around bool // past its server: the client itself knows the way
 	rested int  // connections that it has found closed
 
-	// What follows belongs to the batch of a carried call.
-	ctx    context.Context
-	left   bool          // its caller has left, or it was too late to go; protected by pipeline.mu
-	goes   bool          // it goes with the trip, whether its caller leaves or not
-	end    time.Duration // when its time is up, since the beginning of the pipeline
-	values []int64       // of the reply
+	values []int64 // of the reply
 	err    error
+	late   func() ([]int64, error) // waits for the values of a client that goes on; nil if there is none
 }
 
 // size is how many requests c has.
@@ -116,33 +110,16 @@ func renews(ns *store.Namespace, l store.Limit) bool { return ns.Rule.Held && l.
 
 // attempt is what a command for one key needs, in one allocation.
 type attempt struct {
-	sending sending
+	writing carrier.Writing
+	waits   waves.Patient // the context that it is sent with, if its own has no end
 	op      operation
 	args    [10]any
 }
 
-// sending is whether commands have left the process: go-redis asks for the bytes of their
-// operation when it writes them.
-type sending struct {
-	state atomic.Uint32
-
-	waits waiting // the context that they are sent with, if that has no end of its own
-}
-
-const (
-	unsent  = iota // they wait for a connection, or in a queue
-	written        // perhaps not yet sent
-	givenUp        // the callers have left
-)
-
-// giveUp marks the commands as left by their callers, and reports whether they were ever
-// written.
-func (s *sending) giveUp() bool { return s.state.Swap(givenUp) == written }
-
-// operation is the argument of a command that names its operation.
+// operation is the argument of a command that names its operation. go-redis asks for its bytes when it writes it.
 type operation struct {
 	name    string
-	sending *sending
+	writing *carrier.Writing
 	bytes   [len("groups")]byte // what MarshalBinary returns, here to save an allocation
 }
 
@@ -150,7 +127,7 @@ type operation struct {
 // changes nothing. Such a command may still wait in a client's queue, and be sent later. It
 // must not charge for an event that its caller has already decided on.
 func (o *operation) MarshalBinary() ([]byte, error) {
-	if s := &o.sending.state; s.CompareAndSwap(unsent, written) || s.Load() == written {
+	if o.writing.Begin() {
 		return append(o.bytes[:0], o.name...), nil
 	}
 	return append(o.bytes[:0], "none"...), nil
@@ -158,29 +135,3 @@ func (o *operation) MarshalBinary() ([]byte, error) {
 
 // String is for hooks that print commands.
 func (o *operation) String() string { return o.name }
-
-// waitsWith is the context of a call whose own context has no end: see [budget.patient].
-func (s *sending) waitsWith(w *waves.Waves, b budget) context.Context {
-	s.waits = waiting{b.Context, b.end, w.After(b.end.Add(-time.Until(b.end) / 4))}
-	return &s.waits
-}
-
-// waiting is a call's context that is patient until a wave. The call's own has no Done.
-type waiting struct {
-	context.Context
-	end  time.Time
-	wave *waves.Wave
-}
-
-func (c *waiting) Deadline() (time.Time, bool) { return c.end, true }
-
-func (c *waiting) Done() <-chan struct{} { return c.wave.Over }
-
-func (c *waiting) Err() error {
-	select {
-	case <-c.wave.Over:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
-}

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 const (
@@ -53,7 +54,7 @@ func (s *Store) Check(ctx context.Context) ([]string, error) {
 		}
 		err = errors.Join(err, failed)
 	}
-	if ended := over(ctx); ended != nil {
+	if ended := (carrier.Budget{Context: ctx}).Over(); ended != nil {
 		err = ended
 	}
 	return found, err
@@ -80,13 +81,12 @@ func (n node) askKey(ctx context.Context, args ...any) (any, error) {
 }
 
 func (n node) run(ctx context.Context, cmd command) (any, error) {
-	b := budget{Context: ctx, end: time.Now().Add(nodeTimeout)}
-	if end, ok := ctx.Deadline(); ok && end.Before(b.end) {
-		b.end = end
+	b, a := carrier.Budget{Context: ctx, End: time.Now().Add(nodeTimeout)}, new(attempt)
+	if end, ok := ctx.Deadline(); ok && end.Before(b.End) {
+		b.End = end
 	}
-	sent := new(sending)
-	sent.state.Store(written) // so that the call waits for its answer
-	if err := n.process(b, cmd, sent); err != nil {
+	a.writing.Begin() // so that the call waits for its answer
+	if err := n.process(b, cmd, a); err != nil {
 		return nil, err
 	}
 	return cmd.Val(), nil
@@ -269,7 +269,7 @@ func (l *link) nodes(ctx context.Context) ([]node, error) {
 	nodes := make([]node, len(clients))
 	_, cluster := l.client.(*redis.ClusterClient)
 	for i, c := range clients {
-		nodes[i] = node{name: c.Options().Addr, process: direct(c, nodeTimeout), single: !cluster, keeps: c.Options().ConnMaxIdleTime, tls: c.Options().TLSConfig != nil}
+		nodes[i] = node{name: c.Options().Addr, process: direct(deadlines(c, checkTimeout), nodeTimeout), single: !cluster, keeps: c.Options().ConnMaxIdleTime, tls: c.Options().TLSConfig != nil}
 	}
 	return nodes, err
 }
@@ -277,12 +277,11 @@ func (l *link) nodes(ctx context.Context) ([]node, error) {
 // unknown is whatever server the client asks.
 func (l *link) unknown() node { return node{name: "server", process: l.plain.process} }
 
-// clients returns a client for each server behind l.client. They keep to deadlines. It
-// returns none if the servers are not known.
+// clients returns a client for each server behind l.client. It returns none if the servers are not known.
 func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 	switch c := l.client.(type) {
 	case *redis.Client:
-		return []*redis.Client{deadlines(c, checkTimeout)}, nil
+		return []*redis.Client{c}, nil
 	case *redis.ClusterClient:
 		return collect(ctx, c.ForEachMaster)
 	case *redis.Ring:
@@ -301,7 +300,7 @@ func collect(ctx context.Context, each func(context.Context, func(context.Contex
 		done <- each(ctx, func(_ context.Context, c *redis.Client) error {
 			mu.Lock()
 			defer mu.Unlock()
-			clients = append(clients, deadlines(c, checkTimeout))
+			clients = append(clients, c)
 			return nil
 		})
 	}()

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"bytes"
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/internal/waves"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // Client is what the store needs of a go-redis client. *redis.Client (single or
@@ -102,30 +104,9 @@ func onKey[C redis.Cmder](cmd C) C {
 	return cmd
 }
 
-// process runs cmd and returns by b's end. If it returns an error, the client may still
+// process runs cmd, which belongs to a, and returns by b's end. If it returns an error, the client may still
 // own cmd and its arguments: do not read or use them again.
-type process func(b budget, cmd redis.Cmder, sent *sending) error
-
-// budget is the caller's context and the time that a call has.
-type budget struct {
-	context.Context
-	end  time.Time
-	left time.Duration // until end, when the call began
-	own  bool          // end is the store's own timeout, not the caller's deadline
-
-	ahead bool      // it gives room to others, and goes before those that want it
-	by    *pipeline // that has admitted it; nil if there is none
-}
-
-// budget returns the budget of a call with ctx that begins now.
-func (s *Store) budget(ctx context.Context) budget {
-	now := time.Now()
-	end := now.Add(s.timeout)
-	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
-		return budget{Context: ctx, end: callers, left: callers.Sub(now)}
-	}
-	return budget{Context: ctx, end: end, left: s.timeout, own: true}
-}
+type process func(b carrier.Budget, cmd redis.Cmder, a *attempt) error
 
 // patient is a context whose Done comes before its Deadline.
 type patient struct {
@@ -135,204 +116,190 @@ type patient struct {
 
 func (p patient) Deadline() (time.Time, bool) { return p.end, true }
 
-// patient returns the context for a go-redis client, which waits for a connection until
+// patiently returns the context for a go-redis client, which waits for a connection until
 // Done and for a server until Deadline. The last quarter of the store's own timeout is
 // kept for the server. Otherwise a call that gets its connection too late would time out
 // and close it. If many callers wait for few connections, the client would then do
 // nothing but make new ones.
-func (b budget) patient() (context.Context, context.CancelFunc) {
-	until := b.end
-	if b.own {
+func patiently(b carrier.Budget) (context.Context, context.CancelFunc) {
+	until := b.End
+	if b.Own {
 		until = until.Add(-time.Until(until) / 4)
 	} else if own, ok := b.Deadline(); ok && !own.After(until) {
 		return b.Context, func() {}
 	}
 	ctx, cancel := context.WithDeadline(b.Context, until)
-	return patient{ctx, b.end}, cancel
+	return patient{ctx, b.End}, cancel
 }
 
-// plain returns the context for any other client.
-func (b budget) plain() (context.Context, context.CancelFunc) {
-	return context.WithDeadline(b.Context, b.end)
+// plainly returns the context for any other client.
+func plainly(b carrier.Budget) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(b.Context, b.End)
 }
 
 // link is a client, as the store uses it.
 type link struct {
-	plain server // of calls that no pipeline carries: past that of a cluster, or where there is none
+	client Client
+	plain  *server                                 // of a *redis.Client; of others all servers, to which the client itself finds the way
+	pool   func(key string) (*redis.Client, error) // the client whose connections key's commands use, without I/O; nil if it is not known
+	many   *servers                                // of a ring or a cluster; nil for other kinds
+	slots  *slots                                  // of a cluster client; nil for other kinds
+	turn   chan struct{}                           // of one Ready: two would each wait for the connections that the other holds
 
-	client   Client
-	pool     func(key string) (*redis.Client, error) // the client whose connections key's commands use, without I/O; nil if it is not known
-	pipeline *pipeline                               // of a *redis.Client; nil for other kinds
-	servers  *servers                                // of a ring or a cluster; nil for other kinds
-	slots    *slots                                  // of a cluster client; nil for other kinds
-	turn     chan struct{}                           // of one Ready: two would each wait for the connections that the other holds
-
-	overloaded atomic.Int64 // calls that ended so
-	tooShort   atomic.Int64 // calls that had less time than the way takes
+	overloaded, tooShort atomic.Int64 // of servers that are gone
 }
 
 // newLink finds the cheapest way to run commands on client that keeps to deadlines.
 func newLink(s *Store, client Client) *link {
 	l := &link{client: client, turn: make(chan struct{}, 1)}
-	l.plain = server{timeout: s.timeout, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
+	process := detached(client, plainly)
 	switch c := client.(type) {
 	case *redis.Client:
-		l.pipeline = s.pipelineOf(&l.plain, c)
+		l.plain = s.server(c)
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
+		return l
 	case *redis.AutoPipeliner:
-		l.plain.process = newDetour(c, s.timeout).process
+		process = newDetour(c, s.timeout).process
 	case *redis.ClusterClient:
-		l.plain.process = detached(c, budget.patient)
+		process = detached(c, patiently)
 		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(gone, key) }
 		l.slots = &slots{client: c}
-		l.servers = &servers{store: s, load: func(ctx context.Context) error {
+		l.many = &servers{store: s, load: func(ctx context.Context) error {
 			_, err := c.MasterForKey(ctx, "")
 			return err
 		}}
 	case *redis.Ring:
 		l.pool = c.GetShardClientForKey
-		l.servers = &servers{store: s}
+		l.many = &servers{store: s}
 	}
+	l.plain = s.unknown(process)
 	return l
 }
 
-// pipelineOf returns a pipeline of the server of c, as which it makes v.
-func (s *Store) pipelineOf(v *server, c *redis.Client) *pipeline {
-	v.client = deadlines(c, max(s.timeout, lasting))
-	v.process = direct(v.client, s.timeout)
-	return newPipeline(s, v, c.Options().ContextTimeoutEnabled)
-}
-
-// carrier returns the pipeline of key's server, or none if a call has none.
-func (l *link) carrier(b budget, key string) (*pipeline, error) {
-	if l.servers == nil {
-		return l.pipeline, nil
+// server returns key's server. On a cluster and a ring it may not be known.
+func (l *link) server(b carrier.Budget, key string) (*server, error) {
+	if l.many == nil {
+		return l.plain, nil
 	}
 	c, err := l.pool(key)
-	if err != nil && l.servers.load != nil {
-		if err = l.servers.learn(b); err == nil {
+	if err != nil && l.many.load != nil {
+		if err = l.many.learn(b); err == nil {
 			c, err = l.pool(key)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	return l.servers.pipeline(c), nil
+	return l.many.server(c), nil
 }
 
-// of returns the pipeline of c, which is the client or that of one of its servers.
-func (l *link) of(c *redis.Client) *pipeline {
-	if l.servers == nil {
-		return l.pipeline
+// of returns the server of c, which is the client or that of one of its servers.
+func (l *link) of(c *redis.Client) *server {
+	if l.many == nil {
+		return l.plain
 	}
-	return l.servers.pipeline(c)
+	return l.many.server(c)
 }
 
-// each calls f with each pipeline.
-func (l *link) each(f func(*pipeline)) {
-	switch {
-	case l.pipeline != nil:
-		f(l.pipeline)
-	case l.servers != nil:
-		l.servers.pipelines.Range(func(_, p any) bool {
-			f(p.(*pipeline))
+// each calls f with each server.
+func (l *link) each(f func(*server)) {
+	f(l.plain)
+	if l.many != nil {
+		l.many.known.Range(func(_, v any) bool {
+			f(v.(*server))
 			return true
 		})
 	}
 }
 
-// servers are those of a ring or a cluster, each with its pipeline.
+// servers are those of a ring or a cluster.
 type servers struct {
-	store     *Store
-	load      func(context.Context) error // asks where the keys of a cluster are; nil for a ring
-	pipelines sync.Map                    // *pipeline by *redis.Client
+	store *Store
+	load  func(context.Context) error // asks where the keys of a cluster are; nil for a ring
+	known sync.Map                    // *server by *redis.Client
 
 	mu      sync.Mutex // protects what follows
 	loading *loading
 }
 
-// loading is a question where the keys of a cluster are. It is asked once more after a while, since the
-// node that was asked may hang, and others may not.
+// loading is a question where the keys of a cluster are.
 type loading struct {
-	done  chan struct{}
-	asked int       // times that it is asked now
-	last  time.Time // when it was asked
-	err   error
+	done chan struct{} // closed when err is known
+	err  error
 }
 
-// mostLoading is how often it is asked at the same time.
+// mostLoading is how often a question is asked: the node that was asked may hang, and others may not.
 const mostLoading = 8
 
-// pipeline returns the pipeline of c's server. A server that is new may stand in the place of
-// another one, whose pipeline goes then.
-func (v *servers) pipeline(c *redis.Client) *pipeline {
-	if p, ok := v.pipelines.Load(c); ok {
-		return p.(*pipeline)
+// server returns the server of c. One that is new may stand in the place of another one, which goes then.
+func (v *servers) server(c *redis.Client) *server {
+	if known, ok := v.known.Load(c); ok {
+		return known.(*server)
 	}
-	p, loaded := v.pipelines.LoadOrStore(c, v.store.pipelineOf(&server{timeout: v.store.timeout, pulse: pulse{base: time.Now()}}, c))
+	now, loaded := v.known.LoadOrStore(c, v.store.server(c))
 	if !loaded {
-		v.pipelines.Range(func(of, old any) bool {
-			if old.(*pipeline).forgotten() {
-				v.pipelines.Delete(of)
+		v.known.Range(func(of, old any) bool {
+			if old.(*server).Idle() && v.known.CompareAndDelete(of, old) {
+				stats, l := old.(*server).Stats(), v.store.link
+				l.overloaded.Add(stats.Overloaded)
+				l.tooShort.Add(stats.TooShort)
 			}
 			return true
 		})
 	}
-	return p.(*pipeline)
+	return now.(*server)
 }
 
 // learn asks for all calls where the keys are, and waits until b's end for the first answer.
-func (v *servers) learn(b budget) error {
-	end := time.NewTimer(time.Until(b.end))
+func (v *servers) learn(b carrier.Budget) error {
+	v.mu.Lock()
+	l := v.loading
+	if l == nil {
+		l = &loading{done: make(chan struct{})}
+		v.loading = l
+		go v.ask(l)
+	}
+	v.mu.Unlock()
+	end := time.NewTimer(time.Until(b.End))
 	defer end.Stop()
-	patience := max(v.store.timeout/16, time.Millisecond)
-	again := time.NewTicker(patience)
+	select {
+	case <-l.done:
+		return l.err
+	case <-b.Done():
+		return b.Err()
+	case <-end.C:
+		return context.DeadlineExceeded
+	}
+}
+
+// ask asks until one question has an answer, or all have failed.
+func (v *servers) ask(l *loading) {
+	again := time.NewTicker(max(v.store.timeout/16, time.Millisecond))
 	defer again.Stop()
-	l := v.ask(nil, patience)
-	for {
+	answers := make(chan error, mostLoading)
+	ask := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), max(lasting, 5*v.store.timeout))
+		defer cancel()
+		answers <- v.load(ctx)
+	}
+	go ask()
+	for asked, waits := 1, 1; waits > 0; {
 		select {
-		case <-l.done:
-			return l.err
-		case <-b.Done():
-			return b.Err()
-		case <-end.C:
-			return context.DeadlineExceeded
+		case l.err = <-answers:
+			if waits--; l.err == nil {
+				waits = 0
+			}
 		case <-again.C:
-			l = v.ask(l, patience)
+			if asked < mostLoading {
+				asked, waits = asked+1, waits+1
+				go ask()
+			}
 		}
 	}
-}
-
-// ask asks the question that is open, unless it was asked a moment ago. That is l, if it has no answer yet.
-func (v *servers) ask(l *loading, patience time.Duration) *loading {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	switch {
-	case l != nil && v.loading != l: // it has its answer
-		return l
-	case v.loading == nil:
-		v.loading = &loading{done: make(chan struct{})}
-	}
-	l = v.loading
-	if now := time.Now(); l.asked == 0 || l.asked < mostLoading && now.Sub(l.last) >= patience {
-		l.asked, l.last = l.asked+1, now
-		go v.answer(l)
-	}
-	return l
-}
-
-// answer ends l if there is an answer, or nobody else asks.
-func (v *servers) answer(l *loading) {
-	ctx, cancel := context.WithTimeout(context.Background(), max(lasting, lastingTimes*v.store.timeout))
-	defer cancel()
-	err := v.load(ctx)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	l.asked--
-	if v.loading == l && (err == nil || l.asked == 0) {
-		l.err, v.loading = err, nil
-		close(l.done)
-	}
+	v.loading = nil
+	close(l.done)
 }
 
 // deadlines returns a clone of c that keeps to deadlines, of at most most. It has its own
@@ -353,95 +320,83 @@ var gone = func() context.Context {
 	return ctx
 }()
 
-// taken reports whether all places of c's pool are.
-func taken(c *redis.Client) bool { return int(c.PoolStats().TotalConns) >= c.Options().PoolSize }
-
-// answered notes that a server has answered a call of key.
-func (l *link) answered(key string) {
-	if l.slots != nil {
-		l.slots.answered(key)
-	}
-}
-
-// failed notes that a call of key has failed.
-func (l *link) failed(f fault, key string) {
-	if l.slots != nil {
-		l.slots.failed(f, key)
-	}
-}
-
 // direct is for clients that keep to the context's deadline.
 func direct(client Client, timeout time.Duration) process {
 	w := waves.New(timeout)
-	return func(b budget, cmd redis.Cmder, sent *sending) error {
-		if b.own && b.Done() == nil {
-			return client.Process(sent.waitsWith(w, b), cmd)
+	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
+		if b.Own && b.Done() == nil {
+			a.waits = waves.Patient{Context: b.Context, End: b.End, Wave: w.After(b.End.Add(-time.Until(b.End) / 4))}
+			return client.Process(&a.waits, cmd)
 		}
-		ctx, cancel := b.patient()
+		ctx, cancel := patiently(b)
 		defer cancel()
 		return client.Process(ctx, cmd)
 	}
 }
 
-// outcome is how a call of a client has ended.
-type outcome struct {
-	err      error
-	panicked any
-}
-
-func (o outcome) error() error {
-	if o.panicked != nil {
-		panic(o.panicked)
-	}
-	return o.err
-}
+var errPanic = errors.New("a hook panicked")
 
 // detached is for all other clients. The goroutine lasts as long as the client's own
 // timeouts. By then ctx has ended, so an abandoned command that still waits for a
 // connection is not sent.
-func detached(client Client, within func(budget) (context.Context, context.CancelFunc)) process {
-	return func(b budget, cmd redis.Cmder, sent *sending) error {
+func detached(client Client, within func(carrier.Budget) (context.Context, context.CancelFunc)) process {
+	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
 		ctx, cancel := within(b)
 		defer cancel()
-		done := make(chan outcome, 1)
+		var err error
+		var panicked any = carrier.ErrExit
+		done := make(chan struct{})
 		go func() {
-			o := outcome{panicked: errExit}
+			defer close(done)
 			defer func() { // a panic belongs on the caller's goroutine, which may expect it
 				if r := recover(); r != nil {
-					o.panicked = r
+					panicked = r
 				}
-				done <- o
 			}()
-			if o.err = client.Process(ctx, cmd); o.err == nil {
-				o.err = cmd.Err() // waits, if the client only queued the command
+			if err = client.Process(ctx, cmd); err == nil {
+				err = cmd.Err() // waits, if the client only queued the command
 			}
-			o.panicked = nil
+			panicked = nil
 		}()
-		gone := func(err error) error {
-			return left{err, func() error {
-				o := <-done
-				if o.panicked != nil {
-					return errPanic
+		leave := func(why error) error {
+			return left{why, func(ctx context.Context) (bool, error) {
+				switch {
+				case !ended(ctx, done):
+					return false, nil
+				case panicked != nil:
+					return true, errPanic
 				}
-				return o.err
+				return true, err
 			}}
 		}
-		select {
-		case o := <-done:
-			return o.error()
-		case <-ctx.Done():
-			if sent.state.Load() != written {
-				return gone(ctx.Err())
+		if !ended(ctx, done) {
+			if !a.writing.Begun() {
+				return leave(ctx.Err())
+			}
+			last, cancel := plainly(b) // only the time to wait for a connection is over
+			defer cancel()
+			if !ended(last, done) {
+				return leave(last.Err())
 			}
 		}
-		// Only the time to wait for a connection is over.
-		last, cancel := b.plain()
-		defer cancel()
-		select {
-		case o := <-done:
-			return o.error()
-		case <-last.Done():
-			return gone(last.Err())
+		if panicked != nil {
+			panic(panicked)
 		}
+		return err
+	}
+}
+
+// ended waits until done is closed, or ctx ends, and reports whether done is.
+func ended(ctx context.Context, done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	select {
+	case <-done:
+		return true
+	default:
+		return false
 	}
 }

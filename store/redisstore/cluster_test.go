@@ -186,3 +186,19 @@ func TestACallLooksForItsServerWhileItHasTime(t *testing.T) {
 		require.NoError(t, err)
 	}
 }
+
+// What Ready has made and measured is for the servers that calls use, whatever the client's options.
+func TestReadyKnowsTheServersThatCallsUse(t *testing.T) {
+	for name, client := range severals(t) {
+		s, err := redisstore.New(client)
+		require.NoError(t, err)
+		require.NoError(t, s.Ready(t.Context()))
+		require.Positive(t, s.Stats().RoundTrip)
+		known := s.Servers()
+		for i := range 100 {
+			_, err := s.Take(t.Context(), space, fmt.Sprint(i), limit, 1)
+			require.NoError(t, err)
+		}
+		require.Equal(t, known, s.Servers(), name)
+	}
+}

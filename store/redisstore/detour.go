@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // detour is the way past an AutoPipeliner that is blocked. By default a pipeliner has one
@@ -17,78 +19,62 @@ import (
 // the queue, each on another connection, until the late call has ended. If they did so
 // sooner, a slow server would lose its batches.
 type detour struct {
-	client  *redis.AutoPipeliner
-	timeout time.Duration
-	past    process
-	late    atomic.Pointer[lateCall] // the first late call, or nil
+	client         *redis.AutoPipeliner
+	timeout        time.Duration
+	blocking, past process
+	late           atomic.Pointer[lateCall] // the first late call, or nil
 }
 
 // lateCall is a call that its caller has left and that has not ended.
 type lateCall struct {
-	held  time.Time // when others begin to go past it
-	ended func() bool
+	left
+	held time.Time // when others begin to go past it
+}
+
+func (l *left) ended() bool {
+	ended, _ := l.wait(gone)
+	return ended
 }
 
 func newDetour(client *redis.AutoPipeliner, timeout time.Duration) *detour {
-	return &detour{client: client, timeout: timeout, past: detached(alone{client}, budget.patient)}
+	return &detour{client: client, timeout: timeout, blocking: detached(client, plainly), past: detached(alone{client}, patiently)}
 }
 
 // process is the [process] of the client.
-func (d *detour) process(b budget, cmd redis.Cmder, sent *sending) error {
+func (d *detour) process(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
 	if l := d.late.Load(); l != nil {
 		switch {
 		case l.ended():
 			d.late.CompareAndSwap(l, nil)
 		case time.Now().After(l.held):
-			return d.past(b, cmd, sent)
+			return d.past(b, cmd, a)
 		}
 	}
 	queue := d.deferred
 	if d.client.IsBlocking() {
 		queue = d.blocking
 	}
-	ended, err := queue(b, cmd, sent)
-	if ended != nil && !ended() {
-		d.late.CompareAndSwap(nil, &lateCall{held: b.end.Add(d.timeout), ended: ended})
+	err := queue(b, cmd, a)
+	var l left
+	if errors.Is(err, context.DeadlineExceeded) && errors.As(err, &l) && !l.ended() {
+		d.late.CompareAndSwap(nil, &lateCall{l, b.End.Add(d.timeout)})
 	}
 	return err
 }
 
-// deferred is for the asynchronous mode, which needs no goroutine. If the call's time is
-// up, it returns a function that reports whether the call has ended.
-func (d *detour) deferred(b budget, cmd redis.Cmder, _ *sending) (ended func() bool, err error) {
-	ctx, cancel := b.plain()
+// deferred is for the asynchronous mode, which needs no goroutine.
+func (d *detour) deferred(b carrier.Budget, cmd redis.Cmder, _ *attempt) error {
+	ctx, cancel := plainly(b)
 	defer cancel()
 	future := d.client.Submit(ctx, cmd)
-	err = future.WaitContext(ctx)
-	if err != nil && ctx.Err() != nil {
-		err = left{err, func() error { return future.WaitContext(context.Background()) }}
+	err := future.WaitContext(ctx)
+	if err == nil || ctx.Err() == nil {
+		return err
 	}
-	if !errors.Is(err, context.DeadlineExceeded) {
-		return nil, err
-	}
-	return func() bool { return !errors.Is(future.WaitContext(gone), context.Canceled) }, err
-}
-
-// blocking is for the blocking mode.
-func (d *detour) blocking(b budget, cmd redis.Cmder, sent *sending) (ended func() bool, err error) {
-	w := &watched{Client: d.client}
-	err = detached(w, budget.plain)(b, cmd, sent)
-	if !errors.Is(err, context.DeadlineExceeded) {
-		return nil, err
-	}
-	return w.ended.Load, err
-}
-
-// watched is a client that reports when it has made its one call.
-type watched struct {
-	Client
-	ended atomic.Bool
-}
-
-func (w *watched) Process(ctx context.Context, cmd redis.Cmder) error {
-	defer w.ended.Store(true)
-	return w.Client.Process(ctx, cmd)
+	return left{err, func(ctx context.Context) (bool, error) {
+		err := future.WaitContext(ctx)
+		return ctx.Err() == nil || !errors.Is(err, ctx.Err()), err
+	}}
 }
 
 // alone is an AutoPipeliner that sends each command in a pipeline of its own.

@@ -9,13 +9,19 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // DefaultTimeout is that of a store made without [WithTimeout].
 const DefaultTimeout = defaultTimeout
 
-// Jitter has the store take random times from f.
-func (s *Store) Jitter(f func(most time.Duration) time.Duration) { s.jitter = f }
+// WithJitter has the store take random times from f.
+func WithJitter(f func(most time.Duration) time.Duration) Option {
+	return func(s *Store) error {
+		s.jitter = f
+		return nil
+	}
+}
 
 // ScriptOf makes the whole script of a rule whose Lua decides on one key. It has ARGV as a request alone has it, and
 // returns a reply, an error reply, or anything else if it is alone. No request of a group waits for the others.
@@ -95,144 +101,61 @@ func (b *Batch) All(requests []store.Request) { b.calls = append(b.calls, b.s.gr
 // Make makes the calls, in one script. It returns the replies of all requests, and of each call the error, and whether
 // it would be tried again.
 func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
-	p := b.s.link.pipeline
+	v := b.s.link.plain
 	ctx, cancel := context.WithTimeout(context.Background(), lasting)
 	defer cancel()
-	g := group{calls: b.calls, op: operation{sending: new(sending)}}
+	g := group{calls: b.calls, op: operation{writing: new(carrier.Writing)}}
 	for _, c := range b.calls {
 		if c.script, _ = b.s.scriptOf(c); c.script != b.calls[0].script {
 			panic("calls of different rules have no script in common")
 		}
 		g.requests += c.size()
 	}
-	_ = p.exec(ctx, new(trip), []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
+	_, _ = v.exec(ctx, []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
 		reply := make([]store.Reply, c.size())
 		err, f := c.err, new(fault)
 		if err == nil {
 			err = parse(c.values, reply)
 		} else {
-			f = b.s.failed(p.server, c.first.key, err, true)
-			err = f.error()
+			f = faultOf(v.Explain(err, true))
+			err = f
 		}
-		replies, errs, again = append(replies, reply...), append(errs, err), append(again, f.again)
+		replies, errs, again = append(replies, reply...), append(errs, err), append(again, f.Again)
 		c.values, c.err = nil, nil
 	}
 	return replies, errs, again
 }
 
+// of is what the carrier of the client's only server knows.
+func (s *Store) of() carrier.Stats { return s.link.plain.Stats() }
+
 // Waiting is how many calls wait for a connection.
-func (s *Store) Waiting() int {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.waiting()
-}
+func (s *Store) Waiting() int { return s.of().Waiting }
 
 // Trips is how many round trips are under way that callers wait for.
-func (s *Store) Trips() int {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.trips
-}
+func (s *Store) Trips() int { return s.of().Trips }
 
 // Busy is how many connections these have.
-func (s *Store) Busy() int {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.conns.busy
-}
+func (s *Store) Busy() int { return s.of().Busy }
 
 // Late is how many round trips are under way that nobody waits for.
-func (s *Store) Late() int {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.late
-}
+func (s *Store) Late() int { return s.of().Late }
 
-// Occupy has as many round trips under way as there may be, until it is called back.
-// All that wait at the release go in one trip then: one that ended late may have changed the
-// window meanwhile.
-func (s *Store) Occupy() (release func()) {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.trips += mostTrips
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		now := time.Now()
-		p.trips -= mostTrips
-		p.window.calls = max(p.window.calls, p.waiting()*p.ways())
-		p.distance.looked = now // no empty trip goes first
-		p.start(now)
+// Fill has as many calls inside as there may be.
+func (s *Store) Fill() {
+	for b := s.link.plain.Begin(context.Background()); s.link.plain.Admit(&b) == nil; {
 	}
 }
 
-// Fill has as many calls inside as there may be.
-func (s *Store) Fill() { s.link.pipeline.expected.inside.Add(longestLine) }
+// Warmed has the store count on so many connections, and on trips that take so long.
+func (s *Store) Warmed(conns int, trip time.Duration) { s.link.plain.Warmed(conns, trip) }
+
+// Servers is how many servers of a cluster or a ring are known.
+func (s *Store) Servers() (n int) {
+	s.link.each(func(*server) { n++ })
+	return n - 1
+}
 
 // CheckTrip is what Check says of a round trip and a timeout.
 func CheckTrip(trip, timeout time.Duration) []string { return tripFindings(trip, timeout) }
-
-// Widen lets so many calls go in a trip, and in a batch.
-func (s *Store) Widen(calls int) {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.window.calls = calls * p.ways()
-}
-
-// Near has the server count as near, where no call waits for others while a trip may begin.
-func (s *Store) Near() {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	p.distance = distance{least: time.Microsecond, since: now, looked: now}
-}
-
-// Takes reports whether a trip takes a caller with this much time left who waits.
-func Takes(left time.Duration) bool {
-	s, _ := New(redis.NewClient(&redis.Options{}))
-	defer s.Occupy()()
-	p := s.link.pipeline
-	now := time.Now()
-	bt, _, _ := p.enter(budget{Context: context.Background(), end: now.Add(left), left: left}, &call{})
-	t := &trip{begun: now}
-	p.fill(t)
-	return len(t.list) == 1 && bt.trip == t
-}
-
-// Batches is how many batches are in the line, with those that have ended.
-func (s *Store) Batches() int {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.ahead.batches) + len(p.line.batches)
-}
-
-// Warmed has the store count on so many connections, and on trips that take so long.
-func (s *Store) Warmed(conns int, trip time.Duration) { s.link.pipeline.warmed(conns, trip) }
-
-// Rested has the store not have had an answer for long, since nobody called. It reports
-// whether no trip is under way.
-func (s *Store) Rested() bool {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.link.plain.pulse.last.Store(-int64(time.Hour))
-	s.link.plain.pulse.asked.Store(-int64(time.Hour))
-	return p.trips+p.late == 0
-}
-
-// MayDial reports whether a call may begin for which no connection is ready.
-func (s *Store) MayDial() bool {
-	p := s.link.pipeline
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.conns.mayDial(time.Now())
-}

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"strconv"
 	"strings"
@@ -11,58 +10,32 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // fault is a failed call, as the caller sees it.
-type fault struct {
-	class error  // one of package store's
-	what  string // what is known besides err, or ""
-	err   error  // the client's
-	again bool   // nothing ran, and another attempt may succeed
-	made  error  // what error returns
+type fault = carrier.Failure
 
-	sent bool  // the call may run: what it charges is given back if over is not nil
-	over error // the error of the caller's context, when it was left
-}
-
-var (
-	isFull   = ready(fault{class: store.ErrOverloaded, what: "nothing was sent", err: errQueued})
-	isSilent = ready(fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: errQueued})
-	isFar    = ready(fault{class: store.ErrTimeout, what: "nothing was sent", err: errFar})
-)
-
-// ready returns f with its error made.
-func ready(f fault) *fault {
-	f.made = f.error()
-	return &f
-}
-
-// queued returns the fault of a call that found no room.
-func (v *server) queued() *fault {
+// faultOf is err, of a call that has no reply, as a fault.
+func faultOf(err error) *fault {
+	var f *fault
 	switch {
-	case v.pulse.cause.Load() != nil:
-		f := v.unconnected(errQueued)
-		return &f
-	case v.silent():
-		return isSilent
+	case !errors.As(err, &f):
+		return answered(err)
+	case errors.Is(f.Err, errReading):
+		return &fault{Class: store.ErrStore, Err: f.Err}
+	case errors.Is(f.Class, store.ErrTimeout) && unreadable(f.Err):
+		f.What = "a reply that cannot be read, the outcome is unknown"
 	}
-	return isFull
+	return f
 }
 
-// error is the fault as the error of a call.
-func (f *fault) error() error {
-	if f.made != nil {
-		return f.made
-	}
-	what := f.what
-	if what != "" {
-		what += ": "
-	}
-	if timeUp(f.err) {
-		// It was not the caller's context that ended, so its errors must not show.
-		return fmt.Errorf("%w: %s%v", f.class, what, f.err) //nolint:errorlint // on purpose
-	}
-	return fmt.Errorf("%w: %s%w", f.class, what, f.err)
+// answeredBy reports whether err is a server's answer on a good connection.
+func answeredBy(err error) bool { return err == nil || isAnswer(err) }
+
+func isAnswer(err error) bool {
+	var answer redis.Error
+	return errors.As(err, &answer)
 }
 
 // timeUp reports whether err is the end of a context.
@@ -76,46 +49,38 @@ func timedOut(err error) bool {
 	return timeUp(err) || errors.As(err, &n) && n.Timeout()
 }
 
-// refused reports whether code is the answer of a server that cannot work now and has
-// changed nothing. READONLY and NOREPLICAS count too: a script gets them at its first
-// write, so nothing is written before.
-func refused(code string) bool {
-	switch code {
-	case "LOADING", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY", "MOVED", "ASK":
-		return true
-	}
-	return false
+// refusing are the answers of a server that cannot work now and has changed nothing, and whether another node has the
+// key, or is to have it. READONLY and NOREPLICAS count too: a script gets them at its first write, so nothing is written
+// before.
+var refusing = map[string]bool{
+	"LOADING": false, "READONLY": true, "TRYAGAIN": true, "CLUSTERDOWN": true, "MASTERDOWN": false, "NOREPLICAS": false,
+	"BUSY": false, "MOVED": true, "ASK": true,
 }
 
 // elsewhere reports whether err is the answer of a node of a cluster that another one has the key, or
 // is to have it.
 func elsewhere(err error) bool {
 	var answer redis.Error
-	if !errors.As(err, &answer) {
-		return false
-	}
-	switch codeOf(answer.Error()) {
-	case "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY":
-		return true
-	}
-	return false
+	return errors.As(err, &answer) && refusing[codeOf(answer.Error())]
 }
 
 // answered returns the fault of a server's answer.
-func answered(err error, answer string) fault {
-	switch code := codeOf(answer); {
-	case refused(code), strings.Contains(answer, "max number of clients"):
-		return fault{class: store.ErrUnavailable, err: err, again: true}
+func answered(err error) *fault {
+	answer := err.Error()
+	code := codeOf(answer)
+	switch _, refuses := refusing[code]; {
+	case refuses, strings.Contains(answer, "max number of clients"):
+		return &fault{Class: store.ErrUnavailable, Err: err, Again: true}
 	case code == "MISCONF": // it cannot save to its disk, and so refuses writes
-		return fault{class: store.ErrUnavailable, err: err}
+		return &fault{Class: store.ErrUnavailable, Err: err}
 	case code == "OOM":
-		return fault{class: store.ErrOutOfMemory, err: err}
+		return &fault{Class: store.ErrOutOfMemory, Err: err}
 	case code == "WRONGTYPE", strings.Contains(answer, "ratelimit: the value of the key"):
-		return fault{class: store.ErrCorrupt, err: err}
+		return &fault{Class: store.ErrCorrupt, Err: err}
 	case strings.Contains(answer, "ratelimit: the clocks of server and"):
-		return fault{class: store.ErrClock, err: err}
+		return &fault{Class: store.ErrClock, Err: err}
 	}
-	return fault{class: store.ErrStore, err: err}
+	return &fault{Class: store.ErrStore, Err: err}
 }
 
 // codeOf returns the first word of an answer. For a command within a script, Redis before
@@ -134,49 +99,6 @@ func codeOf(answer string) string {
 	return code
 }
 
-// unanswered returns the fault of a call that ended without a server's answer.
-func (v *server) unanswered(err error, sent bool) fault {
-	switch {
-	case busy(err), !sent && (timeUp(err) || errors.Is(err, errUnmade)):
-		return v.unconnected(err)
-	case !sent && errors.Is(err, redis.ErrClosed):
-		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
-	case !sent, dialing(err), errors.Is(err, errRested):
-		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
-	}
-	return v.unknown(err)
-}
-
-// unconnected returns the fault of a call that got no connection. One that had to wait has no time
-// for another attempt.
-func (v *server) unconnected(err error) fault {
-	f := fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: busy(err) && !errors.Is(err, errQueued)}
-	full := busy(err) || timeUp(err) && v.full()
-	switch cause := v.pulse.cause.Load(); {
-	case cause != nil:
-		f.what, f.err = f.what+": no connection was made", *cause
-	case full && v.silent():
-		f.what += ": all connections wait for a server that does not answer"
-	case full:
-		f.class = store.ErrOverloaded
-		if timeUp(err) {
-			f.what += ": no connection was free"
-		}
-	case timeUp(err):
-		f.what += ": no connection was made"
-	}
-	return f
-}
-
-// unknown returns the fault of a call that was sent and has no answer.
-func (v *server) unknown(err error) fault {
-	what := fmt.Sprintf("no reply (timeout %v)", v.timeout)
-	if unreadable(err) {
-		what = "a reply that cannot be read"
-	}
-	return fault{class: store.ErrTimeout, err: err, what: what + ", the outcome is unknown"}
-}
-
 var errReply = errors.New("not the reply of a script of limiters")
 
 // unreadable reports whether err is about a reply that is not of integers. The client has
@@ -188,13 +110,6 @@ func unreadable(err error) bool {
 
 // busy reports whether the client's own queue rejected the command.
 func busy(err error) bool {
-	return errors.Is(err, errQueued) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
+	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
 		errors.Is(err, redis.ErrAutoPipelineQueueFull) || errors.Is(err, redis.ErrAutoPipelineTimeout)
-}
-
-// dialing reports whether there was no connection to send on. An AutoPipeliner asks for a
-// command's bytes before it has one.
-func dialing(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial"
 }

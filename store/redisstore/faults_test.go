@@ -196,12 +196,12 @@ func play(t *testing.T, seed uint64, log *strings.Builder) *story {
 	b.note, b.way, b.cost = st.note, p.way, p.cost
 	st.b = b
 	goroutines := runtime.NumGoroutine()
-	client, s := b.open(t, &redis.Options{PoolSize: p.size, ContextTimeoutEnabled: p.keeps}, redisstore.WithTimeout(p.timeout))
-	s.Jitter(func(most time.Duration) time.Duration {
+	jitter := redisstore.WithJitter(func(most time.Duration) time.Duration {
 		st.lock.Lock()
 		defer st.lock.Unlock()
 		return time.Duration(st.jitter.Int64N(int64(most)))
 	})
+	client, s := b.open(t, &redis.Options{PoolSize: p.size, ContextTimeoutEnabled: p.keeps}, redisstore.WithTimeout(p.timeout), jitter)
 	if p.ready {
 		require.NoError(t, s.Ready(context.Background()))
 		time.Sleep(p.rests)

@@ -28,12 +28,12 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 		return nil
 	}
 	in := s.where(requests[0].Namespace, requests[0].Key)
-	b, err := s.admit(ctx, false, in)
+	b, v, err := s.admit(ctx, false, in)
 	if err != nil {
 		return err
 	}
-	defer s.leave(&b)
-	return s.decide(b, s.groupOf(requests, in), replies)
+	defer b.Leave()
+	return s.decide(b, v, s.groupOf(requests, in), replies)
 }
 
 // groupOf is the call of a Decide. The first key's where is in.

@@ -43,7 +43,7 @@ func TestAllsOfACrowdShareScripts(t *testing.T) {
 	t.Parallel()
 	const crowd, corrupt = 256, 100
 	for i, algorithm := range algorithms {
-		client, seen := counted(t, redistest.Shared(t).Addr())
+		client, seen := countedOf(t, redistest.Shared(t).Addr(), 1)
 		s := newStore(t, client, redisstore.WithPrefix(redistest.Prefix(t)+algorithm), redisstore.WithTimeout(time.Minute))
 		spaces := spacesOf(t, algorithm, algorithms[(i+1)%len(algorithms)])
 		ask := func(caller int, n int64) (replies []store.Reply, err error) {
@@ -58,7 +58,7 @@ func TestAllsOfACrowdShareScripts(t *testing.T) {
 		require.NoError(t, err)
 		before, decided := seen.scripts.Load(), seen.calls.Load()
 		replies, errs := make([][]store.Reply, crowd), make([]error, crowd)
-		inOneBatch(s, crowd, func(i int) { replies[i], errs[i] = ask(i, int64(1+i%8)) })
+		inOneBatch(s, seen, crowd, func(i int) { replies[i], errs[i] = ask(i, int64(1+i%8)) })
 		scripts := seen.scripts.Load() - before
 		require.EqualValues(t, 2*crowd, seen.calls.Load()-decided)
 		require.LessOrEqual(t, scripts, int64(2*crowd/8), "scripts for %d decisions", 2*crowd)

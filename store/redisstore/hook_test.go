@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // tracer is a hook like those of tracing libraries: it prints commands.
@@ -103,5 +104,5 @@ func TestAPanicOfAHookIsThatOfTheCall(t *testing.T) {
 	s := newStore(t, ring)
 	require.PanicsWithValue(t, "planted", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
 	hook.by = runtime.Goexit // on a goroutine of the store
-	require.PanicsWithError(t, "redisstore: a hook has ended its goroutine", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
+	require.PanicsWithError(t, carrier.ErrExit.Error(), func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
 }

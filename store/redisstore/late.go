@@ -16,33 +16,35 @@ import (
 // left is the error of a call whose caller has left a client that goes on.
 type left struct {
 	error
-	wait func() error // until the client has ended the call
+	wait func(ctx context.Context) (ended bool, err error) // until the client has ended the call, or ctx ends
 }
 
 func (l left) Unwrap() error { return l.error }
 
-// follow gives back what c, which has ended in err for its caller, has charged by cmd.
-func (s *Store) follow(c call, cmd numbers, err error) {
+// lateOf returns a function that waits for the values of cmd, which has ended in err for its caller. It is nil if there
+// is nothing to wait for.
+func lateOf(cmd numbers, err error) func() ([]int64, error) {
 	var l left
 	if !errors.As(err, &l) {
-		return
+		return nil
 	}
-	go func() {
-		if l.wait() == nil {
-			s.giveBack(&c, cmd.Val())
-		}
-	}()
+	return func() ([]int64, error) {
+		_, err := l.wait(context.Background())
+		return cmd.Val(), err
+	}
 }
 
-// giveBack gives back what c has charged by its reply, these values.
-func (s *Store) giveBack(c *call, values []int64) {
-	refunds := s.refunds(c, values)
-	if len(refunds) == 0 {
-		return
-	}
+// giveBack gives back what c has charged.
+func (s *Store) giveBack(c call) {
 	go func() {
-		for _, r := range refunds {
-			for pause := firstPause; ; pause *= 8 {
+		if c.late != nil {
+			var err error
+			if c.values, err = c.late(); err != nil {
+				return
+			}
+		}
+		for _, r := range s.refunds(&c, c.values) {
+			for pause := time.Millisecond; ; pause *= 8 {
 				err := s.giveBackBy(r)
 				if err == nil || errors.Is(err, store.ErrTimeout) || pause > time.Second { // a timeout may have run
 					break
@@ -54,13 +56,13 @@ func (s *Store) giveBack(c *call, values []int64) {
 }
 
 func (s *Store) giveBackBy(r *call) error {
-	b, err := s.admit(context.Background(), true, r.first.key)
+	b, v, err := s.admit(context.Background(), true, r.first.key)
 	if err != nil {
 		return err
 	}
-	defer s.leave(&b)
+	defer b.Leave()
 	var reply [1]store.Reply
-	return s.decide(b, r, reply[:])
+	return s.decide(b, v, r, reply[:])
 }
 
 // refunds returns the calls that give back what c has charged by its reply.

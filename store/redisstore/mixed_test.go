@@ -112,13 +112,16 @@ func order(c call) int {
 	return 1
 }
 
-// inOneBatch makes calls from goroutines of their own, in their order, while no trip may
-// begin. So they go in one script.
-func inOneBatch(s *redisstore.Store, calls int, do func(i int)) {
-	s.Widen(calls)
-	release := s.Occupy()
+// inOneBatch makes calls from goroutines of their own, in their order, while the only connection of the
+// store's client is held. So they go in one script, or one after the other.
+func inOneBatch(s *redisstore.Store, seen *counts, calls int, do func(i int)) {
 	var ended atomic.Int64
 	var all sync.WaitGroup
+	release := seen.hold()
+	all.Go(func() { _ = s.Reset(context.Background(), space, "held") })
+	for seen.waiting.Load() == 0 {
+		runtime.Gosched()
+	}
 	for i := range calls {
 		all.Go(func() {
 			defer ended.Add(1)
@@ -154,13 +157,11 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 				if server.addr != mini.Addr() {
 					back = 0 // there keys expire in real time
 				}
-				client, seen := counted(t, server.addr)
+				client, seen := countedOf(t, server.addr, 1)
 				open := func(prefix string) *redisstore.Store { // of a minute, so that what waits for its batch is not refused
 					return newStore(t, client, append([]redisstore.Option{redisstore.WithPrefix(redistest.Prefix(t) + prefix),
 						redisstore.WithTimeout(time.Minute)}, server.opts...)...)
 				}
-				joined := open("joined")
-				batched := newLimiter(t, algorithm, joined, ratelimit.PerHour(20))
 				alone := newLimiter(t, algorithm, open("alone"), ratelimit.PerHour(20))
 				rng := rand.New(rand.NewPCG(8, 9))
 				var charges []charged1
@@ -170,7 +171,9 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 					mini.SetTime(now)
 					calls := randomCalls(rng, len(charges))
 					got, before, last := make([]outcome, len(calls)), seen.calls.Load(), len(charges)
-					inOneBatch(joined, len(calls), func(i int) { got[i] = calls[i].do(batched, charges[:last]) })
+					joined := open("joined") // whose batches are as large as at the beginning
+					batched := newLimiter(t, algorithm, joined, ratelimit.PerHour(20))
+					inOneBatch(joined, seen, len(calls), func(i int) { got[i] = calls[i].do(batched, charges[:last]) })
 					sent := seen.scripts.Load()
 					for i, c := range calls {
 						want := c.do(alone, charges[:last])

@@ -216,3 +216,16 @@ func (c *crowd) stopAfter(d time.Duration) {
 	time.Sleep(d)
 	c.end()
 }
+
+// Calls that no carrier sends together are refused in time too.
+func TestGoodputPastCapacityBehindAnyClient(t *testing.T) {
+	lines, err := redistest.Start(t).Client(t).AsyncAutoPipeline()
+	require.NoError(t, err)
+	for name, client := range map[string]redisstore.Client{"an auto-pipeliner": lines, "a client that is not known": hidden{redistest.Start(t).Client(t)}} {
+		s, err := redisstore.New(client)
+		require.NoError(t, err)
+		requireGoodput(t, name, s)
+		require.Zero(t, s.Stats().UnderWay)
+		require.Positive(t, s.Stats().RoundTrip)
+	}
+}

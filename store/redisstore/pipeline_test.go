@@ -371,43 +371,6 @@ func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
 	require.Positive(t, refused.Load(), "of 640")
 }
 
-// Nothing is answered while nobody calls. That is no sign of a server that hangs.
-func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	client := server.Client(t)
-	s, err := redisstore.New(client)
-	require.NoError(t, err)
-	require.NoError(t, s.Ready(t.Context()))
-	for range 3 {
-		require.Eventually(t, s.Rested, 10*time.Second, time.Millisecond)
-		server.Freeze()
-		var overloaded, undialled atomic.Int64
-		var callers sync.WaitGroup
-		for range 300 {
-			callers.Go(func() {
-				_, err := s.Take(t.Context(), space, "k", limit, 1)
-				switch class := classOf(t, err); class {
-				case "overloaded":
-					overloaded.Add(1)
-				case "unavailable": // its batch got no connection, for a busy machine has closed one
-					undialled.Add(1)
-				default:
-					assert.Equal(t, "timeout", class)
-				}
-			})
-		}
-		callers.Wait()
-		server.Thaw()
-		require.Less(t, undialled.Load(), int64(100), "of 300")
-		require.Positive(t, overloaded.Load())
-		require.Eventually(t, func() bool {
-			_, err := s.Take(t.Context(), space, "k", limit, 1)
-			return err == nil
-		}, 10*time.Second, time.Millisecond)
-	}
-}
-
 // The shortest trip of late took as long as the server stood still. Calls with less time than that
 // look again each second, however long the store's own timeout is.
 func TestCallsWithDeadlinesFindAServerAgainThatStoodStill(t *testing.T) {
@@ -507,32 +470,6 @@ func TestCallsThatAreTooShortForTheWay(t *testing.T) {
 		})
 	}, "%v", found)
 	require.Zero(t, used(t, newStore(t, client), "k"))
-}
-
-// While nothing is answered for long, calls that have left do not fill memory.
-func TestALineOfThoseWhoHaveLeftIsClosedUp(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	proxy := redistest.StartProxy(t, server.Addr())
-	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 1})
-	defer client.Close()
-	s, err := redisstore.New(client)
-	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		_, err := s.Take(t.Context(), space, "k", limit, 1)
-		return err == nil
-	}, 10*time.Second, time.Millisecond)
-	proxy.Hold()
-	const callers = 300
-	for range 4 {
-		run(t, s, callers, 10*time.Millisecond)
-	}
-	require.LessOrEqual(t, s.Batches(), callers)
-	proxy.Release()
-	require.Eventually(t, func() bool {
-		_, err := s.Take(t.Context(), space, "k", limit, 1)
-		return err == nil
-	}, 10*time.Second, time.Millisecond)
 }
 
 // Callers return in time if a server hangs while many of them wait: not much later than a

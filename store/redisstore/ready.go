@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // Prepare implements [store.Store].
@@ -45,7 +46,7 @@ func (s *Store) Ready(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if ended := over(ctx); ended != nil {
+	if ended := (carrier.Budget{Context: ctx}).Over(); ended != nil {
 		return ended
 	}
 	class := store.ErrUnavailable
@@ -79,8 +80,10 @@ func (s *Store) warmAll(ctx context.Context) []error {
 
 // warm makes connections of c and loads the scripts on the first of them. It makes them
 // all at once, so that none is reused. The client itself makes one before: see
-// [pipeline.conn].
+// [server.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
+	v := s.link.of(c)
+	c = deadlines(c, checkTimeout)
 	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) || rejected(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
@@ -98,7 +101,7 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 			if answeredBy(errs[i]) || busy(errs[i]) {
 				errs[i] = nil
 			}
-			if taken(c) && c.PoolStats().IdleConns == 0 { // no more can be made: others of ours may wait for this one
+			if stats := c.PoolStats(); int(stats.TotalConns) >= poolSize(c) && stats.IdleConns == 0 { // no more can be made: others of ours may wait for this one
 				_ = conns[i].Close()
 			}
 		})
@@ -108,10 +111,10 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 		_ = conn.Close()
 	}
 	err := errors.Join(errs...)
-	if p, begun := s.link.of(c), time.Now(); p != nil && err == nil {
+	if begun := time.Now(); err == nil {
 		if err = c.Process(ctx, redis.NewCmd(ctx, "time")); answeredBy(err) {
 			err = nil
-			p.warmed(min(len(conns), int(c.PoolStats().IdleConns)), time.Since(begun))
+			v.Warmed(min(len(conns), int(c.PoolStats().IdleConns)), time.Since(begun))
 		}
 	}
 	if err != nil {

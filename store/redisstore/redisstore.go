@@ -47,7 +47,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,6 +54,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 const (
@@ -96,7 +96,7 @@ type Store struct {
 	reset   *script
 	scripts script // of no rule; those of rules come from it, which are few and never change
 
-	jitter func(most time.Duration) time.Duration // a random time below most, so that calls part
+	jitter func(most time.Duration) time.Duration // in place of that of carriers; nil if they take their own
 }
 
 // Option is an optional setting of [New].
@@ -157,7 +157,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
 	}
-	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript), jitter: rand.N[time.Duration]}
+	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript)}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: option is nil", store.ErrInvalidOption)
@@ -182,21 +182,21 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	in := s.where(ns, key)
-	b, err := s.admit(ctx, renews(ns, l), in)
+	b, v, err := s.admit(ctx, renews(ns, l), in)
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return s.call(b, in, ns, key, within("take", l), l, n)
+	return s.call(b, v, in, ns, key, within("take", l), l, n)
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	in := s.where(ns, key)
-	b, err := s.admit(ctx, true, in)
+	b, v, err := s.admit(ctx, true, in)
 	if err != nil {
 		return err
 	}
-	_, err = s.call(b, in, ns, key, refund(c), l, c.N)
+	_, err = s.call(b, v, in, ns, key, refund(c), l, c.N)
 	return err
 }
 
@@ -224,58 +224,40 @@ func (s *Store) period(r *request) any {
 // Timeout is how long a call takes at most: see [WithTimeout].
 func (s *Store) Timeout() time.Duration { return s.timeout }
 
-// admit returns the budget of a call with ctx that begins now, or the error of one that is
-// refused. It comes before all else, so that a refusal costs little. A call that was admitted has to
-// call leave. On a ring or a cluster, the server of the key named in admits the call. A call that goes
-// ahead gives room to others, who wait for it. It is not refused for want of room, because there are no
-// more of these calls than events that were admitted.
-func (s *Store) admit(ctx context.Context, ahead bool, in string) (budget, error) {
+// admit returns the budget of a call with ctx that begins now, and the server of the key named in; or the error of a call
+// that is refused. It comes before all else, so that a refusal costs little. A call that was admitted has to Leave. One
+// that goes ahead gives room to others: there are no more of these calls than events that were admitted.
+func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Budget, v *server, err error) {
 	if s.link == nil {
-		return budget{}, errNotMade
+		return b, nil, errNotMade
 	}
-	b := s.budget(ctx)
-	b.ahead, b.by = ahead, s.link.pipeline
-	if s.link.servers != nil {
-		if err := b.Err(); err != nil {
-			return b, err
-		}
-		b.by, _ = s.link.carrier(b, in) // or else the call's attempts look for its server
+	b = s.link.plain.Begin(ctx)
+	b.Ahead = ahead
+	if err = b.Err(); err != nil {
+		return b, nil, err
 	}
-	if b.by != nil {
-		if f := b.by.refuses(&b); f != nil {
-			return b, s.failure(ctx, f)
-		}
+	if v, _ = s.link.server(b, in); v == nil { // then the call's attempts look for it
+		return b, nil, s.link.plain.Admit(&b)
 	}
-	return b, nil
+	return b, v, v.Admit(&b)
 }
 
 // where is the key in Redis if the client has several servers, or else "": the key is then not needed
 // to admit a call.
 func (s *Store) where(ns *store.Namespace, key string) string {
-	if s.link == nil || s.link.servers == nil {
+	if s.link == nil || s.link.many == nil {
 		return ""
 	}
 	return s.key(ns, key)
 }
 
-// leave ends a call that was admitted.
-func (s *Store) leave(b *budget) {
-	switch p := b.by; {
-	case p == nil:
-	case b.ahead:
-		p.expected.ahead.Add(-1)
-	default:
-		p.expected.inside.Add(-1)
-	}
-}
-
 // call runs an operation on key, whose where is in, and leaves.
-func (s *Store) call(b budget, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
-	defer s.leave(&b)
+func (s *Store) call(b carrier.Budget, v *server, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
+	defer b.Leave()
 	var c call
 	var reply [1]store.Reply
 	s.ask(&c.first, in, ns, key, op, l, n)
-	err := s.decide(b, &c, reply[:])
+	err := s.decide(b, v, &c, reply[:])
 	return reply[0], err
 }
 
@@ -289,25 +271,25 @@ func (s *Store) ask(r *request, in string, ns *store.Namespace, key, op string, 
 }
 
 // decide runs c.
-func (s *Store) decide(b budget, c *call, replies []store.Reply) (err error) {
+func (s *Store) decide(b carrier.Budget, v *server, c *call, replies []store.Reply) (err error) {
 	if c.script, err = s.scriptOf(c); err != nil {
 		return err
 	}
 	if s.link.slots != nil {
 		c.slot = slotOf(c.first.key)
 	}
-	return s.run(b, c, replies)
+	return s.run(b, v, c, replies)
 }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
-	b, err := s.admit(ctx, false, s.where(ns, key))
+	b, v, err := s.admit(ctx, false, s.where(ns, key))
 	if err != nil {
 		return err
 	}
-	defer s.leave(&b)
+	defer b.Leave()
 	var reply [1]store.Reply
-	return s.run(b, s.resetOf(s.key(ns, key)), reply[:])
+	return s.run(b, v, s.resetOf(s.key(ns, key)), reply[:])
 }
 
 // resetOf is the Reset of a key in Redis.
@@ -334,5 +316,5 @@ func (s *Store) now() (int64, error) {
 	if us := t.UnixMicro(); us > -maxTime && us < maxTime {
 		return us, nil
 	}
-	return 0, fmt.Errorf("%w: the clock reads %v: %w", store.ErrStore, t, errReading)
+	return 0, fmt.Errorf("the clock reads %v: %w", t, errReading)
 }

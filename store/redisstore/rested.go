@@ -174,7 +174,6 @@ func watch(client Client) {
 	if !canLook {
 		return
 	}
-	node := func(c *redis.Client) { watch(c) }
 	switch c := client.(type) {
 	case *redis.Client:
 		if first(c) {
@@ -186,15 +185,20 @@ func watch(client Client) {
 			c.AddHook(watcher{})
 		}
 	case *redis.ClusterClient:
-		if first(c) {
-			c.OnNewNode(node)
-			_ = c.ForEachShard(gone, func(_ context.Context, c *redis.Client) error { node(c); return nil })
-		}
+		watchNodes(c, c)
 	case *redis.Ring:
-		if first(c) {
-			c.OnNewNode(node)
-			_ = c.ForEachShard(gone, func(_ context.Context, c *redis.Client) error { node(c); return nil })
-		}
+		watchNodes(c, c)
+	}
+}
+
+// watchNodes is watch for the servers of client, now and later.
+func watchNodes[T any](client *T, nodes interface {
+	OnNewNode(fn func(*redis.Client))
+	ForEachShard(ctx context.Context, fn func(context.Context, *redis.Client) error) error
+}) {
+	if first(client) {
+		nodes.OnNewNode(func(c *redis.Client) { watch(c) })
+		_ = nodes.ForEachShard(gone, func(_ context.Context, c *redis.Client) error { watch(c); return nil })
 	}
 }
 

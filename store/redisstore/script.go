@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"context"
 	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1
 	"encoding/hex"
 	"errors"
@@ -12,9 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 const (
@@ -165,55 +163,33 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 	return args, nil
 }
 
-// The pause before a refused call is sent again doubles each time. The first is some
-// round trips long, and the last does not disturb a server that loads.
-const (
-	firstPause = time.Millisecond
-	lastPause  = 32 * time.Millisecond
-)
-
-// run makes c within b, and puts its decisions into replies. While there is proof that
-// nothing ran, and time, it tries again.
-func (s *Store) run(b budget, c *call, replies []store.Reply) error {
-	if err := b.Err(); err != nil {
-		return err
-	}
-	var before *fault
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		values, f := s.try(b, c)
+// run makes c within b, the first time on v if that is known, and puts its decisions into replies. While there is proof
+// that nothing ran, and time, it tries again.
+func (s *Store) run(b carrier.Budget, v *server, c *call, replies []store.Reply) error {
+	for {
+		values, f := s.try(b, v, c)
 		if f == nil {
 			return parse(values, replies)
 		}
-		if before != nil && (timeUp(f.err) || errors.Is(f.err, errQueued) || errors.Is(f.err, errUnmade)) && errors.Is(f.class, store.ErrUnavailable) {
-			f = before // it gives the reason, not only that time was short
-			f.again = false
-		}
-		if s.otherwise(b, c, f) {
+		if v = nil; s.otherwise(b, c, f) {
 			continue
 		}
-		if c.around = false; !f.again || !s.rest(b, pause) {
-			if b.by != nil && (errors.Is(f.err, errQueued) || errors.Is(f.err, errGivenUp)) {
-				b.by.outlast(&b)
-			}
-			return s.failure(b, f)
-		}
-		if !errors.Is(f.err, errGivenUp) { // which says nothing of the server
-			before = f
+		if c.around = false; !b.Again(f) {
+			return b.Fail(f)
 		}
 	}
 }
 
 // otherwise reports whether c goes once more without a pause, since another way is known.
-func (s *Store) otherwise(b budget, c *call, f *fault) bool {
+func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
 	switch {
-	case errors.Is(f.err, errApart):
+	case errors.Is(f.Err, errApart):
 		c.apart = true
-	case s.link.slots != nil && !c.around && elsewhere(f.err):
+	case s.link.slots != nil && !c.around && elsewhere(f.Err):
 		c.around = true
-		s.link.plain.pulse.beat() // a server has just answered
-	case errors.Is(f.err, errRested) && c.rested < mostRested: // that connection is closed now, so this ends
+	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so this ends
 		c.rested++
-		return time.Now().Before(b.end)
+		return time.Now().Before(b.End)
 	default:
 		return false
 	}
@@ -221,94 +197,29 @@ func (s *Store) otherwise(b budget, c *call, f *fault) bool {
 }
 
 // try makes one attempt.
-func (s *Store) try(b budget, c *call) ([]int64, *fault) {
-	p, err := s.link.carrier(b, c.first.key)
-	switch {
-	case err != nil:
-		return nil, s.failed(&s.link.plain, c.first.key, err, false)
-	case p == nil || c.around:
-		return s.send(b, c, &s.link.plain)
+func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) {
+	var err error
+	if c.around {
+		v = s.link.plain
+	} else if v == nil {
+		v, err = s.link.server(b, c.first.key)
 	}
-	bt, i, began := p.enter(b, c)
-	if bt != nil {
-		return p.wait(b, bt, i, c.first.key)
-	}
-	err = errPanic
-	defer func() { p.exit(began, err) }()
-	values, f := s.send(b, c, p.server)
-	if err = nil; f != nil {
-		err = f.err
-	}
-	return values, f
-}
-
-// send makes c by a command of its own, or two if the server does not have the script.
-func (s *Store) send(b budget, c *call, v *server) ([]int64, *fault) {
-	values, f := s.sendBy(b, c, v, evalsha)
-	if f != nil && redis.HasErrorPrefix(f.err, "NOSCRIPT") {
-		// Nothing ran, and EVAL never answers NOSCRIPT.
-		values, f = s.sendBy(b, c, v, eval)
-	}
-	return values, f
-}
-
-func (s *Store) sendBy(b budget, c *call, v *server, name any) ([]int64, *fault) {
-	a := new(attempt) // if the call fails, the client may keep it
-	a.op.sending = &a.sending
-	calls := [1]*call{c}
-	args, err := s.arguments(a.args[:0], calls[:], name, &a.op)
 	if err != nil {
-		return nil, s.failed(v, c.first.key, err, false)
-	}
-	cmd := newNumbers(b, args)
-	err = v.process(b, cmd, &a.sending)
-	if err == nil {
-		v.pulse.beat()
-		s.link.answered(c.first.key)
-		return cmd.Val(), nil
-	}
-	sent := !isAnswer(err) && a.sending.giveUp()
-	f := s.failed(v, c.first.key, err, sent)
-	if sent {
-		if f.sent, f.over = true, over(b); f.over != nil {
-			s.follow(*c, cmd, err)
+		err = s.link.plain.Explain(err, false)
+	} else {
+		var after call
+		if after, err = v.Do(b, *c); err == nil {
+			if s.link.slots != nil {
+				s.link.slots.answered(c.first.key)
+			}
+			return after.values, nil
 		}
 	}
+	f = faultOf(err)
+	if s.link.slots != nil {
+		s.link.slots.failed(*f, c.first.key)
+	}
 	return nil, f
-}
-
-// failed returns the fault of a call of key, which was sent to v or not.
-func (s *Store) failed(v *server, key string, err error, sent bool) *fault {
-	if errors.Is(err, errReading) {
-		return &fault{class: store.ErrStore, err: err, made: err}
-	}
-	var f fault
-	var answer redis.Error
-	if errors.As(err, &answer) {
-		v.pulse.beat()
-		f = answered(err, answer.Error())
-	} else {
-		v.pulse.undialed(err)
-		f = v.unanswered(err, sent)
-	}
-	s.link.failed(f, key)
-	return &f
-}
-
-// rest waits for about d, and reports whether there is still time in b.
-func (s *Store) rest(b budget, d time.Duration) bool {
-	d = d/2 + s.jitter(d/2+1) // so that callers refused together do not return together
-	if time.Until(b.end) <= d {
-		return false
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-b.Done():
-		return false
-	}
 }
 
 // parse reads a script's reply, four integers for each decision.
@@ -322,32 +233,6 @@ func parse(list []int64, replies []store.Reply) error {
 			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
 		}
 		replies[i] = store.Reply{Outcome: store.AdmittedIf(v[0] == 1), X: v[1], Y: v[2], Z: v[3]}
-	}
-	return nil
-}
-
-// failure is the error of a call with ctx that ended in f, and counts it.
-func (s *Store) failure(ctx context.Context, f *fault) error {
-	ended := f.over
-	if !f.sent {
-		ended = over(ctx)
-	}
-	if ended != nil {
-		return ended
-	}
-	if errors.Is(f.class, store.ErrOverloaded) {
-		s.link.overloaded.Add(1)
-	}
-	return f.error()
-}
-
-// over is ctx's error, even if a socket's timer ran out before ctx's own.
-func over(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded
 	}
 	return nil
 }

@@ -50,9 +50,9 @@ type slots struct {
 // suspect is how soon f justifies asking for the slots, or 0 if it does not.
 func suspect(f fault) time.Duration {
 	switch {
-	case errors.Is(f.class, store.ErrOverloaded), errors.Is(f.class, store.ErrTimeout) && timedOut(f.err):
+	case errors.Is(f.Class, store.ErrOverloaded), errors.Is(f.Class, store.ErrTimeout) && timedOut(f.Err):
 		return slotsPauseSlow
-	case errors.Is(f.class, store.ErrUnavailable), errors.Is(f.class, store.ErrTimeout):
+	case errors.Is(f.Class, store.ErrUnavailable), errors.Is(f.Class, store.ErrTimeout):
 		return slotsPause
 	}
 	return 0

@@ -2,8 +2,7 @@ package redisstore
 
 import "time"
 
-// Stats is what a [Store] knows of its calls, to all servers. The counts only grow. With an
-// AutoPipeliner, and a client that this package does not know, it knows of Overloaded alone.
+// Stats is what a [Store] knows of its calls, to all servers. The counts only grow.
 type Stats struct {
 	UnderWay   int64         // calls that have not returned
 	Overloaded int64         // calls that ended with [store.ErrOverloaded], and were not sent
@@ -17,9 +16,12 @@ func (s *Store) Stats() Stats {
 		return Stats{}
 	}
 	st := Stats{Overloaded: s.link.overloaded.Load(), TooShort: s.link.tooShort.Load()}
-	s.link.each(func(p *pipeline) {
-		st.UnderWay += p.expected.inside.Load() + p.expected.ahead.Load()
-		st.RoundTrip = max(st.RoundTrip, time.Duration(p.expected.way.Load()))
+	s.link.each(func(v *server) {
+		of := v.Stats()
+		st.UnderWay += of.UnderWay
+		st.Overloaded += of.Overloaded
+		st.TooShort += of.TooShort
+		st.RoundTrip = max(st.RoundTrip, of.RoundTrip)
 	})
 	return st
 }

@@ -3,50 +3,16 @@ package redisstore
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
-
-// trip is several calls on one connection. It makes the connection if there is none.
-// Without calls, it does only that.
-type trip struct {
-	list     []*batch
-	first    [1]*batch // where list begins
-	calls    int       // that go with it
-	begun    time.Time
-	paused   time.Duration // of this process, when it began
-	end      time.Time     // of the last of them
-	made     bool          // it has taken one of the ready connections
-	twice    bool          // the server had to be told a script
-	sending  sending
-	panicked any // the value that a hook panicked with, or errExit
-
-	batches int  // whose callers wait; protected by pipeline.mu, as are
-	left    bool // all callers have left
-	ended   bool
-	gone    []*call // whose callers have left since their contexts ended
-}
-
-// leave notes that a caller has left, and reports whether the calls were written. If they
-// were not, they will not be: the others go again.
-func (t *trip) leave() (sent bool) {
-	return !t.sending.state.CompareAndSwap(unsent, givenUp) && t.sending.state.Load() == written
-}
-
-// fail ends those calls with err that have no error yet.
-func (t *trip) fail(err error) {
-	for _, bt := range t.list {
-		for i := range bt.calls {
-			if c := &bt.calls[i]; c.err == nil {
-				c.err = err
-			}
-		}
-	}
-}
 
 // group is the calls of a trip that share a script.
 type group struct {
@@ -63,6 +29,8 @@ func (g *group) fail(err error) {
 		}
 	}
 }
+
+var errApart = errors.New("the call failed beside others")
 
 const (
 	// mostTogether is the most requests in a script, but for those of a single call. With 64
@@ -81,52 +49,33 @@ func refusesBatches(err error) bool {
 	return redis.HasErrorPrefix(err, "CROSSSLOT") || redis.HasErrorPrefix(err, "NOPERM")
 }
 
-// send makes the calls of t and ends its batches. It returns the error of the connection,
-// or the server's last answer.
-func (p *pipeline) send(t *trip) (err error) {
-	t.panicked = errExit // unless it is made
-	defer func() {
-		if r := recover(); r != nil {
-			t.panicked = r
-		}
-		if t.panicked != nil {
-			err = errPanic
-		}
-		if t.sending.state.Load() == givenUp {
-			t.fail(errGivenUp)
-		}
-		for _, bt := range t.list {
-			if bt.ended.CompareAndSwap(false, true) {
-				if bt.timer.Stop() {
-					bt.unread.Store(int64(len(bt.calls)))
-				}
-				close(bt.done)
-			}
-		}
-	}()
-	err = p.carry(t)
-	t.panicked = nil
+// send makes the calls of t.
+func (v *server) send(ctx context.Context, t *carrier.Trip[call]) error {
+	twice, err := v.sendGroups(ctx, v.groups(t))
+	if twice {
+		t.Twice()
+	}
+	for c := range t.Calls {
+		c.End(c.Call.err)
+	}
+	if isAnswer(err) {
+		return nil
+	}
 	return err
 }
 
-// carry makes the calls of t.
-func (p *pipeline) carry(t *trip) error {
-	groups := p.groups(t)
-	values := context.Background()
-	if t.calls == 1 { // hooks see the values of a caller's context
-		values = context.WithoutCancel(groups[0].calls[0].ctx)
-	}
-	t.sending.waits = waiting{values, t.begun.Add(max(lasting, lastingTimes*p.timeout)), p.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
-	ctx := context.Context(&t.sending.waits)
+// sendGroups makes the calls of the groups. It returns the error of the connection, or the server's last answer, and
+// whether it took two round trips since the server did not have all scripts.
+func (v *server) sendGroups(ctx context.Context, groups []group) (twice bool, err error) {
 	switch len(groups) {
 	case 0:
-		return p.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
+		return false, v.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
 	case 1: // costs less than a pipeline
-		return p.exec(ctx, t, groups, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
+		return v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	}
-	conn, end := p.conn()
+	conn, end := v.conn()
 	defer end()
-	return p.exec(ctx, t, groups, func(ctx context.Context, cmds []redis.Cmder) {
+	return v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) {
 		pipe := conn.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...)
 		_, err := pipe.Exec(ctx)
@@ -140,44 +89,42 @@ func (p *pipeline) carry(t *trip) error {
 }
 
 // groups returns the scripts of t.
-func (p *pipeline) groups(t *trip) (list []group) {
-	p.mu.Lock()
-	apart := p.apart.After(t.begun)
-	p.mu.Unlock()
-	for _, bt := range t.list {
-	next:
-		for i := range bt.calls {
-			c := &bt.calls[i]
-			if !c.goes {
-				continue
-			}
-			room := 1
-			if c.script.shared && !c.apart && !apart {
-				room = min(t.calls, mostTogether)
-				for j := range list {
-					if g := &list[j]; g.calls[0].script == c.script && g.calls[0].slot == c.slot && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
-						g.calls, g.requests = append(g.calls, c), g.requests+c.size()
-						continue next
-					}
-				}
-			}
-			list = append(list, group{calls: append(make([]*call, 0, room), c), requests: c.size(), op: operation{sending: &t.sending}})
-		}
+func (v *server) groups(t *carrier.Trip[call]) (list []group) {
+	v.mu.Lock()
+	apart := v.apart.After(time.Now())
+	v.mu.Unlock()
+	for c := range t.Calls {
+		list = join(list, &c.Call, t.Len(), apart, t.Writing())
 	}
 	return list
 }
 
+// join returns the list with c, one of n calls, in a script with others, unless all are apart.
+func join(list []group, c *call, n int, apart bool, w *carrier.Writing) []group {
+	room := 1
+	if c.script.shared && !c.apart && !apart {
+		room = min(n, mostTogether)
+		for j := range list {
+			if g := &list[j]; g.calls[0].script == c.script && g.calls[0].slot == c.slot && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
+				g.calls, g.requests = append(g.calls, c), g.requests+c.size()
+				return list
+			}
+		}
+	}
+	return append(list, group{calls: append(make([]*call, 0, room), c), requests: c.size(), op: operation{writing: w}})
+}
+
 // exec runs the groups, in one round trip if the server has their scripts. It returns the
 // error of the connection, or the server's last answer.
-func (p *pipeline) exec(ctx context.Context, t *trip, groups []group, run func(context.Context, []redis.Cmder)) (err error) {
+func (v *server) exec(ctx context.Context, groups []group, run func(context.Context, []redis.Cmder)) (twice bool, err error) {
 	for name := any(evalsha); len(groups) > 0; name = eval {
 		cmds := make([]redis.Cmder, len(groups))
 		for i := range groups {
-			if cmds[i], err = groups[i].command(ctx, p.store, name); err != nil {
+			if cmds[i], err = groups[i].command(ctx, v.store, name); err != nil {
 				for i := range groups {
 					groups[i].fail(err)
 				}
-				return err
+				return twice, err
 			}
 		}
 		run(ctx, cmds)
@@ -190,9 +137,9 @@ func (p *pipeline) exec(ctx context.Context, t *trip, groups []group, run func(c
 			case name == evalsha && redis.HasErrorPrefix(err, "NOSCRIPT"):
 				again = append(again, *g)
 			case len(g.calls) > 1 && refusesBatches(err):
-				p.mu.Lock()
-				p.apart = time.Now().Add(notTogether)
-				p.mu.Unlock()
+				v.mu.Lock()
+				v.apart = time.Now().Add(notTogether)
+				v.mu.Unlock()
 				g.fail(errApart)
 			default:
 				g.end(cmds[i])
@@ -200,10 +147,11 @@ func (p *pipeline) exec(ctx context.Context, t *trip, groups []group, run func(c
 		}
 		if groups = again; groups != nil { // it has a connection, and a script is told once for all
 			end, _ := ctx.Deadline()
-			ctx, t.twice = patient{context.WithoutCancel(ctx), end}, true
+			ctx = patient{context.WithoutCancel(ctx), end}
+			twice = true
 		}
 	}
-	return err
+	return twice, err
 }
 
 // end hands the reply to the calls.
@@ -215,8 +163,7 @@ func (g *group) end(cmd redis.Cmder) {
 	case *mixed:
 		switch {
 		case err != nil:
-		case g.op.sending.state.Load() == givenUp: // it was sent as a look, which has no reply
-			err = errGivenUp
+		case g.op.writing.GivenUp(): // it was sent as none, which has no reply
 		default:
 			err = g.read(cmd.reply.Bytes())
 		}
@@ -291,31 +238,4 @@ func (g *group) command(ctx context.Context, s *Store, name any) (redis.Cmder, e
 		return newNumbers(ctx, args), err
 	}
 	return newMixed(ctx, args, g.requests), err
-}
-
-// conn returns a connection to send several calls over, and a function that ends its use.
-// A pipeline of the client itself would have a pool of its own. In a first handshake
-// go-redis (9.23) changes settings that a client shares with its Conns, without a common
-// lock. So each Conn belongs to a clone that nothing else uses. A client with hooks has
-// no such clones.
-func (p *pipeline) conn() (conn *redis.Conn, end func()) {
-	if p.hooks {
-		conn = p.client.Conn()
-		return conn, func() { _ = conn.Close() }
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var clone *redis.Client
-	if n := len(p.clones); n > 0 {
-		clone, p.clones = p.clones[n-1], p.clones[:n-1]
-	} else {
-		clone = p.client.WithTimeout(p.client.Options().ReadTimeout)
-	}
-	conn = clone.Conn()
-	return conn, func() {
-		_ = conn.Close()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.clones = append(p.clones, clone) // there are no more clones than trips
-	}
 }

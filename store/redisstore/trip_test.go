@@ -21,12 +21,13 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 // replied returns calls of so many requests each, after a script of them all has answered reply.
 func replied(reply string, sizes ...int) []call {
 	calls := make([]call, len(sizes))
-	g := group{op: operation{sending: new(sending)}}
+	g := group{op: operation{writing: new(carrier.Writing)}}
 	for i, size := range sizes {
 		calls[i].more = make([]request, size-1)
 		g.calls, g.requests = append(g.calls, &calls[i]), g.requests+size
@@ -166,58 +167,45 @@ func TestALengthThatNoTextHasIsNoPanic(t *testing.T) {
 // Calls whose requests have the same rules are in one script, or in a few of which each is short for the server. A call
 // has a script of its own if that cannot be shared, or if a server has refused one with several keys.
 func TestWhichCallsShareAScript(t *testing.T) {
-	p := full(t).link.pipeline
 	rng := rand.New(rand.NewPCG(3, 4))
 	scripts := []*script{{shared: true}, {shared: true}, {}}
 	for range 40 {
-		tr, refused := &trip{begun: time.Now()}, rng.IntN(4) == 0
-		p.apart = tr.begun
-		if refused {
-			p.apart = tr.begun.Add(1)
-		}
+		writing, refused := new(carrier.Writing), rng.IntN(4) == 0
 		var want [][]*call
 		requests := map[*call]int{} // in the script that a call begins
-		for range 1 + rng.IntN(3) {
-			bt := &batch{calls: make([]call, 1+rng.IntN(300))}
-			tr.list = append(tr.list, bt)
-		next:
-			for i := range bt.calls {
-				c := &bt.calls[i]
-				c.script, c.goes, c.apart = scripts[rng.IntN(3)], rng.IntN(5) > 0, rng.IntN(5) == 0
-				if !c.goes {
-					continue
-				}
-				c.more = make([]request, rng.IntN(3)*rng.IntN(2))
-				if rng.IntN(100) == 0 {
-					c.more = make([]request, mostTogether+rng.IntN(2)-1)
-				}
-				tr.calls++
-				together := c.script.shared && !c.apart && !refused
-				for at, calls := range want {
-					first := calls[0]
-					if together && !first.apart && first.script == c.script && requests[first]+c.size() <= mostTogether {
-						want[at] = append(calls, c)
-						requests[first] += c.size()
-						continue next
-					}
-				}
-				want, requests[c] = append(want, []*call{c}), c.size()
+		var groups []group
+		calls := make([]call, 1+rng.IntN(600))
+	next:
+		for i := range calls {
+			c := &calls[i]
+			c.script, c.apart = scripts[rng.IntN(3)], rng.IntN(5) == 0
+			c.more = make([]request, rng.IntN(3)*rng.IntN(2))
+			if rng.IntN(100) == 0 {
+				c.more = make([]request, mostTogether+rng.IntN(2)-1)
 			}
+			groups = join(groups, c, len(calls), refused, writing)
+			together := c.script.shared && !c.apart && !refused
+			for at, calls := range want {
+				first := calls[0]
+				if together && !first.apart && first.script == c.script && requests[first]+c.size() <= mostTogether {
+					want[at] = append(calls, c)
+					requests[first] += c.size()
+					continue next
+				}
+			}
+			want, requests[c] = append(want, []*call{c}), c.size()
 		}
-		groups := p.groups(tr)
 		require.Len(t, groups, len(want))
 		for i := range groups {
 			c := want[i][0]
 			require.True(t, slices.Equal(want[i], groups[i].calls))
 			require.Equal(t, requests[c], groups[i].requests)
-			require.Same(t, &tr.sending, groups[i].op.sending)
+			require.Same(t, writing, groups[i].op.writing)
 			if !c.script.shared || c.apart || refused {
 				require.Equal(t, 1, cap(groups[i].calls), "no other can join it")
 			}
 			require.LessOrEqual(t, cap(groups[i].calls), mostTogether)
 		}
-		require.True(t, p.mu.TryLock())
-		p.mu.Unlock()
 	}
 }
 
@@ -225,8 +213,8 @@ func TestWhichCallsShareAScript(t *testing.T) {
 // a run of calls that differ only in their keys.
 func TestEachRequestIsAskedWhatItIsAskedAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	plain := full(t)
-	clocked := full(t)
+	plain := unreached(t)
+	clocked := unreached(t)
 	clocked.clock = func() time.Time { return time.UnixMicro(1_234_567) }
 	sc := newScript("text")
 	rules := []*store.Rule{{Name: "a"}, {Name: "b"}}
@@ -337,11 +325,11 @@ func tell(cmd redis.Cmder, answer error) {
 
 // grouped returns groups of so many calls, with a script each. The calls have a request each, and every third has two.
 func grouped(sizes ...int) (groups []group) {
-	sending := new(sending)
+	writing := new(carrier.Writing)
 	for i, n := range sizes {
 		sc := newScript(fmt.Sprint("script ", i))
 		sc.shared = true
-		g := group{op: operation{sending: sending}}
+		g := group{op: operation{writing: writing}}
 		for j := range n {
 			r := request{rule: new(store.Rule), number: 1, op: "take", key: "k", limit: store.Limit{Rate: 1, Period: 1, Burst: 1}, n: 1}
 			c := &call{script: sc, first: r}
@@ -358,7 +346,7 @@ func grouped(sizes ...int) (groups []group) {
 // Scripts that the server does not have are sent again, as texts, and no others: those may have been charged. Calls
 // whose script was refused for its keys go again by themselves. Each other call has the answer to its script.
 func TestEachScriptOfATripIsAnswered(t *testing.T) {
-	p := full(t).link.pipeline
+	v := unreached(t).link.plain
 	rng := rand.New(rand.NewPCG(7, 8))
 	answers := []error{nil, nil, refusal("NOSCRIPT No matching script"), refusal("NOSCRIPT No matching script"),
 		refusal("CROSSSLOT Keys in request"), refusal("NOPERM no"), refusal("OOM no"), io.EOF}
@@ -379,9 +367,9 @@ func TestEachScriptOfATripIsAnswered(t *testing.T) {
 		}
 		told, missing := make([]error, len(all)), []int(nil)
 		var last error
-		runs, tr := 0, new(trip)
-		p.apart = time.Time{}
-		err := p.exec(ctx, tr, groups, func(ctx context.Context, cmds []redis.Cmder) {
+		runs := 0
+		v.apart = time.Time{}
+		twice, err := v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) {
 			deadline, _ := ctx.Deadline()
 			require.Equal(t, end, deadline)
 			require.Equal(t, runs > 0, ctx.Err() == nil, "there is a connection")
@@ -411,7 +399,7 @@ func TestEachScriptOfATripIsAnswered(t *testing.T) {
 		})
 		require.Equal(t, last, err)
 		require.Empty(t, missing)
-		require.Equal(t, runs == 2, tr.twice)
+		require.Equal(t, runs == 2, twice)
 		apart := false
 		for i := range all {
 			want := told[i]
@@ -435,19 +423,19 @@ func TestEachScriptOfATripIsAnswered(t *testing.T) {
 				}
 			}
 		}
-		require.Equal(t, apart, p.apart.After(time.Now().Add(notTogether/2)))
-		require.True(t, p.mu.TryLock())
-		p.mu.Unlock()
+		require.Equal(t, apart, v.apart.After(time.Now().Add(notTogether/2)))
+		require.True(t, v.mu.TryLock())
+		v.mu.Unlock()
 	}
 }
 
 // A clock that cannot be read is an error of each call. Nothing is sent.
 func TestWithoutATimeNothingIsSent(t *testing.T) {
-	s := full(t)
+	s := unreached(t)
 	s.clock = func() time.Time { return time.Time{} }
 	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1}} {
 		groups := grouped(sizes...)
-		err := s.link.pipeline.exec(t.Context(), new(trip), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
+		_, err := s.link.plain.exec(t.Context(), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
 		require.ErrorIs(t, err, errReading)
 		for _, g := range groups {
 			for _, c := range g.calls {
@@ -482,70 +470,30 @@ func served(t *testing.T, server inPlace, opts ...Option) *Store {
 	return s
 }
 
-type valued struct{}
-
-// carried returns a trip that begins now, with a batch for each of the groups.
-func carried(p *pipeline, groups []group) *trip {
-	now := time.Now()
-	tr := &trip{made: true, begun: now, end: now.Add(p.timeout)}
-	for _, g := range groups {
-		bt := &batch{line: &p.line, begun: now, done: make(chan struct{}), timer: time.AfterFunc(time.Hour, func() {}), trip: tr}
-		for _, c := range g.calls {
-			c.goes, c.ctx = true, context.WithValue(context.Background(), valued{}, "caller's")
-			bt.calls = append(bt.calls, *c)
-		}
-		tr.calls += len(bt.calls)
-		tr.list = append(tr.list, bt)
-	}
-	return tr
-}
-
-// A call that goes alone is a command in its caller's context, and those of one rule are one command. A look is a
-// command that charges nothing. A trip waits for a connection while its callers do, for three quarters of their time,
-// and for the server longer than any of them.
+// A call that goes alone is a command, and those of one rule are one command. A look is a command that charges nothing.
 func TestWhatATripSends(t *testing.T) {
 	for _, c := range []struct {
-		sizes   []int
-		timeout time.Duration
-		want    []any // number of keys of each command
-		value   any
-		lasts   time.Duration
-	}{
-		{nil, 250 * ms, []any{"time"}, nil, 1250 * ms},
-		{[]int{1}, 250 * ms, []any{1}, "caller's", 1250 * ms},
-		{[]int{1}, 100 * ms, []any{1}, "caller's", time.Second},
-		{[]int{2}, 2 * time.Second, []any{2}, nil, 10 * time.Second},
-		{[]int{1, 2, 1}, 250 * ms, []any{1, 2, 1}, nil, 1250 * ms},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			begun := time.Now()
-			var sent []any
-			s := served(t, func(ctx context.Context, cmds []redis.Cmder) error {
-				for _, cmd := range cmds {
-					if sent = append(sent, cmd.Args()[0]); sent[len(sent)-1] != "time" {
-						sent[len(sent)-1] = cmd.Args()[2]
-					}
-				}
-				require.Equal(t, c.value, ctx.Value(valued{}))
-				end, _ := ctx.Deadline()
-				require.Equal(t, c.lasts, end.Sub(begun))
-				<-ctx.Done()
-				over := time.Since(begun) - c.timeout*3/4
-				require.GreaterOrEqual(t, over, time.Duration(0))
-				require.LessOrEqual(t, over, c.timeout/spread)
-				return io.EOF
-			}, WithTimeout(c.timeout))
-			tr := carried(s.link.pipeline, grouped(c.sizes...))
-			require.Equal(t, io.EOF, s.link.pipeline.send(tr))
-			require.Equal(t, c.want, sent)
-			for _, bt := range tr.list {
-				<-bt.done
-				for i := range bt.calls {
-					require.Equal(t, io.EOF, bt.calls[i].err, "of a pipeline no command is told")
+		sizes []int
+		want  []any // number of keys of each command
+	}{{nil, []any{"time"}}, {[]int{1}, []any{1}}, {[]int{2}, []any{2}}, {[]int{1, 2, 1}, []any{1, 2, 1}}} {
+		var sent []any
+		s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
+			for _, cmd := range cmds {
+				if sent = append(sent, cmd.Args()[0]); sent[len(sent)-1] != "time" {
+					sent[len(sent)-1] = cmd.Args()[2]
 				}
 			}
-			time.Sleep(time.Hour)
+			return io.EOF
 		})
+		groups := grouped(c.sizes...)
+		_, err := s.link.plain.sendGroups(t.Context(), groups)
+		require.Equal(t, io.EOF, err)
+		require.Equal(t, c.want, sent)
+		for _, g := range groups {
+			for _, c := range g.calls {
+				require.Equal(t, io.EOF, c.err, "of a pipeline no command is told")
+			}
+		}
 	}
 }
 
@@ -558,30 +506,15 @@ func TestAnAnswerCountsWhateverAHookReturns(t *testing.T) {
 				tell(cmds[1], nil)
 				return returned
 			})
-			tr := carried(s.link.pipeline, grouped(1, 2))
-			_ = s.link.pipeline.send(tr)
+			groups := grouped(1, 2)
+			_, _ = s.link.plain.sendGroups(t.Context(), groups)
 			if failed == nil && returned != nil {
 				continue // for all that is known, no command was answered
 			}
-			require.Equal(t, failed, tr.list[0].calls[0].err)
+			require.Equal(t, failed, groups[0].calls[0].err)
 			for i := range 2 {
-				require.NoError(t, tr.list[1].calls[i].err)
-				require.Len(t, tr.list[1].calls[i].values, 4)
-			}
-		}
-	}
-}
-
-// A hook that panics does so for each caller of the trip. The trip ends, and the store goes on.
-func TestEachCallerOfATripHasThePanicOfAHook(t *testing.T) {
-	for _, sizes := range [][]int{nil, {1}, {3}, {1, 2}} {
-		s := served(t, func(context.Context, []redis.Cmder) error { panic("planted") })
-		p := s.link.pipeline
-		tr := carried(p, grouped(sizes...))
-		require.Equal(t, errPanic, p.send(tr))
-		for _, bt := range tr.list {
-			for i := range bt.calls {
-				require.PanicsWithValue(t, "planted", func() { _, _ = p.wait(s.budget(t.Context()), bt, i, "k") })
+				require.NoError(t, groups[1].calls[i].err)
+				require.Len(t, groups[1].calls[i].values, 4)
 			}
 		}
 	}
@@ -603,82 +536,13 @@ func TestAHookThatEndsItsGoroutineEndsOneTrip(t *testing.T) {
 		ns := store.NewNamespace(&store.Rule{Name: "rule", Script: ScriptOf("")}, "name")
 		takes := func() { _, _ = s.Take(t.Context(), ns, "k", store.Limit{}, 1) }
 		for range 2 * mostTrips {
-			require.PanicsWithError(t, errExit.Error(), takes)
+			require.PanicsWithError(t, carrier.ErrExit.Error(), takes)
 		}
 		ends = false
 		require.NotPanics(t, takes)
 		synctest.Wait()
 		require.Zero(t, s.Trips())
 	})
-}
-
-// If a caller has left before the trip was written, nothing of it is done, and no call has an answer: those
-// who stay go again. Errors that are known before remain.
-func TestWhatWasGivenUpHasNoAnswer(t *testing.T) {
-	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1, 2}} {
-		for state, want := range map[uint32]error{unsent: nil, written: nil, givenUp: errGivenUp} {
-			var tr *trip
-			s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
-				tr.sending.state.Store(state)
-				for _, cmd := range cmds {
-					if m, ok := cmd.(*mixed); ok && state == givenUp {
-						m.reply.WriteString("*0\r\n")
-					} else if state == givenUp {
-						cmd.(numbers).SetVal([]int64{})
-					} else {
-						tell(cmd, nil)
-					}
-				}
-				return nil
-			})
-			groups := grouped(sizes...)
-			groups[0].calls[0].err = io.ErrClosedPipe
-			tr = carried(s.link.pipeline, groups)
-			require.NoError(t, s.link.pipeline.send(tr))
-			for i, bt := range tr.list {
-				for j := range bt.calls {
-					if i == 0 && j == 0 {
-						require.Equal(t, io.ErrClosedPipe, bt.calls[j].err)
-					} else {
-						require.Equal(t, want, bt.calls[j].err)
-						_, f := s.link.pipeline.wait(s.budget(t.Context()), bt, j, "k")
-						require.Equal(t, want != nil, f != nil && f.again && errors.Is(f.err, want))
-					}
-				}
-			}
-		}
-	}
-}
-
-// A batch whose time was up has ended. Of one that ends with its trip the room is used again when all have read it,
-// unless its timer may still be about to end it.
-func TestABatchEndsOnce(t *testing.T) {
-	s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			tell(cmd, nil)
-		}
-		return nil
-	})
-	tr := carried(s.link.pipeline, grouped(2, 1, 3))
-	tr.list[0].ended.Store(true)
-	close(tr.list[0].done)
-	tr.list[1].timer.Stop()
-	require.NoError(t, s.link.pipeline.send(tr))
-	for i, unread := range []int64{0, 0, 3} {
-		<-tr.list[i].done
-		require.Equal(t, unread, tr.list[i].unread.Load())
-		require.True(t, tr.list[i].ended.Load())
-	}
-}
-
-// A caller may leave until the trip is written. Only what was written may be charged.
-func TestWhoLeavesATripIsToldWhetherItWasWritten(t *testing.T) {
-	for state, want := range map[uint32]uint32{unsent: givenUp, written: written, givenUp: givenUp} {
-		tr := new(trip)
-		tr.sending.state.Store(state)
-		require.Equal(t, state == written, tr.leave())
-		require.Equal(t, want, tr.sending.state.Load())
-	}
 }
 
 // Each trip gives its connection back, and uses one that is free, so there are never more than trips under way at once.
@@ -689,7 +553,7 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		s, err := New(client, WithTimeout(time.Minute))
 		require.NoError(t, err)
-		p := s.link.pipeline
+		v := s.link.plain
 		for range 3 {
 			groups := grouped(1, 1, 2)
 			for i := range groups {
@@ -698,118 +562,71 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 					c.script = sc
 				}
 			}
-			tr := carried(p, groups)
-			require.NoError(t, p.send(tr))
+			_, err := v.sendGroups(t.Context(), groups)
+			require.NoError(t, err)
 			require.Equal(t, []uint32{1, 1}, []uint32{client.PoolStats().TotalConns, client.PoolStats().IdleConns})
-			require.Equal(t, []int64{1, 0, 0, 1}, tr.list[1].calls[0].values)
+			require.Equal(t, []int64{1, 0, 0, 1}, groups[1].calls[0].values)
 		}
 		for range 3 {
-			_, end := p.conn()
-			_, last := p.conn()
-			require.Empty(t, p.clones, "none is used by two")
+			_, end := v.conn()
+			_, last := v.conn()
+			require.Empty(t, v.clones, "none is used by two")
 			end()
 			last()
 		}
 		if !hooks {
-			require.Len(t, p.clones, 2)
-			require.NotSame(t, p.clones[0], p.clones[1])
+			require.Len(t, v.clones, 2)
+			require.NotSame(t, v.clones[0], v.clones[1])
 		}
-		require.True(t, p.mu.TryLock())
-		p.mu.Unlock()
+		require.True(t, v.mu.TryLock())
+		v.mu.Unlock()
 	}
 }
 
-// All trips begin that may: when calls come, when one ends, and when all have left one. Connections are made one at a
-// time, as calls come or trips end: a connection that is soon free is as good.
-func TestAllTripsBeginThatMay(t *testing.T) {
-	good := func(p *pipeline, tr *trip) { p.finish(tr, nil, time.Now(), 0) }
-	broken := func(p *pipeline, tr *trip) { p.finish(tr, io.EOF, time.Now(), 0) }
-	left := func(p *pipeline, tr *trip) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.abandon(tr)
-	}
-	for what, c := range map[string]struct {
-		event func(p *pipeline, tr *trip)
-		ready int
-		want  int
-	}{
-		"calls come":                     {nil, 2, 2},
-		"calls come, no connection":      {nil, 0, 1},
-		"a trip ends":                    {good, 1, 2},
-		"a trip ends, and no connection": {broken, 1, 1},
-		"a trip is left":                 {left, 1, 1},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			hold := make(chan struct{})
-			s := served(t, func(context.Context, []redis.Cmder) error { <-hold; return io.EOF })
-			p, now := s.link.pipeline, time.Now()
-			p.expected.inside.Store(100)
-			p.distance = distance{least: 1, since: now, looked: now}
-			p.conns.reached, p.conns.used, p.window.calls, p.trips = true, now, 16, mostTrips
-			for range 20 {
-				_, _, _ = p.enter(s.budget(t.Context()), s.resetOf("k"))
-			}
-			p.mu.Lock()
-			p.trips, p.conns.ready = 0, c.ready
-			if c.event == nil {
-				p.start(now)
-				p.mu.Unlock()
-			} else {
-				p.conns.ready++
-				p.begin(true)
-				tr := &trip{made: true, begun: now, end: now.Add(p.timeout), calls: 1}
-				p.mu.Unlock()
-				c.event(p, tr)
-			}
-			require.Equal(t, c.want, s.Trips(), what)
-			time.Sleep(time.Second)
-			close(hold)
-			time.Sleep(time.Hour)
-		})
-	}
-}
-
-// A connection that is in the pool beyond those in use has its handshake: the dial of it does not hang.
-func TestAHandshakeIsNoHangingDial(t *testing.T) {
-	client := redistest.Mini(t).Client(t)
-	require.NoError(t, client.Ping(t.Context()).Err())
+// unreached returns a store whose server is not there.
+func unreached(t testing.TB) *Store {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // by name it would be looked up, which a bubble cannot
+	t.Cleanup(func() { _ = client.Close() })
 	s, err := New(client)
 	require.NoError(t, err)
-	p := s.link.pipeline
-	for made, want := range map[bool]int{true: 1, false: 0} {
-		p.conns.ready, p.conns.busy, p.conns.dials.vain = 0, 0, 1
-		if made {
-			p.conns.ready = 1
-		}
-		p.begin(made)
-		p.abandon(&trip{made: made, begun: time.Now()})
-		require.Equal(t, want, p.conns.dials.vain)
+	return s
+}
+
+func TestAPoolHasNoMoreConnectionsThanItMay(t *testing.T) {
+	for most, want := range map[int]int{0: 10, 1: 1, 5: 5, 20: 10} {
+		client := redis.NewClient(&redis.Options{PoolSize: 10, MaxActiveConns: most})
+		require.Equal(t, want, poolSize(client))
+		require.NoError(t, client.Close())
 	}
 }
 
-// Why a trip could make no connection is what calls are told that wait for one.
-func TestATripSaysWhyItHasNoConnection(t *testing.T) {
-	s, p := far(t)
-	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
-	p.unmade(&trip{begun: time.Now()}, refused, time.Now())
-	require.Equal(t, refused, *s.link.plain.pulse.cause.Load())
+func TestOnlyARenewalRenews(t *testing.T) {
+	slots := store.NewNamespace(&store.Rule{Held: true}, "slots")
+	require.True(t, renews(slots, store.Limit{}.TurnBefore(1)))
+	require.False(t, renews(slots, store.Limit{}))
+	require.False(t, renews(store.NewNamespace(new(store.Rule), "rate"), store.Limit{}.TurnBefore(1)))
 }
 
-// Who waits in a batch that is used again does so no longer than others.
-func TestABatchThatIsUsedAgainEndsInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, p := far(t)
-		p.mu.Lock()
-		bt := p.open(&p.line, time.Now())
-		bt.timer.Stop()
-		bt.clear()
-		p.read.New = func() any { return bt } // as if it had been put there: a pool may lose it
-		require.Same(t, bt, p.open(&p.line, time.Now()))
-		p.mu.Unlock()
-		time.Sleep(p.timeout - 1)
-		require.False(t, bt.ended.Load())
-		<-bt.done
-		time.Sleep(time.Second)
+func TestARefusalAllocatesNothing(t *testing.T) {
+	s, ns, ctx := unreached(t), store.NewNamespace(&store.Rule{Name: "rule"}, "name"), context.Background()
+	s.Warmed(1, time.Microsecond)
+	s.Fill()
+	allocs := testing.AllocsPerRun(500, func() {
+		if _, err := s.Take(ctx, ns, "k", store.Limit{}, 1); !errors.Is(err, store.ErrOverloaded) {
+			t.Fatal(err)
+		}
 	})
+	require.Less(t, allocs, 0.1) // a timer of the process may run
+	require.EqualValues(t, 1<<14, s.Stats().UnderWay)
+	require.EqualValues(t, 502, s.Stats().Overloaded)
+}
+
+func BenchmarkRefused(b *testing.B) {
+	s, ns, ctx := unreached(b), store.NewNamespace(&store.Rule{Name: "rule"}, "name"), context.Background()
+	s.Warmed(1, time.Microsecond)
+	s.Fill()
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _ = s.Take(ctx, ns, "k", store.Limit{}, 1)
+	}
 }

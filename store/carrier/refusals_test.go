@@ -1,4 +1,4 @@
-package redisstore
+package carrier
 
 import (
 	"context"
@@ -53,10 +53,9 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 		{inside: 1 << 14, room: 1 << 15, want: noRoom},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s := full(t)
-			s.jitter = latest
-			p, e := s.link.pipeline, &s.link.pipeline.expected
-			s.timeout, p.timeout = 240*ms, 240*ms
+			p := full(t)
+			e := &p.expected
+			p.timeout, p.refusals.jitter = 240*ms, latest
 			p.distance.looked = time.Now()
 			p.refusals.loops.heldLoops()
 			e.way.Store(int64(c.way))
@@ -70,23 +69,23 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 				ctx, cancel = context.WithDeadline(ctx, begun.Add(c.left))
 				defer cancel()
 			}
-			b := s.budget(ctx)
+			b := p.Begin(ctx)
 			got := admitted
-			switch f := p.refuses(&b); f {
+			switch f := p.refuses(&b, p.looks); f {
 			case nil:
 				inside++
 			case isFar:
-				got, wait = tooFar, b.left
+				got, wait = tooFar, b.Left
 			default:
-				if got, wait = noRoom, b.left/2; ctx.Err() != nil {
-					got, wait = tooLate, b.left
+				if got, wait = noRoom, b.Left/2; ctx.Err() != nil {
+					got, wait = tooLate, b.Left
 				}
 			}
 			require.Equal(t, c.want, got, "%+v", c)
 			require.Equal(t, inside, e.inside.Load())
 			require.GreaterOrEqual(t, time.Since(begun), wait)
 			require.LessOrEqual(t, time.Since(begun), wait+waves.MostApart)
-			require.Equal(t, got == tooFar, s.Stats().TooShort == 1)
+			require.Equal(t, got == tooFar, p.Stats().TooShort == 1)
 			time.Sleep(time.Second) // so that all timers have run
 		})
 	}
@@ -95,15 +94,14 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 // A deadline of the caller's own that leaves no time for those before it ends the call, and not the store: the error is
 // the context's, at its end. Who has the store's own time is told that there is no room.
 func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
-	ns := store.NewNamespace(&store.Rule{Name: "rule", Script: func([]*store.Rule) string { return "" }}, "name")
 	const left = 10 * ms
-	carried := func(after time.Duration, end func(c *call)) func(p *pipeline) {
-		return func(p *pipeline) {
+	carried := func(after time.Duration, end func(c *Carried[int])) func(p *Carrier[int]) {
+		return func(p *Carrier[int]) {
 			time.Sleep(after)
 			synctest.Wait() // it is in the queue
 			p.mu.Lock()
 			bt := p.line.batches[0]
-			tr := &trip{begun: time.Now()}
+			tr := &Trip[int]{begun: time.Now()}
 			if after == 0 {
 				p.conns.busy, p.quick = 1, left+1
 			}
@@ -117,27 +115,26 @@ func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
 			close(bt.done)
 		}
 	}
-	for name, meets := range map[string]func(p *pipeline){
-		"others wait before it": func(p *pipeline) {
+	for name, meets := range map[string]func(p *Carrier[int]){
+		"others wait before it": func(p *Carrier[int]) {
 			p.expected.inside.Store(20)
 			p.expected.room.Store(10)
 			p.expected.pace.Store(int64(ms))
 			p.expected.trip.Store(int64(p.timeout))
 		},
-		"a trip takes longer":    carried(0, func(*call) {}),
-		"another one gave it up": carried(left-ms/4, func(c *call) { c.err = errGivenUp }), // and there is no time to try again
+		"a trip takes longer":    carried(0, func(*Carried[int]) {}),
+		"another one gave it up": carried(left-ms/4, func(c *Carried[int]) { c.err = errGivenUp }), // and there is no time to try again
 	} {
 		for _, own := range []bool{true, false} {
 			synctest.Test(t, func(t *testing.T) {
-				s := full(t)
-				p := s.link.pipeline
+				p := full(t)
 				p.expected.inside.Store(0)
 				defer func() { p.mu.Lock(); p.conns.busy = 0; p.mu.Unlock() }()
-				s.Occupy()
+				p.occupy()
 				ctx, cancel := context.WithTimeout(t.Context(), left)
 				defer cancel()
 				if !own {
-					s.timeout, p.timeout = left, left
+					p.timeout = left
 					ctx = context.WithoutCancel(ctx)
 				}
 				met := make(chan struct{})
@@ -149,15 +146,15 @@ func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
 					<-met
 				}
 				begun := time.Now()
-				_, err := s.Take(ctx, ns, "k", store.Limit{}, 1)
+				_, err := p.call(ctx, 0)
 				<-met
 				if own {
 					require.Equal(t, context.DeadlineExceeded, err, name)
 					require.Equal(t, left, time.Since(begun), name)
-					require.Zero(t, s.Stats().Overloaded)
+					require.Zero(t, p.Stats().Overloaded)
 				} else if name != "others wait before it" { // it may wait
 					require.ErrorIs(t, err, store.ErrOverloaded, name)
-					require.EqualValues(t, 1, s.Stats().Overloaded)
+					require.EqualValues(t, 1, p.Stats().Overloaded)
 				}
 			})
 		}
@@ -177,19 +174,17 @@ func TestNowAndThenACallLooksForAShorterWay(t *testing.T) {
 		{0, time.Minute, 999 * ms, false}, {0, time.Minute, 1000 * ms, true},
 		{1, 40 * ms, time.Hour, false}, // it will tell
 	} {
-		s := full(t)
-		p, now := s.link.pipeline, time.Now()
+		p, now := full(t), time.Now()
 		p.trips, p.distance = c.trips, distance{least: c.way, since: now, looked: now.Add(-c.last)}
-		b := budget{Context: t.Context(), end: now.Add(ms), left: ms}
-		require.Equal(t, c.want, p.looks(&b), "%+v", c)
-		require.False(t, p.looks(&b), "one is enough")
+		require.Equal(t, c.want, p.looks(now), "%+v", c)
+		require.False(t, p.looks(now), "one is enough")
 	}
 }
 
 // What a call has to expect is told by what is known: room for as many as go at once, of which one more goes when a trip
 // has taken its share. A trip can be as short as the short ones of late, and if none is under way, the server is not busy.
 func TestWhatACallHasToExpect(t *testing.T) {
-	p := full(t).link.pipeline
+	p := full(t)
 	p.window.calls, p.length, p.quick, p.distance.least = 160, 20*ms, 12*ms, 10*ms
 	for trips, want := range map[int]time.Duration{0: 0, 1: 12 * ms, 2: 12 * ms} {
 		p.trips = trips
@@ -205,12 +200,12 @@ func TestWhatACallHasToExpect(t *testing.T) {
 // Those who are held cost memory, so not all of an endless crowd are.
 func TestNotMoreThanSoManyAreHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := refusals{waves: waves.New(64 * ms)}
+		r := refusals{waves: waves.New(64 * ms), jitter: latest}
 		r.loops.heldLoops()
 		for others, want := range map[int64]time.Duration{0: 32 * ms, mostHeld - 1: 32 * ms, mostHeld: 0} {
 			r.holding.Store(others)
 			begun := time.Now()
-			r.hold(&budget{Context: context.Background(), end: begun.Add(64 * ms), left: 64 * ms, own: true}, latest)
+			r.hold(&Budget{Context: context.Background(), End: begun.Add(64 * ms), Left: 64 * ms, Own: true})
 			require.Equal(t, want, time.Since(begun).Truncate(2*ms))
 			require.Equal(t, others, r.holding.Load())
 		}

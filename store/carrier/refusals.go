@@ -1,4 +1,4 @@
-package redisstore
+package carrier
 
 import (
 	"sync"
@@ -6,7 +6,72 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/waves"
+	"github.com/ratelimit-go/ratelimit/store"
 )
+
+// gate admits calls to a server, and refuses those that it cannot serve in time.
+type gate struct {
+	timeout  time.Duration // of a call
+	pulse    pulse
+	expected expected
+	refusals refusals
+
+	overloaded atomic.Int64 // calls that ended so
+	tooShort   atomic.Int64 // calls that had less time than the way takes
+}
+
+// silent reports whether the server has been silent for so long that a call which waits
+// for a connection is really waiting for the server.
+func (g *gate) silent() bool { return g.pulse.silent(max(leastSilence, 2*g.timeout)) }
+
+// queued returns the failure of a call that found no room.
+func (g *gate) queued() *Failure {
+	if cause := g.pulse.cause.Load(); cause != nil {
+		return &Failure{Class: store.ErrUnavailable, What: unsentText + ": no connection was made", Err: *cause}
+	}
+	if g.silent() {
+		return isSilent
+	}
+	return isFull
+}
+
+// refuses returns the failure of a call that cannot be served in time, when its caller may be told.
+// Otherwise it has admitted the call. A call that is too short for the way goes all the same if looks says
+// so, to see whether the way is shorter now.
+func (g *gate) refuses(b *Budget, looks func(now time.Time) bool) *Failure {
+	e := &g.expected
+	if b.Left < time.Duration(e.way.Load()) && !looks(b.End.Add(-b.Left)) {
+		g.tooShort.Add(1)
+		g.refusals.wait(b, b.End) // if the time is the caller's own, the error is that of the context
+		return isFar
+	}
+	if b.Ahead {
+		e.ahead.Add(1)
+		return nil
+	}
+	n := e.inside.Add(1)
+	before := n + min(e.ahead.Load(), n) // those that go ahead have half of each trip at most
+	wait := time.Duration((before - e.room.Load()) * e.pace.Load())
+	full := n > longestLine || wait > g.timeout/4
+	if !full && (b.Own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.Left) {
+		return nil
+	}
+	e.inside.Add(-1)
+	if full || !g.outlast(b) {
+		g.refusals.hold(b)
+	}
+	return g.queued()
+}
+
+// outlast waits for the end of a call that found no room before its caller's own deadline, and reports whether that is
+// why: it ends with its context's error, which is no failure of a store that serves others.
+func (g *gate) outlast(b *Budget) bool {
+	if b.Own || g.queued() != isFull {
+		return false
+	}
+	g.refusals.wait(b, b.End)
+	return true
+}
 
 // expected is what calls have to expect. It can be read without the lock, so that a refusal
 // costs little.
@@ -19,74 +84,13 @@ type expected struct {
 	way    atomic.Int64 // ns that the way takes
 }
 
-// refuses returns the fault of a call that cannot be served in time, when its caller may be
-// told. Otherwise it has admitted the call.
-func (p *pipeline) refuses(b *budget) *fault {
-	e := &p.expected
-	if b.left < time.Duration(e.way.Load()) && !p.looks(b) {
-		p.store.link.tooShort.Add(1)
-		p.refusals.wait(b, b.end) // if the time is the caller's own, the error is that of the context
-		return isFar
-	}
-	if b.ahead {
-		e.ahead.Add(1)
-		return nil
-	}
-	n := e.inside.Add(1)
-	before := n + min(e.ahead.Load(), n) // those that go ahead have half of each trip at most
-	wait := time.Duration((before - e.room.Load()) * e.pace.Load())
-	full := n > longestLine || wait > p.timeout/4
-	if !full && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
-		return nil
-	}
-	e.inside.Add(-1)
-	if full || !p.outlast(b) {
-		p.refusals.hold(b, p.store.jitter)
-	}
-	return p.queued()
-}
-
-// outlast waits for the end of a call that found no room before its caller's own deadline, and reports whether that is
-// why: it ends with its context's error, which is no failure of a store that serves others.
-func (p *pipeline) outlast(b *budget) bool {
-	if b.own || p.queued() != isFull {
-		return false
-	}
-	p.refusals.wait(b, b.end)
-	return true
-}
-
-// looks reports whether a call that is too short for the way is sent all the same, to see
-// whether the way is shorter now.
-func (p *pipeline) looks(b *budget) bool {
-	now := b.end.Add(-b.left)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.trips > 0 || now.Sub(p.distance.looked) < min(max(p.timeout, p.distance.is()), lately) {
-		return false
-	}
-	p.distance.looked = now
-	return true
-}
-
-// count notes what calls have to expect.
-func (p *pipeline) count() {
-	room, trip := p.most()*p.batch(), time.Duration(0)
-	if p.trips > 0 {
-		trip = p.quick
-	}
-	p.expected.room.Store(int64(room))
-	p.expected.pace.Store(int64(p.length) / int64(room))
-	p.expected.trip.Store(int64(trip))
-	p.expected.way.Store(int64(p.distance.is()))
-}
-
 // refusals is how refused calls are told. Callers who have something better to do are told
 // at once. But those who come back at once would take the processors from the server and
 // from the other callers. So they are told when their time is nearly up, and not together.
 type refusals struct {
 	waves   *waves.Waves
-	holding atomic.Int64 // calls that are not told yet
+	jitter  func(most time.Duration) time.Duration // a random time below most
+	holding atomic.Int64                           // calls that are not told yet
 	loops   loops
 }
 
@@ -94,18 +98,18 @@ type refusals struct {
 const mostHeld = 1 << 14
 
 // hold waits until a refused call may be told.
-func (r *refusals) hold(b *budget, jitter func(time.Duration) time.Duration) {
-	if r.loops.atOnce(b.end.Sub(r.waves.Base)) {
+func (r *refusals) hold(b *Budget) {
+	if r.loops.atOnce(b.End.Sub(r.waves.Base)) {
 		return
 	}
 	defer r.holding.Add(-1)
 	if r.holding.Add(1) <= mostHeld {
-		r.wait(b, b.end.Add(-jitter(max(b.left/2, 1))))
+		r.wait(b, b.End.Add(-r.jitter(max(b.Left/2, 1))))
 	}
 }
 
 // wait waits until about end, or the end of b's context.
-func (r *refusals) wait(b *budget, end time.Time) {
+func (r *refusals) wait(b *Budget, end time.Time) {
 	select {
 	case <-r.waves.After(end).Over:
 	case <-b.Done():

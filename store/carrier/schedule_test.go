@@ -1,4 +1,4 @@
-package redisstore
+package carrier
 
 import (
 	"context"
@@ -9,36 +9,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/waves"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// far returns a store with a ready connection to a server that is 10 ms away. Trips take 12 ms, and it rests.
-func far(t *testing.T) (*Store, *pipeline) {
-	s := full(t)
-	p, now := s.link.pipeline, time.Now()
-	p.expected.inside.Store(100)
-	p.distance = distance{least: 10 * ms, since: now, looked: now}
-	p.length, p.quick = 12*ms, 12*ms
-	p.conns.ready, p.conns.used = 1, now
-	return s, p
-}
-
-func TestAPoolHasNoMoreConnectionsThanItMay(t *testing.T) {
-	for most, want := range map[int]int{0: 10, 1: 1, 5: 5, 20: 10} {
-		client := redis.NewClient(&redis.Options{PoolSize: 10, MaxActiveConns: most})
-		require.Equal(t, want, poolSize(client))
-		require.NoError(t, client.Close())
-	}
-}
-
 // The farther away the server is, the more trips are under way at once. While nobody knows, as many as there may be.
 func TestThereAreMoreTripsFarAway(t *testing.T) {
 	for way, want := range map[time.Duration]int{0: 16, 1: 2, tripStep - 1: 2, tripStep: 3, 3 * tripStep: 5, time.Second: 16} {
-		p := pipeline{conns: conns{most: mostTrips}, distance: distance{least: way}}
+		p := Carrier[int]{conns: conns{most: mostTrips}, distance: distance{least: way}}
 		require.Equal(t, want, p.ways(), "%v away", way)
 	}
 }
@@ -56,13 +36,14 @@ func TestNoMoreTripsBeginThanMay(t *testing.T) {
 		{20, 10, 9, false, false}, {20, 10, 10, false, true}, {20, 0, 20, false, true},
 		{100, 0, 0, true, false}, {100, 1, 0, true, true}, {100, 0, 1, true, true},
 	} {
-		_, p := far(t)
+		p := far(t)
 		p.conns.size, p.conns.reached, p.trips, p.late = c.size, !c.unreached, c.trips, c.late
 		require.Equal(t, c.want, p.full(), "%+v", c)
 	}
-	s := full(t)
-	for hooks, want := range map[bool]bool{false: false, true: true} {
-		p := newPipeline(s, &s.link.plain, hooks)
+	for first, want := range map[bool]bool{false: false, true: true} {
+		config := plain()
+		config.OneFirst = first
+		p := made(t, config)
 		p.trips = 1
 		require.Equal(t, want, p.full())
 	}
@@ -71,34 +52,34 @@ func TestNoMoreTripsBeginThanMay(t *testing.T) {
 // A call goes alone if it takes nothing from others by that: a trip may begin, nobody waits, and it will have its reply
 // before its time is up, when the connection would be closed.
 func TestWhoMayGoAlone(t *testing.T) {
-	alone := func(change func(p *pipeline, b *budget, now time.Time)) bool {
-		s, p := far(t)
-		b, now := s.budget(t.Context()), p.distance.looked
+	alone := func(change func(p *Carrier[int], b *Budget, now time.Time)) bool {
+		p := far(t)
+		b, now := p.Begin(t.Context()), p.distance.looked
 		change(p, &b, now)
 		return p.alone(b, now)
 	}
-	for what, change := range map[string]func(p *pipeline, b *budget, now time.Time){
-		"all is well":             func(*pipeline, *budget, time.Time) {},
-		"just time for two trips": func(_ *pipeline, b *budget, _ time.Time) { b.left = 24*ms + 1 },
-		"a last trip may begin":   func(p *pipeline, _ *budget, _ time.Time) { p.trips = 15 },
-		"used a while ago":        func(p *pipeline, _ *budget, now time.Time) { p.conns.used = now.Add(-rested) },
-		"another began before":    func(p *pipeline, _ *budget, now time.Time) { p.trips, p.began = 1, now.Add(-12*ms/16) },
-		"another, near the server": func(p *pipeline, _ *budget, now time.Time) {
+	for what, change := range map[string]func(p *Carrier[int], b *Budget, now time.Time){
+		"all is well":             func(*Carrier[int], *Budget, time.Time) {},
+		"just time for two trips": func(_ *Carrier[int], b *Budget, _ time.Time) { b.Left = 24*ms + 1 },
+		"a last trip may begin":   func(p *Carrier[int], _ *Budget, _ time.Time) { p.trips = 15 },
+		"used a while ago":        func(p *Carrier[int], _ *Budget, now time.Time) { p.conns.used = now.Add(-rested) },
+		"another began before":    func(p *Carrier[int], _ *Budget, now time.Time) { p.trips, p.began = 1, now.Add(-12*ms/16) },
+		"another, near the server": func(p *Carrier[int], _ *Budget, now time.Time) {
 			p.trips, p.began, p.distance.least, p.window.calls = 1, now, slack-1, 1000
 		},
 	} {
 		require.True(t, alone(change), what)
 	}
-	for what, change := range map[string]func(p *pipeline, b *budget, now time.Time){
-		"no time for two trips":       func(_ *pipeline, b *budget, _ time.Time) { b.left = 24 * ms },
-		"nor for the way":             func(p *pipeline, b *budget, _ time.Time) { p.length, b.left = 1, 20*ms },
-		"nobody knows the way":        func(p *pipeline, _ *budget, _ time.Time) { p.distance = distance{} },
-		"others wait":                 func(p *pipeline, _ *budget, _ time.Time) { p.line.living = 1 },
-		"others wait to go ahead":     func(p *pipeline, _ *budget, _ time.Time) { p.ahead.living = 1 },
-		"no connection is ready":      func(p *pipeline, _ *budget, _ time.Time) { p.conns.ready = 0 },
-		"no trip may begin":           func(p *pipeline, _ *budget, _ time.Time) { p.trips = 16 },
-		"the connections may be gone": func(p *pipeline, _ *budget, now time.Time) { p.conns.used = now.Add(-rested - 1) },
-		"another began just now":      func(p *pipeline, _ *budget, now time.Time) { p.trips, p.began = 1, now.Add(-12*ms/16+1) },
+	for what, change := range map[string]func(p *Carrier[int], b *Budget, now time.Time){
+		"no time for two trips":       func(_ *Carrier[int], b *Budget, _ time.Time) { b.Left = 24 * ms },
+		"nor for the way":             func(p *Carrier[int], b *Budget, _ time.Time) { p.length, b.Left = 1, 20*ms },
+		"nobody knows the way":        func(p *Carrier[int], _ *Budget, _ time.Time) { p.distance = distance{} },
+		"others wait":                 func(p *Carrier[int], _ *Budget, _ time.Time) { p.line.living = 1 },
+		"others wait to go ahead":     func(p *Carrier[int], _ *Budget, _ time.Time) { p.ahead.living = 1 },
+		"no connection is ready":      func(p *Carrier[int], _ *Budget, _ time.Time) { p.conns.ready = 0 },
+		"no trip may begin":           func(p *Carrier[int], _ *Budget, _ time.Time) { p.trips = 16 },
+		"the connections may be gone": func(p *Carrier[int], _ *Budget, now time.Time) { p.conns.used = now.Add(-rested - 1) },
+		"another began just now":      func(p *Carrier[int], _ *Budget, now time.Time) { p.trips, p.began = 1, now.Add(-12*ms/16+1) },
 	} {
 		require.False(t, alone(change), what)
 	}
@@ -106,7 +87,7 @@ func TestWhoMayGoAlone(t *testing.T) {
 
 // Far away the beginnings of trips that are not full are spread over the time of one.
 func TestFarAwayCallsWaitForOthers(t *testing.T) {
-	_, p := far(t)
+	p := far(t)
 	now := p.distance.looked
 	p.began = now.Add(-ms / 2)
 	require.Zero(t, p.gathering(now), "no trip is under way")
@@ -129,21 +110,21 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 		answered bool // others were, meanwhile
 		ready    int
 	}{
-		{nil, false, 3}, {refusal("ERR no"), false, 3},
+		{nil, false, 3}, {answer("ERR no"), false, 3},
 		{context.DeadlineExceeded, true, 2}, {context.DeadlineExceeded, false, 0}, {io.EOF, true, 0}, {io.EOF, false, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := far(t)
-			pulse := &s.link.plain.pulse
+			p := far(t)
+			pulse := &p.pulse
 			p.conns.ready = 3
 			time.Sleep(time.Hour)
 			p.conns.used = time.Now()
-			bt, _, began := p.enter(s.budget(t.Context()), new(call))
+			bt, _, began := p.enter(p.Begin(t.Context()), 0)
 			require.Nil(t, bt)
 			require.Equal(t, []int{1, 2, 1}, []int{p.trips, p.conns.ready, p.conns.busy})
 			require.Equal(t, began, p.began, "others gather behind it")
 			require.Equal(t, began, p.distance.looked)
-			require.False(t, s.link.plain.silent(), "nobody has asked for an hour")
+			require.False(t, p.silent(), "nobody has asked for an hour")
 			time.Sleep(7 * ms)
 			if c.answered {
 				pulse.beat()
@@ -151,7 +132,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 			p.exit(began, c.err)
 			require.Equal(t, []int{0, c.ready, 0}, []int{p.trips, p.conns.ready, p.conns.busy}, "%+v", c)
 			want := 10 * ms
-			if answeredBy(c.err) {
+			if p.answered(c.err) {
 				want = 7 * ms
 			}
 			require.Equal(t, want, p.distance.is())
@@ -168,11 +149,11 @@ func TestWhenTheServerIsAsked(t *testing.T) {
 		trips, late int
 		want        bool
 	}{{true, 0, 0, true}, {true, 1, 0, false}, {true, 0, 1, false}, {true, 1, 1, false}, {false, 0, 0, false}, {false, 1, 0, false}} {
-		s, p := far(t)
-		s.link.plain.pulse.asked.Store(0)
+		p := far(t)
+		p.pulse.asked.Store(0)
 		p.conns.ready, p.trips, p.late = 2, c.trips, c.late
 		p.begin(c.made)
-		require.Equal(t, c.want, s.link.plain.pulse.asked.Load() != 0, "%+v", c)
+		require.Equal(t, c.want, p.pulse.asked.Load() != 0, "%+v", c)
 		taken := 0
 		if c.made {
 			taken = 1
@@ -186,16 +167,16 @@ func TestWhenTheServerIsAsked(t *testing.T) {
 // After a long rest the server has not been asked, so it has not been silent either, even if no connection is left.
 func TestTheServerIsAskedAfterARest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, p := far(t)
+		p := far(t)
 		time.Sleep(time.Hour)
 		p.trips = mostTrips // so that none begins
-		require.True(t, s.link.plain.silent())
+		require.True(t, p.silent())
 		p.conns.ready = 0
-		_, _, _ = p.enter(s.budget(t.Context()), new(call))
-		require.True(t, s.link.plain.silent(), "there was no rest: all connections are lost")
+		_, _, _ = p.enter(p.Begin(t.Context()), 0)
+		require.True(t, p.silent(), "there was no rest: all connections are lost")
 		p.conns.ready = 1
-		_, _, _ = p.enter(s.budget(t.Context()), new(call))
-		require.False(t, s.link.plain.silent())
+		_, _, _ = p.enter(p.Begin(t.Context()), 0)
+		require.False(t, p.silent())
 		time.Sleep(time.Second)
 	})
 }
@@ -203,18 +184,19 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 // What Ready has found out holds for the calls that follow.
 func TestAWarmedStoreKnowsItsServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := full(t)
-		p := newPipeline(s, &s.link.plain, true)
+		config := plain()
+		config.OneFirst = true
+		p := made(t, config)
 		time.Sleep(time.Hour)
-		require.True(t, s.link.plain.silent())
-		p.warmed(7, 30*ms)
-		require.False(t, s.link.plain.silent())
+		require.True(t, p.silent())
+		p.Warmed(7, 30*ms)
+		require.False(t, p.silent())
 		require.True(t, p.conns.reached)
 		require.Equal(t, 7, p.conns.ready)
 		require.Equal(t, 30*ms, p.distance.is())
 		require.Equal(t, 30*ms, time.Duration(p.expected.way.Load()))
 		require.False(t, p.distance.due(time.Now()))
-		require.True(t, p.alone(s.budget(t.Context()), time.Now()))
+		require.True(t, p.alone(p.Begin(t.Context()), time.Now()))
 	})
 }
 
@@ -229,8 +211,8 @@ func TestWhatACallHasWaitedFor(t *testing.T) {
 		{0, 0, -1, errQueued}, {0, 0, 0, errUnmade}, {0, 0, 1, errUnmade},
 		{1, 0, 1, errQueued}, {0, 1, 1, errQueued}, {1, 1, 1, errQueued},
 	} {
-		_, p := far(t)
-		bt := &batch{begun: time.Now()}
+		p := far(t)
+		bt := &batch[int]{begun: time.Now()}
 		p.conns.ready, p.conns.busy, p.conns.failed = c.ready, c.busy, bt.begun.Add(c.failed)
 		require.Equal(t, c.want, p.waited(bt), "%+v", c)
 	}
@@ -241,33 +223,33 @@ func TestWhatACallHasWaitedFor(t *testing.T) {
 func TestAnEndedCallLeavesTheLine(t *testing.T) {
 	for left := range 3 {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := far(t)
+			p := far(t)
 			p.trips = mostTrips
-			b, told := s.budget(t.Context()), make(chan *fault)
+			b, told := p.Begin(t.Context()), make(chan error)
 			leaver, leave := context.WithCancel(t.Context())
 			for i := range 2 {
 				b := b
 				if i < left {
 					b.Context = leaver
 				}
-				bt, n, _ := p.enter(b, new(call))
+				bt, n, _ := p.enter(b, 0)
 				go func() {
-					_, f := p.wait(b, bt, n, "k")
-					told <- f
+					_, err := p.wait(b, bt, n)
+					told <- err
 				}()
 			}
-			require.Equal(t, 2, s.Waiting())
+			require.Equal(t, 2, p.Stats().Waiting)
 			synctest.Wait()
 			leave()
 			for range left {
 				<-told
 			}
-			require.Equal(t, 2-left, s.Waiting())
+			require.Equal(t, 2-left, p.Stats().Waiting)
 			for range 2 - left {
-				require.ErrorIs(t, (<-told).err, errQueued)
+				require.ErrorIs(t, <-told, errQueued)
 			}
 			time.Sleep(time.Second)
-			require.Zero(t, s.Waiting())
+			require.Zero(t, p.Stats().Waiting)
 			require.Equal(t, 1, p.line.dead)
 		})
 	}
@@ -285,21 +267,21 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 		{false, false, false, errQueued}, {false, false, true, context.DeadlineExceeded},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := far(t)
+			p := far(t)
 			p.trips = mostTrips
 			ctx, leave := context.WithCancel(t.Context())
-			first, _, begun := p.enter(budget{Context: ctx, end: time.Now().Add(p.timeout), left: p.timeout, own: true}, new(call))
+			first, _, begun := p.enter(Budget{Context: ctx, End: time.Now().Add(p.timeout), Left: p.timeout, Own: true}, 0)
 			time.Sleep(p.timeout / 16)
-			second, _, _ := p.enter(s.budget(t.Context()), new(call))
+			second, _, _ := p.enter(p.Begin(t.Context()), 0)
 			require.NotSame(t, first, second, "it came too late to end together")
-			tr := &trip{made: c.made, begun: time.Now()}
+			tr := &Trip[int]{made: c.made, begun: time.Now()}
 			p.mu.Lock()
 			p.fill(tr)
 			if c.made {
 				p.conns.busy = 1
 			}
 			if c.silent {
-				s.link.plain.pulse.last.Store(0)
+				p.pulse.last.Store(0)
 			}
 			p.mu.Unlock()
 			require.Equal(t, 2, tr.calls)
@@ -307,23 +289,23 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 			if c.sent {
 				state = written
 			}
-			tr.sending.state.Store(uint32(state))
+			tr.state.state.Store(uint32(state))
 
 			leave()
-			err, sent := p.outcome(budget{Context: ctx, end: begun.Add(p.timeout), own: true}, first, 0)
+			err, sent := p.outcome(Budget{Context: ctx, End: begun.Add(p.timeout), Own: true}, first, 0)
 			require.Equal(t, c.want, err, "%+v", c)
 			require.Equal(t, c.sent, sent)
 			require.True(t, first.calls[0].left)
-			require.Equal(t, !c.sent, tr.sending.state.Load() == givenUp)
-			tr.sending.state.Store(uint32(state)) // as if he had stayed
+			require.Equal(t, !c.sent, tr.state.state.Load() == givenUp)
+			tr.state.state.Store(uint32(state)) // as if he had stayed
 
 			<-first.done
 			synctest.Wait()
-			require.Equal(t, []int{mostTrips, 0}, []int{s.Trips(), s.Late()}, "others wait for it")
+			require.Equal(t, []int{mostTrips, 0}, []int{p.Stats().Trips, p.Stats().Late}, "others wait for it")
 			<-second.done
 			synctest.Wait()
-			require.Equal(t, []int{mostTrips - 1, 1}, []int{s.Trips(), s.Late()})
-			for _, bt := range []*batch{first, second} {
+			require.Equal(t, []int{mostTrips - 1, 1}, []int{p.Stats().Trips, p.Stats().Late})
+			for _, bt := range []*batch[int]{first, second} {
 				require.True(t, bt.ended.Load())
 				err, sent := bt.timeUp(0)
 				require.Equal(t, c.want, err, "%+v", c)
@@ -336,20 +318,20 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 
 // A call whose caller has left before its trip began does not go: he was told that nothing was sent.
 func TestACallThatWasLeftInTheLineDoesNotGo(t *testing.T) {
-	s, p := far(t)
+	p := far(t)
 	p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	bt, _, _ := p.enter(s.budget(gone), new(call))
-	_, _, _ = p.enter(s.budget(t.Context()), new(call))
+	bt, _, _ := p.enter(p.Begin(gone), 0)
+	_, _, _ = p.enter(p.Begin(t.Context()), 0)
 	for _, want := range []error{errUnmade, errQueued} { // he has left already
-		err, sent := p.outcome(s.budget(gone), bt, 0)
+		err, sent := p.outcome(p.Begin(gone), bt, 0)
 		require.Equal(t, want, err)
 		require.False(t, sent)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	tr := &trip{begun: time.Now()}
+	tr := &Trip[int]{begun: time.Now()}
 	p.fill(tr)
 	require.Equal(t, 1, tr.calls)
 	require.Equal(t, []bool{false, true}, []bool{bt.calls[0].goes, bt.calls[1].goes})
@@ -384,18 +366,18 @@ func TestACarriedCallEndsByItsOwnTime(t *testing.T) {
 			},
 		} {
 			synctest.Test(t, func(t *testing.T) {
-				s, p := far(t)
-				s.timeout, p.timeout, p.trips = timeout, timeout, mostTrips
+				p := far(t)
+				p.timeout, p.trips = timeout, mostTrips
 				for _, before := range []time.Duration{0, timeout / 16} { // it has been tried before, for example
 					ctx, cancel := ctx(t)
 					defer cancel()
-					b := s.budget(ctx)
+					b := p.Begin(ctx)
 					time.Sleep(before)
-					bt, i, _ := p.enter(b, new(call))
-					_, f := p.wait(b, bt, i, "k")
-					require.Error(t, f.err)
-					require.GreaterOrEqual(t, time.Since(b.end), time.Duration(0), what)
-					require.LessOrEqual(t, time.Since(b.end), min(timeout/spread, waves.MostApart), "%s of %v", what, timeout)
+					bt, i, _ := p.enter(b, 0)
+					_, err := p.wait(b, bt, i)
+					require.Error(t, err)
+					require.GreaterOrEqual(t, time.Since(b.End), time.Duration(0), what)
+					require.LessOrEqual(t, time.Since(b.End), min(timeout/spread, waves.MostApart), "%s of %v", what, timeout)
 					time.Sleep(timeout)
 				}
 			})
@@ -406,25 +388,27 @@ func TestACarriedCallEndsByItsOwnTime(t *testing.T) {
 // An answer is a sign of life, even if the connection of the trip then breaks.
 func TestEachAnswerIsASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, p := far(t)
+		p := far(t)
 		time.Sleep(time.Hour)
 		now := time.Now()
-		bt := &batch{calls: []call{{goes: true, values: []int64{1}}, {goes: true, err: io.EOF}}, done: make(chan struct{}), begun: now, trip: &trip{}}
+		bt := &batch[int]{calls: []Carried[int]{{goes: true, Call: 1}, {goes: true, err: io.EOF}}, done: make(chan struct{}), begun: now, trip: &Trip[int]{}}
 		close(bt.done)
-		_, f := p.wait(s.budget(t.Context()), bt, 1, "k")
-		require.ErrorIs(t, f.err, io.EOF)
-		require.ErrorIs(t, f.class, store.ErrUnavailable, "nothing was sent")
-		bt.trip.sending.state.Store(written)
-		_, f = p.wait(s.budget(t.Context()), bt, 1, "k")
-		require.ErrorIs(t, f.class, store.ErrTimeout, "it may have run")
-		bt.calls[1].err = errApart
-		_, f = p.wait(s.budget(t.Context()), bt, 1, "k")
-		require.ErrorIs(t, f.err, errApart, "it goes again, by itself")
-		require.True(t, s.link.plain.silent())
-		values, f := p.wait(s.budget(t.Context()), bt, 0, "k")
-		require.Nil(t, f)
-		require.Equal(t, []int64{1}, values)
-		require.False(t, s.link.plain.silent())
+		_, err := p.wait(p.Begin(t.Context()), bt, 1)
+		require.ErrorIs(t, err, io.EOF)
+		require.ErrorIs(t, err, store.ErrUnavailable, "nothing was sent")
+		bt.trip.state.state.Store(written)
+		_, err = p.wait(p.Begin(t.Context()), bt, 1)
+		require.ErrorIs(t, err, store.ErrTimeout, "it may have run")
+		require.True(t, p.silent())
+		call, err := p.wait(p.Begin(t.Context()), bt, 0)
+		require.NoError(t, err)
+		require.Equal(t, 1, call)
+		require.False(t, p.silent())
+		time.Sleep(time.Hour)
+		bt.calls[1].err = answer("no")
+		_, err = p.wait(p.Begin(t.Context()), bt, 1)
+		require.Equal(t, answer("no"), err)
+		require.False(t, p.silent())
 	})
 }
 
@@ -437,13 +421,13 @@ func TestWhenATripWasHeldUp(t *testing.T) {
 		{40 * ms, 250 * ms, 0, 90 * ms, 125 * ms}, {200 * ms, 250 * ms, 0, 30 * ms, 250 * ms},
 	} {
 		for over, want := range map[time.Duration]int{0: 1000, 1: 750} {
-			_, p := far(t)
+			p := far(t)
 			now := p.distance.looked
 			took := c.may + over
 			p.timeout, p.distance.least, p.delay = c.timeout, c.way, c.delay
 			p.pauses.total = time.Second + c.paused
 			p.window.calls = 1000
-			p.learn(&trip{calls: 1, begun: now.Add(-took), paused: time.Second}, now, took, c.delay)
+			p.learn(&Trip[int]{calls: 1, begun: now.Add(-took), paused: time.Second}, now, took, c.delay)
 			require.Equal(t, want, p.window.calls, "%+v, and %v", c, over)
 		}
 	}
@@ -452,7 +436,7 @@ func TestWhenATripWasHeldUp(t *testing.T) {
 // The estimates follow what trips take: that of all by a quarter of the difference, and that of the short ones quickly down
 // and slowly up. No trip counts for more than a call has time.
 func TestWhatTripsTakeIsEstimated(t *testing.T) {
-	p := full(t).link.pipeline
+	p := full(t)
 	p.distance = distance{least: 10 * ms, since: time.Now()}
 	for i, c := range []struct {
 		calls         int
@@ -466,12 +450,12 @@ func TestWhatTripsTakeIsEstimated(t *testing.T) {
 		{1, time.Minute, true, p.timeout * 3 / 4, 13500 * time.Microsecond},
 	} {
 		now := time.Now()
-		p.learn(&trip{calls: c.calls, left: c.left, begun: now.Add(-c.took)}, now, c.took, 0)
+		p.learn(&Trip[int]{calls: c.calls, left: c.left, begun: now.Add(-c.took)}, now, c.took, 0)
 		require.Equal(t, []time.Duration{c.length, c.quick}, []time.Duration{p.length, p.quick}, "%d", i)
 	}
 	p.delay = 0
-	p.learn(new(trip), time.Now(), ms, 16*ms)
-	p.learn(new(trip), time.Now(), ms, 10*ms)
+	p.learn(new(Trip[int]), time.Now(), ms, 16*ms)
+	p.learn(new(Trip[int]), time.Now(), ms, 10*ms)
 	require.Equal(t, 3*ms, p.delay)
 }
 
@@ -486,20 +470,20 @@ func TestWhoIsTooLateToGo(t *testing.T) {
 		{0, 0, false, 0}, {0, 0, true, 0}, {1, 0, false, 12 * ms}, {0, 1, false, 0}, {0, 1, true, 12 * ms}, {1, 1, true, 12 * ms},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := far(t)
+			p := far(t)
 			p.trips = mostTrips
 			if time.Sleep(time.Hour); c.answered {
-				s.link.plain.pulse.beat()
+				p.pulse.beat()
 			}
 			time.Sleep(p.timeout - 1)
 			now := time.Now()
 			for _, left := range []time.Duration{c.need - 1, c.need, time.Hour} {
-				_, _, _ = p.enter(budget{Context: t.Context(), end: now.Add(left), left: left}, new(call))
+				_, _, _ = p.enter(Budget{Context: t.Context(), End: now.Add(left), Left: left}, 0)
 			}
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.conns.busy, p.late = c.busy, c.late
-			tr, bt := &trip{begun: now, end: now}, p.line.batches[0]
+			tr, bt := &Trip[int]{begun: now, end: now}, p.line.batches[0]
 			defer bt.timer.Stop()
 			p.fill(tr)
 			require.Equal(t, 2, tr.calls, "%+v", c)
@@ -521,10 +505,10 @@ func TestWhichDialsMayHang(t *testing.T) {
 		{errors.New("refused"), time.Second, false, 1}, {errors.New("refused"), time.Second, true, 2},
 		{context.DeadlineExceeded, time.Second, false, 2}, {context.DeadlineExceeded, 4 * time.Millisecond, false, 1}, {context.DeadlineExceeded, leastDial, false, 1}, {context.DeadlineExceeded, leastDial + 1, false, 2},
 	} {
-		_, p := far(t)
+		p := far(t)
 		now := time.Now()
 		p.conns.dials.vain, p.asking = 2, true
-		p.unmade(&trip{begun: now, end: now.Add(c.life), left: c.left}, c.err, now)
+		p.unmade(&Trip[int]{begun: now, end: now.Add(c.life), left: c.left}, c.err, now)
 		require.Equal(t, c.vain, p.conns.dials.vain, "%+v", c)
 		require.Equal(t, now, p.conns.failed)
 	}
@@ -541,11 +525,11 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 		{[]int{5}, []int{5, 3, 1}, []int{13, 1}},
 		{[]int{5, 3, 2}, []int{9, 7}, []int{17, 9}},
 	} {
-		_, p := far(t)
+		p := far(t)
 		now := time.Now()
-		join := func(q *queue, sizes []int) {
+		join := func(q *queue[int], sizes []int) {
 			for _, n := range sizes {
-				bt := &batch{line: q, begun: now, calls: make([]call, n), living: n}
+				bt := &batch[int]{line: q, begun: now, calls: make([]Carried[int], n), living: n}
 				for i := range bt.calls {
 					bt.calls[i].end = time.Hour
 				}
@@ -557,7 +541,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 		join(&p.line, c.line)
 		var got []int
 		for p.waiting() > 0 {
-			tr := &trip{begun: now}
+			tr := &Trip[int]{begun: now}
 			p.fill(tr)
 			require.Equal(t, len(tr.list), tr.batches)
 			got = append(got, tr.calls)
@@ -591,10 +575,10 @@ func TestWhichTripIsNext(t *testing.T) {
 		"ready ones do not":               {ready: 1, calls: 8, hanging: true, made: true, want: 8},
 		"nobody":                          {ready: 1, want: -1},
 	} {
-		s, p := far(t)
+		p := far(t)
 		p.trips = mostTrips
 		for range c.calls {
-			_, _, _ = p.enter(s.budget(t.Context()), new(call))
+			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
 		p.mu.Lock()
 		now := p.distance.looked.Add(20 * ms)
@@ -636,12 +620,12 @@ func TestTheAccountOfATrip(t *testing.T) {
 		learns            bool
 	}{
 		{made: true, ready: 4, learns: true}, {made: true, left: true, ready: 4, learns: true}, {made: true, twice: true, ready: 4},
-		{made: true, err: refusal("ERR no"), ready: 4, learns: true}, {ready: 4}, {left: true, ready: 4},
+		{made: true, err: answer("ERR no"), ready: 4, learns: true}, {ready: 4}, {left: true, ready: 4},
 		{made: true, err: io.EOF}, {made: true, err: context.DeadlineExceeded}, {made: true, left: true, err: context.DeadlineExceeded},
 		{err: io.EOF, ready: 3}, {left: true, err: context.DeadlineExceeded, ready: 3},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := far(t)
+			p := far(t)
 			p.asking = true
 			time.Sleep(time.Hour)
 			p.conns.ready, p.length = 3, 0
@@ -650,20 +634,20 @@ func TestTheAccountOfATrip(t *testing.T) {
 			}
 			p.begin(c.made)
 			now := time.Now()
-			tr := &trip{made: c.made, twice: c.twice, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
+			tr := &Trip[int]{made: c.made, twice: c.twice, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
 			if c.left {
 				p.abandon(tr)
 				p.abandon(tr)
 				require.Equal(t, []int{0, 1, 0}, []int{p.trips, p.late, p.conns.busy})
 			}
-			s.link.plain.pulse.last.Store(0)
+			p.pulse.last.Store(0)
 			require.Nil(t, p.finish(tr, c.err, now, 0))
 			p.abandon(tr)
 			require.Equal(t, []int{0, 0, 0, c.ready}, []int{p.trips, p.late, p.conns.busy, p.conns.ready}, "%+v", c)
-			require.Equal(t, answeredBy(c.err), !s.link.plain.silent())
+			require.Equal(t, p.answered(c.err), !p.silent())
 			require.Equal(t, c.learns, p.length > 0)
-			require.Equal(t, answeredBy(c.err), p.distance.is() == 5*ms, "a shorter way is a shorter way")
-			require.Equal(t, !c.made && !answeredBy(c.err), p.conns.failed.Equal(now), "%+v", c)
+			require.Equal(t, p.answered(c.err), p.distance.is() == 5*ms, "a shorter way is a shorter way")
+			require.Equal(t, !c.made && !p.answered(c.err), p.conns.failed.Equal(now), "%+v", c)
 			require.Zero(t, p.conns.dials.vain)
 		})
 	}
@@ -672,14 +656,14 @@ func TestTheAccountOfATrip(t *testing.T) {
 // If this process stood still for half of the time that a call has, its callers have not left for the server's sake.
 func TestAProcessThatStoodStillLosesNoWindow(t *testing.T) {
 	for paused, want := range map[time.Duration]int{124 * ms: least(mostTrips), 125 * ms: firstWindow} {
-		_, p := far(t)
+		p := far(t)
 		p.pauses.total = 3*time.Second + paused
 		p.begin(true)
 		p.conns.dials.vain = 1
-		p.abandon(&trip{made: true, calls: 1, begun: time.Now(), paused: 3 * time.Second})
+		p.abandon(&Trip[int]{made: true, calls: 1, begun: time.Now(), paused: 3 * time.Second})
 		require.Equal(t, want, p.window.calls)
 		p.begin(false)
-		p.abandon(&trip{calls: 1, begun: time.Now()})
+		p.abandon(&Trip[int]{calls: 1, begun: time.Now()})
 		require.Equal(t, 1, p.conns.dials.vain, "nothing shows that a handshake is under way")
 	}
 }
@@ -687,7 +671,7 @@ func TestAProcessThatStoodStillLosesNoWindow(t *testing.T) {
 // While trips are under way a timer watches this process, and no longer.
 func TestThisProcessIsWatchedWhileTripsAreUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, p := far(t)
+		p := far(t)
 		watched := func() bool {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -717,16 +701,13 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dials int
 		var answer error
-		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+		config := plain()
+		config.Dial = func(context.Context) error {
 			dials++
 			time.Sleep(10 * ms)
-			conn, _ := net.Pipe()
-			return conn, answer
-		}})
-		defer client.Close()
-		s, err := New(client)
-		require.NoError(t, err)
-		p := s.link.pipeline
+			return answer
+		}
+		p := made(t, config)
 		diagnosed := func(err error, want int) error {
 			dials = 0
 			for range 2 {
@@ -737,7 +718,7 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 			time.Sleep(20 * ms)
 			synctest.Wait()
 			require.Equal(t, want, dials, err)
-			if cause := s.link.plain.pulse.cause.Swap(nil); cause != nil {
+			if cause := p.pulse.cause.Swap(nil); cause != nil {
 				return *cause
 			}
 			return nil
@@ -755,23 +736,23 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 // A trip without calls has no caller whose time is up, and is not waited for any longer than others.
 func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, p := far(t)
+		p := far(t)
 		p.trips = mostTrips
 		for range p.batch() {
-			_, _, _ = p.enter(s.budget(t.Context()), new(call))
+			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
 		p.mu.Lock()
 		p.trips, p.distance.looked = 0, time.Now().Add(-2*lately)
 		look := p.next(time.Now())
 		require.Zero(t, look.calls)
-		p.watch(&trip{made: true, calls: 1})
+		p.watch(&Trip[int]{made: true, calls: 1})
 		p.trips += mostTrips // so that no other begins
 		p.mu.Unlock()
 		time.Sleep(p.timeout - ms)
-		require.Zero(t, s.Late())
+		require.Zero(t, p.Stats().Late)
 		time.Sleep(ms)
 		synctest.Wait()
-		require.Equal(t, 1, s.Late())
+		require.Equal(t, 1, p.Stats().Late)
 		require.True(t, look.left)
 		time.Sleep(time.Second)
 	})
@@ -780,21 +761,19 @@ func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
 // Calls for which no connection may be made yet look again until one may, though none comes or ends meanwhile.
 func TestCallsThatMayNotDialLookAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		begun, dialed := time.Now(), make(chan time.Duration, 100)
-		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
-			dialed <- time.Since(begun)
-			return nil, io.EOF
-		}})
-		defer client.Close()
-		s, err := New(client)
-		require.NoError(t, err)
-		p := s.link.pipeline
+		begun, sent := time.Now(), make(chan time.Duration, 100)
+		config := plain()
+		config.Send = func(context.Context, *Trip[int]) error {
+			sent <- time.Since(begun)
+			return io.EOF
+		}
+		p := made(t, config)
 		p.conns.dials.vain, p.conns.dials.last, p.conns.dials.pause = p.conns.dials.free, begun, 3*untilDial
-		b := s.budget(t.Context())
-		bt, i, _ := p.enter(b, s.resetOf("k"))
-		require.Equal(t, 3*untilDial, <-dialed)
-		_, f := p.wait(b, bt, i, "k")
-		require.Error(t, f.err)
+		b := p.Begin(t.Context())
+		bt, i, _ := p.enter(b, 0)
+		require.Equal(t, 3*untilDial, <-sent)
+		_, err := p.wait(b, bt, i)
+		require.Error(t, err)
 		time.Sleep(time.Minute)
 	})
 }

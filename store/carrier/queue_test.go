@@ -1,4 +1,4 @@
-package redisstore
+package carrier
 
 import (
 	"math/rand/v2"
@@ -14,8 +14,8 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 	const spread = 2 * ms
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, leave := range []int{1, 3, 6} { // of 8 steps, of which in one a batch is taken
-		var q queue
-		var model []*batch // in order, with some of which all have left
+		var q queue[int]
+		var model []*batch[int] // in order, with some of which all have left
 		now := time.Unix(1_000, 0)
 		for range 4_000 {
 			now = now.Add(time.Duration(rng.IntN(3)) * ms)
@@ -25,7 +25,7 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 				for len(model) > 0 && model[0].living == 0 {
 					model = model[1:]
 				}
-				var want *batch
+				var want *batch[int]
 				if len(model) > 0 && model[0].living <= most {
 					want, model = model[0], model[1:]
 				}
@@ -43,10 +43,10 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 					require.False(t, b == nil && joins && last.living > 0)
 				}
 				if b == nil {
-					b = &batch{line: &q, begun: now}
+					b = &batch[int]{line: &q, begun: now}
 					q.batches, model = append(q.batches, b), append(model, b)
 				}
-				b.calls = append(b.calls, call{})
+				b.calls = append(b.calls, Carried[int]{})
 				b.living++
 				q.living++
 			}
@@ -64,8 +64,8 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 
 // What was taken is used again, or freed, and not kept by the line that it has left.
 func TestAQueueForgetsWhatWasTaken(t *testing.T) {
-	q := queue{living: 2}
-	q.batches = []*batch{{line: &q, living: 1}, {line: &q, living: 1}}
+	q := queue[int]{living: 2}
+	q.batches = []*batch[int]{{line: &q, living: 1}, {line: &q, living: 1}}
 	all := q.batches
 	for i := range all {
 		require.NotNil(t, q.take(1))

@@ -1,15 +1,11 @@
-package redisstore
+package carrier
 
-import (
-	"time"
-
-	"github.com/redis/go-redis/v9"
-)
+import "time"
 
 // conns is what is known of the connections of a client. They are made only by trips, and
 // few at once.
 type conns struct {
-	client  *redis.Client
+	pool    func() (idle, total int)
 	size    int       // of the pool
 	most    int       // that are used at once
 	ready   int       // free ones that worked when they were last used
@@ -59,16 +55,25 @@ func (c *conns) mayDial(now time.Time) bool {
 	if c.dials.may(now) {
 		return true
 	}
-	s := c.client.PoolStats()
-	return s.IdleConns > 0 || c.size-int(s.TotalConns) < c.dials.free
+	idle, total := c.pool()
+	return idle > 0 || c.size-total < c.dials.free
 }
 
 // shaking reports whether a handshake is under way.
-func (c *conns) shaking() bool { return int(c.client.PoolStats().TotalConns) > c.ready+c.busy }
+func (c *conns) shaking() bool {
+	_, total := c.pool()
+	return total > c.ready+c.busy
+}
 
-// dials keeps some places of a pool free of hanging dials. go-redis dials apart from the
-// calls, for up to DialTimeout, and each dial holds a place in the pool. If dials of an
-// unreachable host held all places, a new master that Sentinel names could not be reached
+// taken reports whether all places of the pool are.
+func (c *conns) taken() bool {
+	_, total := c.pool()
+	return total >= c.size
+}
+
+// dials keeps some places of a pool free of hanging dials. A client may dial apart from the
+// calls, for as long as its own timeout, and each dial holds a place in the pool. If dials of an
+// unreachable host held all places, another host that takes its part could not be reached
 // before they end. So only half of the places are given out at once. The others follow
 // one by one, over the time that a dial lasts.
 type dials struct {
@@ -79,7 +84,7 @@ type dials struct {
 	last time.Time // when a dial last began
 }
 
-// mostDialPause is the longest pause, for clients with a very long DialTimeout. What
+// mostDialPause is the longest pause, for clients that dial for very long. What
 // looks like a hanging dial may be a machine that has stopped for a moment.
 const mostDialPause = time.Second
 

@@ -1,10 +1,8 @@
-package redisstore
+package carrier
 
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // pulse is when a server last answered. It distinguishes a pool whose connections are all
@@ -52,19 +50,3 @@ func (p *pulse) since(t time.Time) bool { return p.last.Load() > int64(t.Sub(p.b
 // leastSilence is the time without an answer after which a server no longer counts as
 // busy. It is longer than a server may stop for a moment, to fork or for a slow command.
 const leastSilence = time.Second
-
-// server is what is known of a server, or of all those behind a client that says no more.
-type server struct {
-	pulse   pulse
-	timeout time.Duration // of a call
-	client  *redis.Client // whose connections calls use; nil if it is not known
-	process process       // makes a call by itself
-}
-
-// silent reports whether the server has been silent for so long that a call which waits
-// for a connection is really waiting for the server.
-func (v *server) silent() bool { return v.pulse.silent(max(leastSilence, 2*v.timeout)) }
-
-// full reports whether all connections are taken. If so, a call whose wait was in vain has waited
-// for one of them. If not, it has waited for a new one.
-func (v *server) full() bool { return v.client != nil && taken(v.client) }

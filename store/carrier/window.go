@@ -1,4 +1,4 @@
-package redisstore
+package carrier
 
 import "time"
 

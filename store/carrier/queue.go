@@ -1,4 +1,4 @@
-package redisstore
+package carrier
 
 import (
 	"slices"
@@ -8,9 +8,9 @@ import (
 
 // batch is calls that wait together, and then go together. They share a channel and a
 // timer, so that one that waits costs little.
-type batch struct {
-	calls []call
-	line  *queue        // in which they wait
+type batch[C any] struct {
+	calls []Carried[C]
+	line  *queue[C]     // in which they wait
 	begun time.Time     // when the first came
 	timer *time.Timer   // ends the time of all
 	ended atomic.Bool   // whichever sets it, timer or trip, decides how the calls end
@@ -18,15 +18,15 @@ type batch struct {
 
 	unread atomic.Int64 // calls that have not read how they ended, if it may be used again
 
-	// What follows is protected by pipeline.mu until done is closed.
-	trip   *trip // that carries it, or nil
-	living int   // calls that have not left
-	err    error // of all, if the time is up
-	sent   bool  // then: it was written
+	// What follows is protected by Carrier.mu until done is closed.
+	trip   *Trip[C] // that carries it, or nil
+	living int      // calls that have not left
+	err    error    // of all, if the time is up
+	sent   bool     // then: it was written
 }
 
 // clear makes b as new, but for its room and its timer.
-func (b *batch) clear() {
+func (b *batch[C]) clear() {
 	clear(b.calls)
 	b.calls, b.done, b.trip, b.living = b.calls[:0], nil, nil, 0
 	b.ended.Store(false)
@@ -34,7 +34,7 @@ func (b *batch) clear() {
 
 // timeUp is the error of call i of b, which is done, if the time of all was up. A call that did
 // not go with the others was not sent.
-func (b *batch) timeUp(i int) (err error, sent bool) { //nolint:revive // sent is about err
+func (b *batch[C]) timeUp(i int) (err error, sent bool) { //nolint:revive // sent is about err
 	if b.err != nil && !b.calls[i].goes {
 		return errQueued, false
 	}
@@ -42,15 +42,15 @@ func (b *batch) timeUp(i int) (err error, sent bool) { //nolint:revive // sent i
 }
 
 // queue is batches in the order in which they came. Those that have ended leave it some time later.
-type queue struct {
-	batches []*batch
+type queue[C any] struct {
+	batches []*batch[C]
 	living  int // calls in it
 	dead    int // batches in it that have ended
 }
 
 // last returns the batch that the next call may join, or nil. Its calls end together, so
 // none may have come long after the first.
-func (q *queue) last(now time.Time, most int, spread time.Duration) *batch {
+func (q *queue[C]) last(now time.Time, most int, spread time.Duration) *batch[C] {
 	if n := len(q.batches); n > 0 {
 		last := q.batches[n-1]
 		if len(last.calls) < most && now.Sub(last.begun) < spread && !last.ended.Load() {
@@ -61,7 +61,7 @@ func (q *queue) last(now time.Time, most int, spread time.Duration) *batch {
 }
 
 // lose notes that n calls have left b, which waits.
-func (b *batch) lose(n int) {
+func (b *batch[C]) lose(n int) {
 	q := b.line
 	b.living -= n
 	q.living -= n
@@ -69,13 +69,13 @@ func (b *batch) lose(n int) {
 		return
 	}
 	if q.dead++; q.dead > 16 && q.dead > len(q.batches)/2 {
-		q.batches = slices.DeleteFunc(q.batches, func(b *batch) bool { return b.living == 0 })
+		q.batches = slices.DeleteFunc(q.batches, func(b *batch[C]) bool { return b.living == 0 })
 		q.dead = 0
 	}
 }
 
 // take removes the first batch with living calls, if they are at most most.
-func (q *queue) take(most int) *batch {
+func (q *queue[C]) take(most int) *batch[C] {
 	for len(q.batches) > 0 {
 		b := q.batches[0]
 		if b.living > most {
@@ -93,7 +93,7 @@ func (q *queue) take(most int) *batch {
 }
 
 // first removes the first batch.
-func (q *queue) first() {
+func (q *queue[C]) first() {
 	if len(q.batches) == 1 { // the room is used again
 		q.batches[0] = nil
 		q.batches = q.batches[:0]

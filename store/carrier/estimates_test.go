@@ -1,4 +1,4 @@
-package redisstore
+package carrier
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/effort"
@@ -238,17 +237,13 @@ func TestAPauseOfTheProcessIsNotTheServers(t *testing.T) {
 		{false, 20 * ms, firstWindow}, {false, 60 * ms, least(mostTrips)},
 		{true, 60 * ms, firstWindow}, {true, 130 * ms, least(mostTrips)},
 	} {
-		client := redis.NewClient(&redis.Options{PoolSize: mostTrips})
-		defer client.Close()
-		s, err := New(client)
-		require.NoError(t, err)
-		p, now := s.link.pipeline, time.Now()
+		p, now := made(t, plain()), time.Now()
 		p.distance.add(now.Add(-20*ms), now)
 		p.begin(true)
 		if c.timer {
 			require.True(t, p.pauses.begin(now))
 		}
-		p.finish(&trip{made: true, calls: 1, begun: now}, nil, now.Add(c.took), 0)
+		p.finish(&Trip[int]{made: true, calls: 1, begun: now}, nil, now.Add(c.took), 0)
 		require.Equal(t, c.want, p.window.calls, "%+v", c)
 	}
 }
@@ -256,17 +251,13 @@ func TestAPauseOfTheProcessIsNotTheServers(t *testing.T) {
 // Nor does it begin anew because its callers have left meanwhile.
 func TestAPauseOfTheProcessLosesNoTrip(t *testing.T) {
 	for paused, want := range map[bool]int{false: least(mostTrips), true: firstWindow} {
-		client := redis.NewClient(&redis.Options{PoolSize: mostTrips})
-		defer client.Close()
-		s, err := New(client)
-		require.NoError(t, err)
-		p, begun := s.link.pipeline, time.Now().Add(-time.Second)
+		p, begun := made(t, plain()), time.Now().Add(-time.Second)
 		p.distance.add(begun.Add(-20*ms), begun)
 		p.begin(true)
 		if paused {
 			p.pauses.begin(begun)
 		}
-		p.abandon(&trip{made: true, calls: 1, begun: begun})
+		p.abandon(&Trip[int]{made: true, calls: 1, begun: begun})
 		require.Equal(t, want, p.window.calls)
 	}
 }
@@ -285,14 +276,10 @@ func TestPauses(t *testing.T) {
 // How long a trip took that all have left says how long the server stood still, and not how much time a
 // call must have left to go.
 func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
-	client := redis.NewClient(&redis.Options{})
-	defer client.Close()
-	s, err := New(client)
-	require.NoError(t, err)
-	p, now := s.link.pipeline, time.Now()
+	p, now := made(t, plain()), time.Now()
 	end := func(took time.Duration, left bool) time.Duration {
 		p.begin(true)
-		trip := &trip{made: true, calls: 1, begun: now.Add(-took)}
+		trip := &Trip[int]{made: true, calls: 1, begun: now.Add(-took)}
 		if left {
 			p.abandon(trip)
 		}
@@ -355,14 +342,14 @@ func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 
 func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := refusals{waves: waves.New(64 * ms)}
+		r := refusals{waves: waves.New(64 * ms), jitter: rand.N[time.Duration]}
 		r.loops.holds.Store(true)
 		r.loops.seen.Store(2<<countBits | 2*freely)
 		ended := make(chan time.Duration, 100)
 		for range 100 {
 			go func() {
 				begun := time.Now()
-				r.hold(&budget{Context: context.Background(), end: begun.Add(64 * ms), left: 64 * ms, own: true}, rand.N)
+				r.hold(&Budget{Context: context.Background(), End: begun.Add(64 * ms), Left: 64 * ms, Own: true})
 				ended <- time.Since(begun)
 			}()
 		}
@@ -379,22 +366,22 @@ func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 		defer cancel()
 		begun := time.Now()
-		r.wait(&budget{Context: ctx}, begun.Add(time.Hour))
+		r.wait(&Budget{Context: ctx}, begun.Add(time.Hour))
 		require.Equal(t, 10*ms, time.Since(begun))
 		time.Sleep(2 * time.Hour) // so that all timers have run
 	})
 }
 
 func TestQueue(t *testing.T) {
-	var q queue
+	var q queue[int]
 	now := time.Unix(1_000, 0)
-	join := func(most int) *batch {
+	join := func(most int) *batch[int] {
 		b := q.last(now, most, ms)
 		if b == nil {
-			b = &batch{line: &q, begun: now}
+			b = &batch[int]{line: &q, begun: now}
 			q.batches = append(q.batches, b)
 		}
-		b.calls = append(b.calls, call{})
+		b.calls = append(b.calls, Carried[int]{})
 		b.living++
 		q.living++
 		return b
@@ -425,19 +412,6 @@ func TestQueue(t *testing.T) {
 	require.LessOrEqual(t, len(q.batches), 17)
 }
 
-// full returns a store that has no room for one more call.
-func full(t testing.TB) *Store {
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // by name it would be looked up, which a bubble cannot
-	t.Cleanup(func() { _ = client.Close() })
-	s, err := New(client)
-	require.NoError(t, err)
-	p := s.link.pipeline
-	p.pulse.beat()
-	p.expected.inside.Store(longestLine)
-	p.refusals.loops.limit.Store(mostCount)
-	return s
-}
-
 // Each trip has room for as many that go ahead as for others, so neither kind waits for all of the
 // other. A batch goes as a whole.
 func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
@@ -451,23 +425,22 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 		{24, 0, []int{8, 8, 8}},
 		{0, 12, []int{8, 4}},
 	} {
-		s := full(t)
-		p := s.link.pipeline
-		s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
-		s.Widen(8)
-		s.Occupy()
-		b := s.budget(t.Context())
+		p := full(t)
+		p.timeout = time.Hour // nothing ends meanwhile
+		p.window.calls = 8 * p.ways()
+		p.occupy()
+		b := p.Begin(t.Context())
 		for range c.others {
-			p.enter(b, new(call))
+			p.enter(b, 0)
 		}
-		b.ahead = true
+		b.Ahead = true
 		for range c.ahead {
-			p.enter(b, new(call))
+			p.enter(b, 0)
 		}
 		p.mu.Lock()
 		var carried []int
 		for p.waiting() > 0 {
-			trip := &trip{begun: time.Now()}
+			trip := &Trip[int]{begun: time.Now()}
 			p.fill(trip)
 			carried = append(carried, trip.calls)
 		}
@@ -479,127 +452,104 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 // However many calls go ahead, they delay the others no more than as many others would: these have half of
 // each trip.
 func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
-	s := full(t)
-	s.link.pipeline.expected.inside.Store(0)
+	p := full(t)
+	p.expected.inside.Store(0)
+	admit := func(ahead bool) (Budget, error) {
+		b := p.Begin(t.Context())
+		b.Ahead = ahead
+		return b, p.Admit(&b)
+	}
 	for range 2 * longestLine {
-		_, err := s.admit(t.Context(), true, "")
+		_, err := admit(true)
 		require.NoError(t, err)
 	}
-	b, err := s.admit(t.Context(), false, "")
-	require.NoError(t, err)
-	require.EqualValues(t, 2*longestLine+1, s.Stats().UnderWay)
-	e := &s.link.pipeline.expected
+	b := p.Begin(t.Context())
+	require.NoError(t, p.Admit(&b))
+	require.EqualValues(t, 2*longestLine+1, p.Stats().UnderWay)
+	e := &p.expected
 	e.room.Store(10)
-	e.pace.Store(int64(s.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
+	e.pace.Store(int64(p.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
 	e.inside.Store(9)
-	_, err = s.admit(t.Context(), false, "")
+	_, err := admit(false)
 	require.NoError(t, err)
-	_, err = s.admit(t.Context(), false, "")
+	_, err = admit(false)
 	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside as many")
 	e.inside.Store(1)
-	s.leave(&b)
-	b.ahead = true
-	s.leave(&b)
-	require.EqualValues(t, 2*longestLine-1, s.Stats().UnderWay)
-	require.Zero(t, s.link.pipeline.expected.inside.Load())
+	b.Leave()
+	b.Ahead = true
+	b.Leave()
+	require.EqualValues(t, 2*longestLine-1, p.Stats().UnderWay)
+	require.Zero(t, p.expected.inside.Load())
 }
 
 func TestARefusalAllocatesNothing(t *testing.T) {
-	s := full(t)
-	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
-	ctx := context.Background()
+	p, ctx := full(t), context.Background()
 	allocs := testing.AllocsPerRun(500, func() {
-		if _, err := s.Take(ctx, ns, "k", store.Limit{}, 1); !errors.Is(err, store.ErrOverloaded) {
+		b := p.Begin(ctx)
+		if err := p.Admit(&b); !errors.Is(err, store.ErrOverloaded) {
 			t.Fatal(err)
 		}
 	})
 	require.Less(t, allocs, 0.1) // a timer of the process may run
-	require.EqualValues(t, longestLine, s.Stats().UnderWay)
-	require.EqualValues(t, 501, s.Stats().Overloaded)
+	require.EqualValues(t, longestLine, p.Stats().UnderWay)
+	require.EqualValues(t, 501, p.Stats().Overloaded)
 }
 
 // What gives room to others is not refused for want of room: they wait for it. It goes before
 // them.
 func TestWhatGivesRoomGoesAhead(t *testing.T) {
-	s := full(t)
-	p, ctx := s.link.pipeline, t.Context()
-	s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
-	s.Occupy()
-	asks, _, _ := p.enter(s.budget(ctx), new(call))
-	_, err := s.admit(ctx, false, "")
-	require.ErrorIs(t, err, store.ErrOverloaded)
-	b, err := s.admit(ctx, true, "")
-	require.NoError(t, err)
-	ahead, _, _ := p.enter(b, new(call))
-	trip := &trip{begun: time.Now()}
+	p := full(t)
+	p.timeout = time.Hour // nothing ends meanwhile
+	p.occupy()
+	b := p.Begin(t.Context())
+	asks, _, _ := p.enter(b, 0)
+	require.ErrorIs(t, p.Admit(&b), store.ErrOverloaded)
+	b.Ahead = true
+	require.NoError(t, p.Admit(&b))
+	ahead, _, _ := p.enter(b, 0)
+	trip := &Trip[int]{begun: time.Now()}
 	p.mu.Lock()
 	p.fill(trip)
 	p.mu.Unlock()
 	require.Len(t, trip.list, 2)
 	require.Same(t, ahead, trip.list[0])
 	require.Same(t, asks, trip.list[1])
-
-	slots := store.NewNamespace(&store.Rule{Held: true}, "slots")
-	require.True(t, renews(slots, store.Limit{}.TurnBefore(1)))
-	require.False(t, renews(slots, store.Limit{}))
-	require.False(t, renews(store.NewNamespace(new(store.Rule), "rate"), store.Limit{}.TurnBefore(1)))
-}
-
-func BenchmarkRefused(b *testing.B) {
-	s := full(b)
-	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
-	ctx := context.Background()
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = s.Take(ctx, ns, "k", store.Limit{}, 1)
-	}
 }
 
 // A call beside one whose time was up is tried again. If it has no time for that either, its
 // error has a class as all others: this server has never answered.
 func TestACallThatAnotherHasGivenUpHasAClass(t *testing.T) {
 	now := time.Now()
-	bt := &batch{calls: []call{{goes: true}}, done: make(chan struct{}), err: errGivenUp, begun: now}
+	bt := &batch[int]{calls: []Carried[int]{{goes: true}}, done: make(chan struct{}), err: errGivenUp, begun: now}
 	close(bt.done)
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer client.Close()
-	s, err := New(client, WithTimeout(time.Second))
-	require.NoError(t, err)
-	p := newPipeline(s, &server{client: client, timeout: s.timeout, pulse: pulse{base: time.Now()}}, false)
-	_, f := p.wait(budget{Context: context.Background(), end: now.Add(time.Second)}, bt, 0, "key")
-	require.True(t, f.again)
-	require.ErrorIs(t, f.error(), store.ErrUnavailable)
+	p := made(t, plain())
+	_, err := p.wait(Budget{Context: context.Background(), End: now.Add(time.Second)}, bt, 0)
+	require.True(t, failure(t, err).Again)
+	require.ErrorIs(t, err, store.ErrUnavailable)
 }
 
 // A call that was left out has not been sent, whatever becomes of those that went.
 func TestACallThatWasLeftOutWasNotSent(t *testing.T) {
-	client := redis.NewClient(&redis.Options{})
-	defer client.Close()
-	s, err := New(client)
-	require.NoError(t, err)
-	bt := &batch{calls: []call{{goes: true}, {left: true}}, done: make(chan struct{}), err: context.DeadlineExceeded, sent: true}
+	p := made(t, plain())
+	bt := &batch[int]{calls: []Carried[int]{{goes: true}, {left: true}}, done: make(chan struct{}), err: context.DeadlineExceeded, sent: true}
 	close(bt.done)
-	_, f := s.link.pipeline.wait(s.budget(t.Context()), bt, 0, "k")
-	require.ErrorIs(t, f.class, store.ErrTimeout)
-	_, f = s.link.pipeline.wait(s.budget(t.Context()), bt, 1, "k")
-	require.NotErrorIs(t, f.class, store.ErrTimeout)
-	require.ErrorContains(t, f.error(), "nothing was sent")
+	_, err := p.wait(p.Begin(t.Context()), bt, 0)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	_, err = p.wait(p.Begin(t.Context()), bt, 1)
+	require.NotErrorIs(t, err, store.ErrTimeout)
+	require.ErrorContains(t, err, "nothing was sent")
 }
 
 // A trip that made its connection takes longer than the way. If it was shorter than all of late,
 // the way is no longer what it was.
 func TestATripThatMadeItsConnectionShortensTheDistance(t *testing.T) {
-	client := redis.NewClient(&redis.Options{})
-	defer client.Close()
-	s, err := New(client)
-	require.NoError(t, err)
-	p, now := s.link.pipeline, time.Now()
+	p, now := made(t, plain()), time.Now()
 	end := func(took time.Duration, err error) time.Duration {
 		p.mu.Lock()
 		p.begin(false)
 		p.mu.Unlock()
 		now = now.Add(time.Second)
-		p.finish(&trip{begun: now.Add(-took)}, err, now, 0)
+		p.finish(&Trip[int]{begun: now.Add(-took)}, err, now, 0)
 		return p.distance.is()
 	}
 	p.distance.add(now.Add(-170*ms), now)
@@ -609,39 +559,27 @@ func TestATripThatMadeItsConnectionShortensTheDistance(t *testing.T) {
 	require.Equal(t, int64(2*ms), p.expected.way.Load(), "and calls that have more time are not refused")
 }
 
-// A batch that was given up before it was written replies nothing. Its other calls go again.
-func TestABatchThatWasGivenUpHasNoReplyToRead(t *testing.T) {
-	g := group{calls: []*call{{}, {}}, requests: 2, op: operation{sending: new(sending)}}
-	cmd := newMixed(t.Context(), []any{evalsha}, len(g.calls))
-	cmd.reply.WriteString("*0\r\n")
-	require.False(t, g.op.sending.giveUp())
-	g.end(cmd)
-	require.ErrorIs(t, g.calls[0].err, errGivenUp)
-	require.ErrorIs(t, g.calls[1].err, errGivenUp)
-}
-
 // A call that is tried again goes with calls that have more time, and ends at most 8 ms later than
 // it should, however long the timeout is.
 func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // see full
-		defer client.Close()
-		s, err := New(client, WithTimeout(5*time.Second))
-		require.NoError(t, err)
-		defer s.Occupy()()
-		b := s.budget(t.Context())
+		config := plain()
+		config.Timeout = 5 * time.Second
+		p := made(t, config)
+		defer p.occupy()()
+		b := p.Begin(t.Context())
 		time.Sleep(100 * ms)
-		bt, i, _ := s.link.pipeline.enter(b, &call{})
+		bt, i, _ := p.enter(b, 0)
 		require.NotNil(t, bt)
-		_, f := s.link.pipeline.wait(b, bt, i, "k")
-		require.Error(t, f.err)
-		require.LessOrEqual(t, time.Since(b.end), waves.MostApart)
+		_, err := p.wait(b, bt, i)
+		require.Error(t, err)
+		require.LessOrEqual(t, time.Since(b.End), waves.MostApart)
 	})
 }
 
 // Near a server many calls share two trips, and each of a few has its own.
 func TestEachOfAFewCallsHasATrip(t *testing.T) {
-	p := &pipeline{window: newWindow(), conns: conns{most: mostTrips}, distance: distance{least: 50 * time.Microsecond}}
+	p := &Carrier[int]{window: newWindow(), conns: conns{most: mostTrips}, distance: distance{least: 50 * time.Microsecond}}
 	for calls, trips := range map[int64]int{1: 2, 2: 2, 3: 3, 4: 4, 5: 2, 1000: 2} {
 		p.expected.inside.Store(calls)
 		require.Equal(t, trips, p.most(), "%d calls", calls)

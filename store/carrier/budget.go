@@ -1,0 +1,118 @@
+package carrier
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Budget is the context of a call and the time that the call has. It is made by [Carrier.Begin].
+type Budget struct {
+	context.Context
+	End  time.Time     // when the call ends at the latest
+	Left time.Duration // from the beginning of the call until End
+	Own  bool          // End is the carrier's timeout, not the context's deadline
+
+	// Ahead lets the call go before others, and keeps it from being refused for want of room. Set it for calls that make
+	// room for others, such as a refund. There must not be more of these calls than others that were admitted.
+	Ahead bool
+
+	gate   *gate         // of the carrier that admits it
+	before *Failure      // of an attempt, which gave a reason
+	pause  time.Duration // before the last attempt
+}
+
+// Begin returns the budget of a call with ctx that begins now. It has the timeout, if ctx has no nearer deadline.
+func (cr *Carrier[C]) Begin(ctx context.Context) Budget {
+	now := time.Now()
+	end := now.Add(cr.timeout)
+	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
+		return Budget{Context: ctx, End: callers, Left: callers.Sub(now), gate: &cr.gate}
+	}
+	return Budget{Context: ctx, End: end, Left: cr.timeout, Own: true, gate: &cr.gate}
+}
+
+// Leave ends a call that was admitted. Call it once.
+func (b *Budget) Leave() {
+	if b.Ahead {
+		b.gate.expected.ahead.Add(-1)
+	} else {
+		b.gate.expected.inside.Add(-1)
+	}
+}
+
+// The pause before a call is tried again doubles each time. The first is some round trips long, and the last
+// does not disturb a server that starts.
+const (
+	firstPause = time.Millisecond
+	lastPause  = 32 * time.Millisecond
+)
+
+// Again reports whether to try a call again after an attempt that ended in f: nothing ran, and there is time. It waits for
+// 1 to 32 ms first, longer after each attempt.
+func (b *Budget) Again(f *Failure) bool {
+	b.pause = min(max(2*b.pause, firstPause), lastPause)
+	if !f.Again || !b.rest(b.pause) {
+		return false
+	}
+	if !errors.Is(f.Err, errGivenUp) { // which says nothing of the server
+		b.before = f
+	}
+	return true
+}
+
+// rest waits for about d, and reports whether there is still time.
+func (b *Budget) rest(d time.Duration) bool {
+	d = d/2 + b.gate.refusals.jitter(d/2+1) // so that callers refused together do not return together
+	if time.Until(b.End) <= d {
+		return false
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-b.Done():
+		return false
+	}
+}
+
+// Fail returns the error of a call whose last attempt ended in f: the error of its context if that has ended, and a
+// [*Failure] otherwise.
+func (b *Budget) Fail(f *Failure) error {
+	full := errors.Is(f.Err, errQueued) || errors.Is(f.Err, errGivenUp)
+	if b.before != nil && (full || timeUp(f.Err) || errors.Is(f.Err, errUnmade)) && f.Is(store.ErrUnavailable) {
+		f = b.before // it gives the reason, not only that time was short
+	}
+	if full {
+		b.gate.outlast(b)
+	}
+	return b.fail(f)
+}
+
+func (b *Budget) fail(f *Failure) error {
+	ended := f.over
+	if !f.sent {
+		ended = b.Over()
+	}
+	if ended != nil {
+		return ended
+	}
+	if f.Is(store.ErrOverloaded) {
+		b.gate.overloaded.Add(1)
+	}
+	return f
+}
+
+// Over returns the error of the context if it has ended, even if a socket's timer ran out before its own.
+func (b Budget) Over() error {
+	if err := b.Err(); err != nil {
+		return err
+	}
+	if end, ok := b.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}

@@ -1,0 +1,360 @@
+package carrier
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"time"
+)
+
+// ways is how many trips there may be. Near the server a call that goes with others is
+// cheaper, and far from it one that waits for others is late.
+func (cr *Carrier[C]) ways() int {
+	if way := cr.distance.is(); way > 0 {
+		return min(cr.conns.most, nearTrips+int(way/tripStep))
+	}
+	return cr.conns.most
+}
+
+// most is how many trips callers wait for at most. A few calls take less time each by itself than in
+// turns together.
+func (cr *Carrier[C]) most() int {
+	most := cr.window.trips(cr.ways())
+	if n := cr.expected.inside.Load(); n <= fewCalls {
+		most = max(most, min(int(n), cr.conns.most))
+	}
+	return most
+}
+
+// batch is how many calls are in each trip.
+func (cr *Carrier[C]) batch() int { return cr.window.batch(cr.ways()) }
+
+// begin notes a trip that begins. If none was under way, there was nothing to answer.
+func (cr *Carrier[C]) begin(made bool) {
+	if made && cr.trips+cr.late == 0 {
+		cr.pulse.ask()
+	}
+	cr.trips++
+	if made {
+		cr.conns.ready--
+		cr.conns.busy++
+	}
+}
+
+// over notes that callers wait for one trip less.
+func (cr *Carrier[C]) over(made bool) {
+	cr.trips--
+	if made {
+		cr.conns.busy--
+	}
+}
+
+// start begins all trips that may begin.
+func (cr *Carrier[C]) start(now time.Time) {
+	for t := cr.next(now); t != nil; t = cr.next(now) {
+		go cr.run(t)
+		if !t.made {
+			return // as many connections as calls come
+		}
+	}
+}
+
+// next returns the trip that is to begin now, with its calls, or nil. Call it after each
+// arrival and each end.
+//
+// The first connection may have to be made alone: see [Config.OneFirst].
+func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
+	defer cr.count()
+	if cr.waiting() == 0 || cr.full() {
+		return nil
+	}
+	made := cr.conns.ready > 0
+	looks := made && cr.waiting() >= cr.batch() && cr.distance.due(now)
+	if looks && cr.trips > 0 {
+		return nil
+	}
+	if d := cr.gathering(now); made && d > 0 {
+		cr.later(d)
+		return nil
+	}
+	if !made && !cr.conns.mayDial(now) {
+		cr.later(untilDial) // there may be no arrival or end before
+		return nil
+	}
+	t := &Trip[C]{made: made, begun: now, end: now.Add(cr.timeout)}
+	t.list = t.first[:0]
+	if looks {
+		cr.distance.looked = now
+	} else if made || cr.conns.busy == 0 { // one that makes a connection would be late, and the others are soon back
+		if cr.fill(t); t.calls == 0 {
+			return nil
+		}
+	}
+	if t.calls < cr.batch() {
+		cr.began = now
+	}
+	cr.begin(made)
+	if !made {
+		cr.conns.dials.begin(now)
+	}
+	cr.watch(t)
+	t.paused = cr.pauses.until(now)
+	cr.watchPauses(now)
+	return t
+}
+
+// full reports whether as many trips are under way as may be.
+func (cr *Carrier[C]) full() bool {
+	all := cr.trips + cr.late
+	return cr.trips >= cr.most() || all >= min(2*cr.ways(), cr.conns.size) || !cr.conns.reached && all > 0
+}
+
+// watchPauses sets the timer of pauses, if there is none.
+func (cr *Carrier[C]) watchPauses(now time.Time) {
+	if cr.pauses.begin(now) {
+		time.AfterFunc(tick, cr.tick)
+	}
+}
+
+// tick looks whether this process has stood still, while trips are under way.
+func (cr *Carrier[C]) tick() {
+	cr.mu.Lock()
+	defer cr.mu.Unlock()
+	now := time.Now()
+	cr.pauses.until(now)
+	if cr.pauses.due = (time.Time{}); cr.trips > 0 {
+		cr.watchPauses(now)
+	}
+}
+
+// watch abandons a trip without calls, which have ends of their own, when its time is up.
+func (cr *Carrier[C]) watch(t *Trip[C]) {
+	if t.calls > 0 {
+		return
+	}
+	time.AfterFunc(cr.timeout, func() {
+		cr.mu.Lock()
+		defer cr.mu.Unlock()
+		cr.abandon(t)
+	})
+}
+
+// gathering is how long calls still wait for others although a connection is free. Far
+// from the server a trip that begins as soon as it can carries few, and those that come
+// next wait until it is back. So their beginnings are spread over the time that one takes.
+func (cr *Carrier[C]) gathering(now time.Time) time.Duration {
+	if cr.trips == 0 || cr.distance.is() < slack || cr.waiting() >= cr.batch() {
+		return 0
+	}
+	return cr.length/time.Duration(cr.most()) - now.Sub(cr.began)
+}
+
+// later has trips begin in d.
+func (cr *Carrier[C]) later(d time.Duration) {
+	if cr.timer {
+		return
+	}
+	cr.timer = true
+	time.AfterFunc(d, func() {
+		cr.mu.Lock()
+		defer cr.mu.Unlock()
+		cr.timer = false
+		cr.start(time.Now())
+	})
+}
+
+// fill has batches go with t: as many of those that go ahead as are in a full trip, and as many of
+// the others. So neither kind waits for long, whatever comes of the other. It leaves calls out that have
+// less time left than a trip takes. If no trip is under way, it leaves out only those whose time is up:
+// the length of a trip may have changed. One that its callers have left is under way while the server answers.
+func (cr *Carrier[C]) fill(t *Trip[C]) {
+	late := t.begun.Sub(cr.base)
+	if cr.conns.busy > 0 || cr.late > 0 && cr.pulse.since(t.begun.Add(-cr.timeout)) {
+		late += cr.quick
+	}
+	cr.fillFrom(&cr.ahead, t, late)
+	cr.fillFrom(&cr.line, t, late)
+}
+
+// fillFrom has batches of q go with t, but for calls that end before late.
+func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
+	for room, before := cr.batch(), t.calls; room > 0; room = cr.batch() - (t.calls - before) {
+		if t.calls == before { // the first goes however large it is
+			room = math.MaxInt
+		}
+		bt := q.take(room)
+		if bt == nil {
+			return
+		}
+		for i := range bt.calls {
+			c := &bt.calls[i]
+			if !c.left && c.end < late {
+				c.left, c.err = true, errQueued
+				bt.living--
+			}
+			c.goes = !c.left
+		}
+		if bt.living == 0 { // they are told when their time is up
+			continue
+		}
+		bt.trip = t
+		t.list = append(t.list, bt)
+		t.calls += bt.living
+		t.batches++
+		if end := bt.begun.Add(cr.timeout); end.After(t.end) {
+			t.end = end
+		}
+	}
+}
+
+// run makes the trip t, and then those that follow.
+func (cr *Carrier[C]) run(t *Trip[C]) {
+	end := func(err error) {
+		ended := time.Now()
+		runtime.Gosched() // callers that return at once then go together again
+		ending := t
+		t = cr.finish(t, err, ended, time.Since(ended))
+		for _, c := range ending.gone {
+			cr.giveBack(c)
+		}
+	}
+	defer func() {
+		if t != nil { // Send has ended this goroutine
+			end(errPanic)
+			go cr.run(t)
+		}
+	}()
+	for t != nil {
+		end(cr.send(t))
+	}
+}
+
+// finish ends t, and returns the trip that follows.
+func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Duration) *Trip[C] {
+	good := cr.answered(err)
+	if good {
+		cr.pulse.beat()
+	}
+	cr.mu.Lock()
+	defer cr.mu.Unlock()
+	t.ended = true
+	if t.left {
+		cr.late--
+	} else {
+		cr.over(t.made)
+	}
+	took := now.Sub(t.begun)
+	switch {
+	case good && t.made && !t.twice:
+		cr.learn(t, now, took, delay)
+	case good && took < cr.distance.is(): // although it did more
+		cr.distance.add(t.begun, now)
+	}
+	unused := err == errGivenUp //nolint:errorlint // just that
+	if !good && !unused && !t.made {
+		cr.unmade(t, err, now)
+	}
+	cr.conns.settle(good || unused, !good && t.made && cr.lost(t.begun, err), now)
+	next := cr.next(now)
+	if next != nil && next.made {
+		cr.start(now)
+	}
+	return next
+}
+
+// unmade notes that t has made no connection.
+func (cr *Carrier[C]) unmade(t *Trip[C], err error, now time.Time) {
+	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !t.left && !hung {
+		cr.conns.dials.reached()
+	}
+	cr.conns.failed = now
+	cr.diagnose(err)
+}
+
+// learn learns from a trip.
+func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration) {
+	cr.delay += (delay - cr.delay) / 8
+	cr.distance.add(t.begun, now)
+	if t.calls == 0 {
+		return
+	}
+	if cr.length == 0 {
+		cr.length = took
+	}
+	switch {
+	case t.left: // it waited for a server that stood still, or for calls that are not sent any more
+	case took < cr.quick || cr.quick == 0:
+		cr.quick = (took + cr.quick) / 2
+	default:
+		cr.quick += (took - cr.quick) / 16
+	}
+	cr.lasted(took)
+	way := cr.distance.is()
+	may := way + max(min(cr.timeout/8, slack), way/4) + 2*cr.delay
+	may = max(may, min(may+cr.pauses.until(now)-t.paused, cr.timeout/2))
+	cr.window.learn(t.calls, cr.ways(), t.begun, now, may)
+}
+
+// lasted notes how long a trip took. None counts for more than a call has time.
+func (cr *Carrier[C]) lasted(took time.Duration) {
+	cr.length = min(cr.length+(took-cr.length)/4, cr.timeout-cr.timeout/4)
+}
+
+// measure learns from a call if all go alone: one of those that are under way together is enough. Those count as full
+// trips.
+func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
+	if cr.config.Send != nil {
+		return
+	}
+	cr.mu.Lock()
+	defer cr.mu.Unlock()
+	if !began.After(cr.began) {
+		return
+	}
+	now, trips, before := time.Now(), cr.window.trips(cr.ways()), cr.paused
+	cr.began, cr.paused = now, cr.pauses.until(now)
+	switch {
+	case cr.answered(err):
+		cr.learn(&Trip[C]{calls: (cr.trips + trips - 1) / trips, begun: began, paused: before}, now, now.Sub(began), 0)
+	case own && timedOut(err) && cr.paused-before < cr.timeout/2:
+		cr.lasted(now.Sub(began))
+		cr.window.lose(cr.ways(), began, now)
+	}
+}
+
+// diagnose finds out why a trip that ended in err could make no connection. A client may dial several times
+// before it says so. So a dial of the carrier's own asks, one at a time.
+func (cr *Carrier[C]) diagnose(err error) {
+	if cr.pulse.undialed(err) || cr.asking || !timeUp(err) {
+		return
+	}
+	cr.asking = true
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cr.timeout)
+		defer cancel()
+		if err := cr.config.Dial(ctx); err != nil {
+			cr.pulse.cause.Store(&err)
+		}
+		cr.mu.Lock()
+		defer cr.mu.Unlock()
+		cr.asking = false
+	}()
+}
+
+// abandon ends t for the line: its callers have left.
+func (cr *Carrier[C]) abandon(t *Trip[C]) {
+	if t.ended || t.left {
+		return
+	}
+	t.left = true
+	now := time.Now()
+	if t.made && cr.pauses.until(now)-t.paused < cr.timeout/2 { // else this process had no time for the replies
+		cr.window.lose(cr.ways(), t.begun, now)
+	}
+	cr.late++
+	cr.over(t.made)
+	if !t.made && cr.conns.shaking() {
+		cr.conns.dials.reached()
+	}
+	cr.start(now)
+}

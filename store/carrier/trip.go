@@ -1,0 +1,147 @@
+package carrier
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
+)
+
+// Trip is a round trip for several calls on one connection. It can be without calls: see [Config.Send].
+type Trip[C any] struct {
+	list     []*batch[C]
+	first    [1]*batch[C] // where list begins
+	calls    int          // that go with it
+	begun    time.Time
+	paused   time.Duration // of this process, when it began
+	end      time.Time     // of the last of them
+	made     bool          // it has taken one of the ready connections
+	twice    bool          // it took several round trips
+	state    Writing
+	ctx      waves.Patient // of its Send
+	panicked any           // the value that Send panicked with, or ErrExit
+
+	batches int  // whose callers wait; protected by Carrier.mu, as are
+	left    bool // all callers have left
+	ended   bool
+	gone    []*Carried[C] // whose callers have left since their contexts ended
+}
+
+// Carried is a call of a [Trip].
+type Carried[C any] struct {
+	Call C // the call, in which Send stores the reply
+
+	ctx  context.Context
+	left bool          // its caller has left, or it was too late to go; protected by Carrier.mu
+	goes bool          // it goes with the trip, whether its caller leaves or not
+	told bool          // how it ended
+	end  time.Duration // when its time is up, since the beginning of the carrier
+	err  error
+}
+
+// End ends the call: with err, or with the reply in Call if err is nil.
+func (c *Carried[C]) End(err error) { c.told, c.err = true, err }
+
+// settle gives c an end, after its trip t, which has ended in err.
+func (c *Carried[C]) settle(t *Trip[C], err error) {
+	switch {
+	case !c.told && err != nil:
+		c.err = err
+	case t.state.GivenUp() && c.err == nil:
+		c.err = errGivenUp
+	case !c.told:
+		c.err = errNoEnd
+	}
+}
+
+// Calls iterates over the calls in the order in which they came: for c := range t.Calls { … }.
+func (t *Trip[C]) Calls(yield func(*Carried[C]) bool) {
+	for _, bt := range t.list {
+		for i := range bt.calls {
+			if c := &bt.calls[i]; c.goes && !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// Len returns the number of calls.
+func (t *Trip[C]) Len() int { return t.calls }
+
+// Writing returns the state that the calls of t have in common: whether they were written.
+func (t *Trip[C]) Writing() *Writing { return &t.state }
+
+// Twice tells the carrier that t took more than one round trip, so that it does not learn from how long t took.
+func (t *Trip[C]) Twice() { t.twice = true }
+
+// Writing is whether calls that go together were written, or given up before. A store that makes calls in a way of its own
+// can use one for each of them.
+type Writing struct{ state atomic.Uint32 }
+
+const (
+	unsent  = iota // they wait for a connection, or in a queue
+	written        // perhaps not yet sent
+	givenUp        // the callers have left
+)
+
+// Begin reports whether the calls may be written, and notes that they are. If it returns false, they were given up: their
+// callers were told that nothing was sent.
+func (w *Writing) Begin() bool {
+	return w.state.CompareAndSwap(unsent, written) || w.state.Load() == written
+}
+
+// Begun reports whether the calls were written, or are about to be.
+func (w *Writing) Begun() bool { return w.state.Load() == written }
+
+// GiveUp notes that the callers have left, and reports whether the calls were written before.
+func (w *Writing) GiveUp() (began bool) { return w.state.Swap(givenUp) == written }
+
+// GivenUp reports whether the callers had left before the calls were written.
+func (w *Writing) GivenUp() bool { return w.state.Load() == givenUp }
+
+// leave notes that a caller has left, and reports whether the calls were written. If they
+// were not, they will not be: the others go again.
+func (t *Trip[C]) leave() (sent bool) {
+	return !t.state.state.CompareAndSwap(unsent, givenUp) && t.state.state.Load() == written
+}
+
+// send makes the calls of t and ends its batches. It returns the error of the connection,
+// or the server's last answer.
+func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
+	t.panicked = ErrExit // unless it is made
+	defer func() {
+		if r := recover(); r != nil {
+			t.panicked = r
+		}
+		if t.panicked != nil {
+			err = errPanic
+		}
+		told := false
+		for c := range t.Calls {
+			told = told || c.told
+			c.settle(t, err)
+		}
+		if err == nil && !told && t.state.GivenUp() { // nothing was sent, so nothing is known of the server
+			err = errGivenUp
+		}
+		for _, bt := range t.list {
+			if bt.ended.CompareAndSwap(false, true) {
+				if bt.timer.Stop() {
+					bt.unread.Store(int64(len(bt.calls)))
+				}
+				close(bt.done)
+			}
+		}
+	}()
+	values := context.Background()
+	if t.calls == 1 { // hooks see the values of its caller's context
+		for c := range t.Calls {
+			values = context.WithoutCancel(c.ctx)
+		}
+	}
+	t.ctx = waves.Patient{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusals.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
+	err = cr.config.Send(&t.ctx, t)
+	t.panicked = nil
+	return err
+}
