@@ -780,12 +780,16 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	under, note, _ := charged.Unmark(f)
 	_, ours := note.(*answered)
 	m, besides := note.(*mirrored)
+	alone := see.PartOf(ctx) == see.Mirrored // the slots of the store are given back by themselves
+	if alone {
+		ctx = see.Only(ctx, see.Slots)
+	}
 	switch {
-	case see.PartOf(ctx) == see.Mirrored: // the slots of the store are given back by themselves
-		ctx, besides = see.Only(ctx, see.Slots), besides && see.Held(f.local)
+	case alone && !see.Held(f.local):
+		return nil
 	case ours:
 		return f.refundAnswer(ctx, key, under, n)
-	default:
+	case !alone:
 		if err := f.refundStore(ctx, key, under, n); err != nil {
 			return err
 		}
