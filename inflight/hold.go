@@ -2,6 +2,7 @@ package inflight
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -10,6 +11,66 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
+
+// Option sets what is optional about a Slot.
+type Option func(*settings) error
+
+// settings are what Options set.
+type settings struct {
+	longest  time.Duration // 0 if it has no end
+	onEnd    func(Ending)
+	counters *Counters // that count it; nil if none do
+	most     int       // MaxWaiting; 0 unless set
+	patience time.Duration
+}
+
+// Longest ends the slot after d, as a lost one, whatever the work does.
+func Longest(d time.Duration) Option {
+	return func(s *settings) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: Longest(%v)", ratelimit.ErrInvalidOption, d)
+		}
+		s.longest = d
+		return nil
+	}
+}
+
+// OnEnd tells f once how the slot has ended, and of a loss before. f must return soon.
+func OnEnd(f func(Ending)) Option {
+	return func(s *settings) error {
+		if f == nil {
+			return fmt.Errorf("%w: OnEnd(nil)", ratelimit.ErrInvalidOption)
+		}
+		s.onEnd = f
+		return nil
+	}
+}
+
+func (s *settings) apply(opts []Option) error {
+	for _, opt := range opts {
+		if opt == nil {
+			return fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *settings) applyToHold(opts []Option) error {
+	if err := s.apply(opts); err != nil || s.most == 0 || s.patience > 0 {
+		return err
+	}
+	return errMaxWaiting
+}
+
+// Check returns the error that [Hold] would return because of opts, and whether it would wait ([WaitUpTo]).
+func Check(opts ...Option) (waits bool, err error) {
+	s := new(settings)
+	err = s.applyToHold(opts)
+	return s.patience > 0, err
+}
 
 // held is a Slot without the Slot: what its timer refers to, so that a Slot that nothing else can
 // reach is found.
@@ -124,34 +185,33 @@ func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 	if changes {
 		h.before = cores(h.limiter)
 	}
-	if ctx.Done() == nil || h.atHand() {
-		if err := ctx.Err(); err != nil {
-			return r, err
-		}
-		if r, err = h.limiter.AllowN(h.ctx, h.key, h.n); err == nil && r.Allowed && !h.placed(r) {
-			return h.take(ctx, false)
-		}
+	if err := ctx.Err(); err != nil {
 		return r, err
 	}
-	answered := h.ask()
-	select {
-	case a := <-answered:
-		if a.panic != nil {
-			panic(a.panic)
-		}
-		if a.err == nil && a.r.Allowed && !h.placed(a.r) {
-			return h.take(ctx, false)
-		}
-		return a.r, a.err
-	case <-ctx.Done():
-		go func() {
-			if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
-				_ = (&Slot{h}).Refund(h.ctx) // nobody else can
-				h.end(Released)
+	if ctx.Done() == nil || h.atHand() {
+		r, err = h.limiter.AllowN(h.ctx, h.key, h.n)
+	} else {
+		answered := h.ask()
+		select {
+		case a := <-answered:
+			if a.panic != nil {
+				panic(a.panic)
 			}
-		}()
-		return r, ctx.Err()
+			r, err = a.r, a.err
+		case <-ctx.Done():
+			go func() {
+				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
+					_ = (&Slot{h}).Refund(h.ctx) // nobody else can
+					h.end(Released)
+				}
+			}()
+			return r, ctx.Err()
+		}
 	}
+	if err == nil && r.Allowed && !h.placed(r) {
+		return h.take(ctx, false)
+	}
+	return r, err
 }
 
 // placed notes the slots of r. If the limiter has changed it gives back r.
