@@ -105,8 +105,8 @@ type held struct {
 //
 // The Slot is nil if the Result is a denial or there is an error. Then its Settle and Refund are an
 // [ratelimit.ErrInvalidOption], and its other methods do nothing.
-// If ctx ends while the store is asked, the error is that of ctx, and what was taken and charged all
-// the same is given back. Afterwards the end of ctx changes nothing.
+// If ctx has ended, nothing is asked. If it ends while the store is asked, the error is that of ctx, and what
+// was taken and charged all the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	l, spent := see.Deferring(l)
 	h := recordOf(spent)
