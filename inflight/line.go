@@ -116,7 +116,7 @@ func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot,
 		}
 		if s, r, err = h.hold(ctx); s != nil {
 			w.served, w.rated = true, r.Remaining == 0 && !h.full
-			if free, next = r.Remaining, false; r.Source() == ratelimit.SourceFailOpen && r.Limit == 0 || !inner(l, r).Allowed { // all are let through
+			if free, next = r.Remaining, false; r.Limit == 0 { // all are let through, by a fallback or a shadow
 				free = math.MaxInt32
 			}
 			return s, r, nil
