@@ -59,6 +59,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/yamltree"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -82,11 +83,11 @@ type Config struct {
 // Unknown fields, names that come twice, an empty text and a second document are errors. So
 // is all of YAML that only hides what is meant: anchors, aliases, tags and merge keys.
 func Parse(text []byte) (*Config, error) {
-	p := &parser{}
-	if root := p.document(text); root != nil {
+	p := &parser{Reader: yamltree.Reader{Dialect: &dialect}}
+	if root := p.root(text); root != nil {
 		p.limiters(root)
 	}
-	if err := p.err(); err != nil {
+	if err := yamltree.Join(p.Sorted(), func(e *yamltree.Error) error { return &Error{e.Line, e.Column, e.Err} }); err != nil {
 		return nil, err
 	}
 	return &Config{p.specs}, nil
@@ -136,7 +137,7 @@ const (
 
 // fail returns an error about the limiter, at its name.
 func (s *spec) fail(err error) error {
-	return &Error{s.line, s.column, fmt.Errorf("limiter %s: %w", quote(s.name), err)}
+	return &Error{s.line, s.column, fmt.Errorf("limiter %s: %w", yamltree.Quote(s.name), err)}
 }
 
 // check returns the error of the algorithm for a limit, if it has one.

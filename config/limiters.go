@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
+	"github.com/ratelimit-go/ratelimit/internal/yamltree"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/coalesce"
 	"github.com/ratelimit-go/ratelimit/store/denycache"
@@ -155,7 +156,7 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 	defer ls.mu.Unlock()
 	i, found := ls.index[name]
 	if !found || (*ls.now.Load())[i] == nil {
-		return nil, fmt.Errorf("%w: the configuration has no limiter %s", ratelimit.ErrInvalidOption, quote(name))
+		return nil, fmt.Errorf("%w: the configuration has no limiter %s", ratelimit.ErrInvalidOption, yamltree.Quote(name))
 	}
 	if ls.taken[name] == nil {
 		ls.taken[name] = &limiter{follower{ls, i, (*stack).whole}}
@@ -275,7 +276,7 @@ func (ls *Limiters) missing(c *Config) error {
 	for _, name := range slices.Sorted(maps.Keys(ls.taken)) {
 		if !slices.ContainsFunc(c.specs, func(s *spec) bool { return s.name == name }) {
 			errs = append(errs, fmt.Errorf("%w: limiter %s is in use, but missing from the new configuration",
-				ratelimit.ErrInvalidOption, quote(name)))
+				ratelimit.ErrInvalidOption, yamltree.Quote(name)))
 		}
 	}
 	return errors.Join(errs...)

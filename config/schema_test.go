@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"flag"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -144,7 +145,7 @@ func limiterProperties() object {
 		},
 		"in_flight": object{
 			"description": "How many of a key may run at once.",
-			"type":        "integer", "minimum": 1, "maximum": maxCount,
+			"type":        "integer", "minimum": 1, "maximum": math.MaxInt32,
 		},
 		"life": object{
 			"description": "How long a slot of in_flight outlives a process that has died. The default is 1m.",
@@ -166,7 +167,7 @@ func limiterProperties() object {
 		},
 		"instances": object{
 			"description": "With on_failure: local each takes its share of the limit while the store fails.",
-			"type":        "integer", "minimum": 1, "maximum": maxCount,
+			"type":        "integer", "minimum": 1, "maximum": math.MaxInt32,
 		},
 	}
 }

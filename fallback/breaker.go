@@ -1,16 +1,30 @@
 package fallback
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/sony/gobreaker/v2"
+)
+
+const (
+	defaultFailures = 5
+	defaultPause    = time.Second
+	leastRetryAfter = time.Second
+	longestPause    = 100 * 365 * 24 * time.Hour // so that it can be added to a time, and rounded up
+)
+
+var (
+	errOpen = fmt.Errorf("%w: the circuit breaker is open", store.ErrUnavailable)
+	// errUnasked means that the call was decided without the store.
+	errUnasked = errors.New("fallback: the store was not asked")
 )
 
 // State is what the circuit breaker of a [Limiter] does with calls.
@@ -47,14 +61,28 @@ var stateOf = map[gobreaker.State]State{
 // State returns the state of the circuit breaker, and the time of its last change: of [New], if
 // it has never opened.
 func (f *Limiter) State() (s State, since time.Time) {
-	if f.breaker == nil {
+	c := &f.breaker.changes
+	if f.limiter == nil {
 		return StateClosed, time.Time{}
 	}
-	f.breaker.State() // it may be time to be half open
-	f.changes.tell()
-	f.changes.mu.Lock()
-	defer f.changes.mu.Unlock()
-	return f.changes.state, f.changes.since
+	f.breaker.circuit.State() // it may be time to be half open
+	c.tell()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state, c.since
+}
+
+// WithBreaker opens the circuit breaker after this many failures in a row, 1 to 2^31-1. A
+// probe follows when it has been open for probeAfter, above 0, and as long again after each
+// probe that fails. The defaults are 5 and 1 s.
+func WithBreaker(failures int, probeAfter time.Duration) Option {
+	return func(f *Limiter) error {
+		if failures < 1 || failures > math.MaxInt32 || probeAfter <= 0 {
+			return fmt.Errorf("%w: WithBreaker(%d, %v)", ratelimit.ErrInvalidOption, failures, probeAfter)
+		}
+		f.breaker.failures, f.breaker.pause = uint32(failures), min(probeAfter, longestPause)
+		return nil
+	}
 }
 
 // WithOnChange calls changed for each change of the circuit breaker's state, to log it or to raise
@@ -71,7 +99,7 @@ func WithOnChange(changed func(s State, since time.Time)) Option {
 		if changed == nil {
 			return fmt.Errorf("%w: WithOnChange of nil", ratelimit.ErrInvalidOption)
 		}
-		f.changes.changed = changed
+		f.breaker.changes.changed = changed
 		return nil
 	}
 }
@@ -142,23 +170,155 @@ func (c *changes) next() (first change, ok bool) {
 	return first, true
 }
 
-func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
-	return gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
+// breaker decides which calls go to the store.
+type breaker struct {
+	circuit  *gobreaker.CircuitBreaker[ratelimit.Result]
+	failures uint32
+	pause    time.Duration // from opening to the probe
+	changes  changes
+	base     time.Time    // of the times below, which are monotonic
+	probeAt  atomic.Int64 // ns since base; 0 unless it is open
+	halfOpen atomic.Bool  // whether it is
+	failing  atomic.Bool  // whether the last call of the store has failed
+}
+
+// begin makes the circuit, which is closed at first.
+func (b *breaker) begin() {
+	b.base = time.Now()
+	b.changes.since = b.base
+	b.circuit = gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
 		MaxRequests: 1,
-		Timeout:     max(f.pause-1, 1), // it ends when more than that has passed, by 1 ns
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= f.failures },
+		Timeout:     max(b.pause-1, 1), // it ends when more than that has passed, by 1 ns
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= b.failures },
 		IsExcluded:  func(err error) bool { return err != nil && !ofTheStore(err) },
 		OnStateChange: func(_ string, _, to gobreaker.State) { // under the breaker's lock
 			now := time.Now()
 			probeAt := time.Duration(0)
 			if to == gobreaker.StateOpen {
-				probeAt = now.Sub(f.base) + f.pause
+				probeAt = now.Sub(b.base) + b.pause
 			}
-			f.halfOpen.Store(to == gobreaker.StateHalfOpen) // first: one of both says that it is not closed
-			f.probeAt.Store(int64(probeAt))
-			f.changes.add(stateOf[to], now)
+			b.halfOpen.Store(to == gobreaker.StateHalfOpen) // first: one of both says that it is not closed
+			b.probeAt.Store(int64(probeAt))
+			b.changes.add(stateOf[to], now)
 		},
 	})
+}
+
+// now returns the time since base.
+func (b *breaker) now() time.Duration { return time.Since(b.base) }
+
+// untilProbe returns how long the breaker stays open, 0 if it is not.
+func (b *breaker) untilProbe() time.Duration {
+	at := b.probeAt.Load()
+	if at == 0 {
+		return 0
+	}
+	return max(0, time.Duration(at)-b.now())
+}
+
+// retryAfter returns the time until the store may be asked again, in whole µs.
+func (b *breaker) retryAfter() time.Duration {
+	until := b.untilProbe()
+	if rest := until % time.Microsecond; rest > 0 {
+		until += time.Microsecond - rest
+	}
+	return max(until, leastRetryAfter)
+}
+
+// call runs do, which calls the limiter for key, if the breaker is closed or do is the probe.
+func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Result, error)) (r ratelimit.Result, err error) {
+	b := &f.breaker
+	if b.untilProbe() > 0 { // it would say the same, behind its lock
+		return ratelimit.Result{}, errOpen
+	}
+	defer b.changes.tell() // also if the limiter panics
+	if b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load() {
+		r, err = b.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, key, do) })
+	} else { // it is closed, and all is well
+		r, err = b.circuit.Execute(do)
+	}
+	return r, b.learned(err)
+}
+
+// learned notes whether the store has failed with err, and returns what the caller is told.
+func (b *breaker) learned(err error) error {
+	switch {
+	case err == nil:
+		if b.failing.Load() { // to write each time would cost
+			b.failing.Store(false)
+		}
+	case errors.Is(err, errUnasked):
+		return nil
+	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
+		return errOpen
+	case ofTheStore(err):
+		b.failing.Store(true)
+	}
+	return err
+}
+
+// carefully has the circuit run do. It does not see a runtime.Goexit, and would wait for ever for the end of
+// that probe. So it is told of a panic.
+func (b *breaker) carefully(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	gone := false
+	defer func() {
+		if gone {
+			_ = recover() // and the goroutine ends
+		}
+	}()
+	return b.circuit.Execute(func() (ratelimit.Result, error) {
+		gone = true
+		defer func() {
+			p := recover()
+			if gone = gone && p == nil; gone {
+				p = "runtime.Goexit"
+			}
+			if p != nil {
+				panic(p)
+			}
+		}()
+		r, err := do()
+		gone = false
+		return r, err
+	})
+}
+
+// lookAndDo runs do. While the store may be standing still it is looked at first: it would run afterwards whatever
+// it was sent, and nobody would know.
+func (f *Limiter) lookAndDo(ctx context.Context, key string, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	looked := false
+	if f.breaker.halfOpen.Load() || f.breaker.failing.Load() && f.owed.owes(key, f.breaker.now()) {
+		err := f.look(ctx, key)
+		looked = err == nil
+		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // or it has answered
+			return ratelimit.Result{}, err
+		}
+	}
+	r, err := do()
+	if looked && errors.Is(err, errUnasked) {
+		err = nil
+	}
+	return r, err
+}
+
+// look asks the store, as the Peek of a lease or a deny cache does too. These can answer a key without the store
+// for so long that nothing else would ever end a probe.
+func (f *Limiter) look(ctx context.Context, key string) error {
+	r, err := f.limiter.Peek(ctx, key)
+	return unasked(r, err)
+}
+
+// unasked returns err, or errUnasked if the store had no part in r, so that the breaker
+// learns nothing from it.
+func unasked(r ratelimit.Result, err error) error {
+	if err != nil {
+		return err
+	}
+	switch r.Source() {
+	case ratelimit.SourceStore, ratelimit.SourceBan:
+		return nil
+	}
+	return errUnasked
 }
 
 // ofTheStore reports whether err concerns the store as a whole. A corrupt state does not, nor

@@ -89,3 +89,19 @@ func TestWhoHangsUpIsChargedNothing(t *testing.T) {
 		}
 	}
 }
+
+// Who has hung up before is asked for nothing.
+func TestWhoHasHungUpTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		ctx, hangUp := context.WithCancel(t.Context())
+		hangUp()
+		for _, opts := range [][]inflight.Option{nil, {inflight.WaitUpTo(time.Minute)}} {
+			slot, _, err := inflight.Hold(ctx, slots(t, s, 20), "key", 1, opts...)
+			require.ErrorIs(t, err, context.Canceled)
+			require.Nil(t, slot)
+			synctest.Wait()
+			require.Zero(t, s.called.Load())
+		}
+	})
+}

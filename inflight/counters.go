@@ -31,11 +31,11 @@ type Stats struct {
 // CountIn counts the Slot in c. One that holds nothing is not counted, such as that of a key that an
 // accesslist admits. One of several limits counts once. c should be that of one limiter.
 func CountIn(c *Counters) Option {
-	return func(h *held) error {
+	return func(s *settings) error {
 		if c == nil {
 			return fmt.Errorf("%w: CountIn(nil)", ratelimit.ErrInvalidOption)
 		}
-		h.counters = c
+		s.counters = c
 		return nil
 	}
 }

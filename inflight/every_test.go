@@ -271,8 +271,8 @@ func (w *world) String() string {
 		if p.slot != nil {
 			h := p.slot.held
 			h.mu.Lock()
-			fmt.Fprint(&b, h.state, h.late, h.busy, h.pause)
-			for _, one := range h.places {
+			fmt.Fprint(&b, h.ended, h.late, h.busy, h.pause)
+			for _, one := range h.taken {
 				fmt.Fprint(&b, one.until.Sub(w.start), one.core.ChargedAt(one.answer))
 			}
 			h.mu.Unlock()

@@ -100,7 +100,7 @@ type waiter struct {
 }
 
 // hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
-func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot, r ratelimit.Result, err error) {
+func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
 	free, next := 0, true // slots that others may ask for at once, and whether the next one asks in w's place
 	defer func() { lines.leave(w, free, next) }()
 	l, key := w.line.id.limiter, w.line.id.key
@@ -110,13 +110,13 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 		}
 		h := new(held)
 		h.begin(ctx, l, key, n)
-		h.deferred, h.waited = w.deferred, true
-		if err := errors.Join(h.apply(opts), h.check()); err != nil {
+		h.settings, h.deferred, h.waited = set, w.deferred, true
+		if err := h.check(); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
 		if s, r, err = h.hold(ctx); s != nil {
 			w.served, w.rated = true, r.Remaining == 0 && !h.full
-			if free, next = r.Remaining, false; r.Source() == ratelimit.SourceFailOpen && replaced(l, r) || !inner(l, r).Allowed { // all are let through
+			if free, next = r.Remaining, false; r.Limit == 0 { // all are let through, by a fallback or a shadow
 				free = math.MaxInt32
 			}
 			return s, r, nil
@@ -404,18 +404,4 @@ func aged(r ratelimit.Result, at time.Time) *ratelimit.Result {
 	r.RetryAfter = max(r.RetryAfter-since, leastPause)
 	r.ResetAfter = max(r.ResetAfter-since, r.RetryAfter)
 	return &r
-}
-
-// cores are the limiters of slots in l.
-func cores(l ratelimit.Limiter) (all []*ratelimit.Custom) {
-	limits := several(l)
-	if limits == nil {
-		limits = []ratelimit.Limiter{l}
-	}
-	for _, limit := range limits {
-		if core, ok := slotsIn(limit); ok {
-			all = append(all, core)
-		}
-	}
-	return all
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 func TestASlotIsLostWhileTheMachineSleeps(t *testing.T) {
@@ -224,5 +225,31 @@ func TestALongLifeThatHangsDoesNotLoseAShortOne(t *testing.T) {
 		a.Release()
 		time.Sleep(time.Hour)
 		require.Zero(t, n, "the short one is held, and its store answers")
+	})
+}
+
+// In memory a slot with an end lasts until that.
+func TestLongestInMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slot := hold(t, slots(t, ratelimit.Must(memstore.New()), 1), inflight.Longest(time.Minute))
+		time.Sleep(time.Minute - 1)
+		require.False(t, slot.Lost())
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.True(t, slot.Lost())
+	})
+}
+
+// What has ended in an outage is sent again as seldom as what was released.
+func TestLongestEndsInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		slot := hold(t, slots(t, s, 1), inflight.Longest(500*time.Millisecond))
+		s.down.Store(true)
+		called := s.called.Load()
+		time.Sleep(2 * time.Second) // less than a life
+		require.True(t, slot.Lost())
+		require.LessOrEqual(t, s.called.Load()-called, int64(10), "after 5 ms, and then after twice as long each time")
+		time.Sleep(2 * time.Second)
 	})
 }

@@ -771,3 +771,17 @@ func TestASlotThatIsOverAtOnceIsFree(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return free(t, l) == 1 }, 10*time.Second, time.Millisecond)
 }
+
+// The local limiter may have no slots at all. A Release gives back none of its events.
+func TestAReleaseInAnOutageGivesBackNoRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		rate, _ := rates(s)
+		here, _ := rates(s.Store)
+		l := ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 2))), fallback.FailTo(here)))
+		s.down.Store(true)
+		hold(t, l).Release()
+		synctest.Wait()
+		require.Equal(t, 99, free(t, here))
+	})
+}

@@ -26,11 +26,11 @@ const (
 // MaxWaiting bounds how many wait for slots of a key and limiter in this process, 1 to 2^31-1. The
 // default is 1,024. It is for [Wait] and beside [WaitUpTo], and an error elsewhere.
 func MaxWaiting(n int) Option {
-	return func(h *held) error {
+	return func(s *settings) error {
 		if n < 1 || n > math.MaxInt32 {
 			return fmt.Errorf("%w: MaxWaiting(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, math.MaxInt32)
 		}
-		h.most = n
+		s.most = n
 		return nil
 	}
 }
@@ -40,11 +40,11 @@ func MaxWaiting(n int) Option {
 // limiter ends it. A call of the store that is under way then is waited for. The end of [Wait] is
 // that of a context with this timeout.
 func WaitUpTo(d time.Duration) Option {
-	return func(h *held) error {
+	return func(s *settings) error {
 		if d <= 0 {
 			return fmt.Errorf("%w: WaitUpTo(%v)", ratelimit.ErrInvalidOption, d)
 		}
-		h.patience = d
+		s.patience = d
 		return nil
 	}
 }
@@ -74,20 +74,20 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	if err := store.CheckCall(ctx, key, n); err != nil {
 		return nil, none, err
 	}
-	first := new(held)
-	if err := first.apply(opts); err != nil {
+	var set settings
+	if err := set.apply(opts); err != nil {
 		return nil, none, err
 	}
-	if first.patience > 0 {
+	if set.patience > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, first.patience)
+		ctx, cancel = context.WithTimeout(ctx, set.patience)
 		defer cancel()
 	}
-	w, _ := lines.join(ctx, l, key, n, first.most)
+	w, _ := lines.join(ctx, l, key, n, set.most)
 	if w == nil {
 		return nil, none, ErrFull
 	}
-	s, r, err := w.hold(ctx, ctx, n, opts)
+	s, r, err := w.hold(ctx, ctx, n, set)
 	if err != nil || r.Delay <= 0 {
 		return s, r, err
 	}
@@ -100,7 +100,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 }
 
 // wait holds a slot as soon as it is h's turn, for as long as it is patient.
-func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result, error) {
+func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if !lines.some.Load() { // nobody is overtaken
 		h.waited = true
 		if s, r, err := h.hold(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
@@ -109,12 +109,12 @@ func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result
 	}
 	until, cancel := context.WithTimeout(ctx, h.patience)
 	defer cancel()
-	w, denial := lines.join(until, h.limiter, h.key, h.asked, h.most)
+	w, denial := lines.join(until, h.limiter, h.key, h.n, h.most)
 	if w == nil {
 		return h.refuse(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true
-	s, r, err := w.hold(ctx, until, h.asked, opts)
+	s, r, err := w.hold(ctx, until, h.n, h.settings)
 	late := until.Err() != nil && errors.Is(err, until.Err()) || errors.Is(err, ratelimit.ErrWouldExceedDeadline)
 	switch {
 	case ctx.Err() != nil && s == nil:

@@ -37,25 +37,25 @@ const sources = "address, method, path, host or header NAME"
 
 // checks reads the checks of a domain.
 func (p *parser) checks(f field) {
-	if f.value == nil {
+	if f.Value == nil {
 		return
 	}
-	for _, one := range p.pairs(f.value, "checks", 0) {
-		name := one.key.Value
+	for _, one := range p.pairs(f.Value, "checks") {
+		name := one.Key.Value
 		if other := p.to.checks[name]; other != nil {
-			p.fail(one.key, "check %s is already in %s", quote(name), other.file)
+			p.Fail(one.Key, "check %s is already in %s", quote(name), other.file)
 		}
 		if name == "" || url.PathEscape(name) != name {
-			p.fail(one.key, "check %s: want a name for a path", quote(name))
+			p.Fail(one.Key, "check %s: want a name for a path", quote(name))
 		}
-		c := &check{file: p.file, domain: p.domain.name}
+		c := &check{file: p.File, domain: p.domain.name}
 		for _, item := range p.list(one, "check "+name) {
 			all := p.sources(item)
 			c.descriptors = append(c.descriptors, all)
 			c.described = c.described || slices.ContainsFunc(all, func(src source) bool { return original[src.what] != "" })
 		}
 		if len(c.descriptors) == 0 || len(c.descriptors) > maxAsks {
-			p.fail(one.value, "check %s: want a list of 1 to %d descriptors", quote(name), maxAsks)
+			p.Fail(one.Value, "check %s: want a list of 1 to %d descriptors", quote(name), maxAsks)
 		}
 		p.to.checks[name] = c
 	}
@@ -63,18 +63,18 @@ func (p *parser) checks(f field) {
 
 // sources reads one descriptor of a check: its entries, in their order.
 func (p *parser) sources(item *yaml.Node) (all []source) {
-	for _, f := range p.pairs(item, "check", 0) {
-		what, name, _ := strings.Cut(p.text(f, f.key.Value), " ")
+	for _, f := range p.pairs(item, "check") {
+		what, name, _ := strings.Cut(p.text(f, f.Key.Value), " ")
 		known := slices.Contains([]string{"address", "method", "path", "host"}, what) && name == "" ||
 			what == "header" && validField(name) && !strings.EqualFold(name, "host") // which package http keeps elsewhere
 		if !known {
-			p.fail(f.value, "%s: %s: want %s", f.key.Value, describe(f.value), sources)
+			p.Fail(f.Value, "%s: %s: want %s", f.Key.Value, describe(f.Value), sources)
 		}
-		all = append(all, source{f.key.Value, what, textproto.CanonicalMIMEHeaderKey(name)})
+		all = append(all, source{f.Key.Value, what, textproto.CanonicalMIMEHeaderKey(name)})
 	}
 	switch {
 	case len(all) == 0:
-		p.fail(item, "check: the descriptor has no entry")
+		p.Fail(item, "check: the descriptor has no entry")
 	case !p.domain.next.reaches(all):
 		p.note(item, "check: no rule of the file has these keys, so that nothing counts the descriptor")
 	}

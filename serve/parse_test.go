@@ -29,6 +29,7 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		"domain: d\n---\ndomain: e":            "2:1: a second document begins",
 		"domain: [":                            "2:1: while parsing a flow node",
 		"'''":                                  "1:4: while scanning a quoted scalar",
+		"domain: d\nstore:\n\tlease: 1s":       "3:1: a tab: YAML is indented by spaces",
 		"domain: d\ndomains: e":                `2:1: file: unknown field "domains"`,
 		"0.25: d":                              `1:1: file: "0.25": want a name`,
 		"domain: d\ndomain: e":                 `2:1: file: "domain" is already in line 1`,

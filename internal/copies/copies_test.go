@@ -3,6 +3,7 @@ package copies_test
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -18,25 +19,27 @@ import (
 const (
 	root   = "../.."
 	module = "github.com/ratelimit-go/ratelimit"
-	copied = "internal/clientip/clientip.go"
-	header = "// Code generated from internal/clientip by go generate ./internal/copies; DO NOT EDIT.\n\n"
+	header = "// Code generated from internal/%s by go generate ./internal/copies; DO NOT EDIT.\n\n"
 )
 
 var update = flag.Bool("update", false, "write the copies instead of comparing them")
 
-func TestServeHasItsCopy(t *testing.T) {
-	original, err := os.ReadFile(filepath.Join(root, copied))
-	require.NoError(t, err)
-	want, file := header+string(original), filepath.Join(root, "serve", copied)
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
+func TestServeHasItsCopies(t *testing.T) {
+	for _, name := range []string{"clientip", "yamltree"} {
+		file := filepath.Join("internal", name, name+".go")
+		original, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err)
+		want, copied := fmt.Sprintf(header, name)+string(original), filepath.Join(root, "serve", file)
+		if *update {
+			require.NoError(t, os.WriteFile(copied, []byte(want), 0o644))
+		}
+		got, err := os.ReadFile(copied)
+		if errors.Is(err, fs.ErrNotExist) {
+			t.Skip("that module is not beside this one")
+		}
+		require.NoError(t, err)
+		require.Equal(t, want, string(got), "run go generate ./internal/copies")
 	}
-	got, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Skip("that module is not beside this one")
-	}
-	require.NoError(t, err)
-	require.Equal(t, want, string(got), "run go generate ./internal/copies")
 }
 
 // A newer root and an older module did not compile together when one imported the other's
@@ -45,7 +48,7 @@ func TestOtherModulesImportNothingInternalOfThisOne(t *testing.T) {
 	for _, dir := range modules(t) {
 		own, err := filepath.Rel(root, dir)
 		require.NoError(t, err)
-		unreleased := own == "benchmarks" || strings.HasPrefix(filepath.ToSlash(own), "examples/")
+		unreleased := own == "benchmarks" || own == filepath.Join("internal", "suite") || strings.HasPrefix(filepath.ToSlash(own), "examples/")
 		err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" || unreleased && strings.HasSuffix(path, "_test.go") {
 				return err

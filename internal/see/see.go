@@ -308,7 +308,7 @@ const (
 	Everything Part = iota
 	Rates           // all but the slots that are held
 	Slots           // these alone
-	Mirrored        // these alone, of what a limiter that Mirrors has charged besides
+	Mirrored        // these alone, of what a limiter that Mirrors has charged besides, or in place of the store
 )
 
 type partKey struct{}

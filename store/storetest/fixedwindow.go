@@ -41,3 +41,72 @@ func calendars() (all []ratelimit.Limit) {
 	}
 	return all
 }
+
+// fixedModel is a fixed window: a count, in the window of the last admission.
+type fixedModel struct {
+	last  int64 // the last admission
+	limit limit // of it
+	end   int64 // of its window
+	count int64
+}
+
+func (m *fixedModel) seen(reading int64) int64 {
+	if m.count == 0 {
+		return reading
+	}
+	return max(reading, m.last)
+}
+
+// anchored has the same count in the window of reading. By a calendar it keeps the end that it
+// had, but no later than a store can keep it.
+func (m *fixedModel) anchored(reading int64) model {
+	moved := *m
+	if moved.last <= reading {
+		return &moved
+	}
+	moved.last = reading
+	if m.limit.civil == (civil{}) {
+		moved.end = m.limit.windowEnd(reading)
+	} else {
+		moved.end = min(m.end, (reading+m.limit.period+2*24*3600e6)/1e6*1e6)
+	}
+	return &moved
+}
+
+// held is the true count at t. A count of another limit is in force until the window of
+// the last admission ends in either.
+func (m *fixedModel) held(l limit, t int64) int64 {
+	if m.ended(t) || t >= l.windowEnd(m.last) {
+		return 0
+	}
+	return m.count
+}
+
+func (m *fixedModel) fits(l limit, t, n int64) bool { return min(m.held(l, t), l.burst)+n <= l.burst }
+
+func (m *fixedModel) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
+
+func (m *fixedModel) fresh(l limit, t int64) bool { return m.held(l, t) == 0 }
+
+func (m *fixedModel) charge(l limit, t, n int64) int64 {
+	held := m.held(l, t)
+	*m = fixedModel{t, l, l.windowEnd(t), min(held+n, most)}
+	return m.count - held
+}
+
+// refund is of the window of the charge. Two calendars can have windows that end together. What
+// was charged before today's began is gone.
+func (m *fixedModel) refund(l limit, _ int64, c charge, n int64) {
+	if m.count == 0 || c.limit.period != m.limit.period || c.due != m.end {
+		return
+	}
+	calendars := l.civil != (civil{}) && m.limit.civil != (civil{}) && l.period == m.limit.period
+	if calendars && l.windowEnd(m.last) == m.end && l.windowEnd(c.at) != m.end {
+		return
+	}
+	m.count = max(0, m.count-n)
+}
+
+func (m *fixedModel) ended(t int64) bool { return m.count == 0 || t >= m.end }
+
+func (m *fixedModel) delays() bool { return false }

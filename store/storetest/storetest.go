@@ -9,24 +9,22 @@
 //	}
 //
 // The suite compares decisions with a slow and plain model, which knows what each algorithm
-// promises and not how the library computes it: model.go, in exact fractions. It also compares
+// promises and not how the library computes it: model.go has its contract, and the file of each
+// algorithm what that promises, in exact fractions. It also compares
 // them, in every field, with a reference store, which keeps bytes in a map. Copy it from
 // reference.go to begin a store of your own.
 package storetest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -254,233 +252,3 @@ func (a *attempt) Fatalf(format string, args ...any) {
 }
 
 func (a *attempt) Fatal(args ...any) { a.Fatalf("%s", fmt.Sprintln(args...)) }
-
-// epoch is when the suite's time starts: the beginning of a minute, an hour and a day in
-// UTC.
-var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-
-// clock is a clock that is set by hand. Its readings are never whole microseconds; a
-// store drops the rest.
-type clock struct{ us atomic.Int64 }
-
-func newClock() *clock {
-	c := new(clock)
-	c.us.Store(epoch.UnixMicro())
-	return c
-}
-
-func (c *clock) read() time.Time         { return time.UnixMicro(c.us.Load()).Add(999 * time.Nanosecond) }
-func (c *clock) set(us int64)            { c.us.Store(us) }
-func (c *clock) advance(d time.Duration) { c.us.Add(d.Microseconds()) }
-
-// bench is a store under test, with its clock.
-type bench struct {
-	*clock
-	t     testing.TB
-	suite *suite
-	store store.Store
-}
-
-func (s *suite) bench(t testing.TB) *bench {
-	t.Helper()
-	c := newClock()
-	return &bench{clock: c, t: t, suite: s, store: s.open(t, c.read)}
-}
-
-// limiter returns a limiter on the store of b. l must be valid.
-func (b *bench) limiter(algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
-	b.t.Helper()
-	lim, err := ratelimit.New(algorithm, b.store, l, opts...)
-	if err != nil {
-		b.t.Fatalf("New(%q, %v): %v", algorithm, l, err)
-	}
-	if b.suite.realTime {
-		lim = &watch{Limiter: lim, late: b.suite.late, ends: map[string]time.Time{}}
-	}
-	return lim
-}
-
-// key is one key of one limiter. Its calls must not fail.
-type key struct {
-	*bench
-	lim  ratelimit.Limiter
-	name string
-}
-
-// key returns a key of a limiter of l.
-func (b *bench) key(algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) *key {
-	b.t.Helper()
-	return &key{bench: b, lim: b.limiter(algorithm, l, opts...), name: "key"}
-}
-
-// at sets the clock to d after [epoch].
-func (k *key) at(d time.Duration) *key {
-	k.set(epoch.UnixMicro() + d.Microseconds())
-	return k
-}
-
-func (k *key) allow(n int) ratelimit.Result {
-	k.t.Helper()
-	r, err := k.lim.AllowN(context.Background(), k.name, n)
-	if err != nil {
-		k.t.Fatalf("AllowN(%d): %v", n, err)
-	}
-	return r
-}
-
-func (k *key) allowWithin(n int, d time.Duration) ratelimit.Result {
-	k.t.Helper()
-	r, err := ratelimit.AllowWithin(context.Background(), k.lim, k.name, n, d)
-	if err != nil {
-		k.t.Fatalf("AllowWithin(%d, %v): %v", n, d, err)
-	}
-	return r
-}
-
-func (k *key) peek() ratelimit.Result {
-	k.t.Helper()
-	r, err := k.lim.Peek(context.Background(), k.name)
-	if err != nil {
-		k.t.Fatalf("Peek: %v", err)
-	}
-	return r
-}
-
-// take admits n events.
-func (k *key) take(n int) ratelimit.Result {
-	k.t.Helper()
-	r := k.allow(n)
-	if !r.Allowed {
-		k.t.Fatalf("AllowN(%d) is denied: %+v", n, r)
-	}
-	return r
-}
-
-// deny expects n events to be denied.
-func (k *key) deny(n int) ratelimit.Result {
-	k.t.Helper()
-	r := k.allow(n)
-	if r.Allowed {
-		k.t.Fatalf("AllowN(%d) is admitted: %+v", n, r)
-	}
-	return r
-}
-
-func (k *key) refund(r ratelimit.Result, n int) {
-	k.t.Helper()
-	if err := k.lim.Refund(context.Background(), k.name, r, n); err != nil {
-		k.t.Fatalf("Refund(%+v, %d): %v", r, n, err)
-	}
-}
-
-func (k *key) reset() {
-	k.t.Helper()
-	if err := k.lim.Reset(context.Background(), k.name); err != nil {
-		k.t.Fatalf("Reset: %v", err)
-	}
-}
-
-// has expects n events to be left.
-func (k *key) has(n int) {
-	k.t.Helper()
-	if r := k.peek(); r.Remaining != n {
-		k.t.Fatalf("Remaining is %d, want %d: %+v", r.Remaining, n, r)
-	}
-}
-
-// resetsAfter expects the key to be fully reset after d.
-func (k *key) resetsAfter(d time.Duration) {
-	k.t.Helper()
-	if r := k.peek(); r.ResetAfter != d {
-		k.t.Fatalf("ResetAfter is %v, want %v: %+v", r.ResetAfter, d, r)
-	}
-}
-
-// watch is a limiter that notices if the store may have forgotten a key that is in force
-// by the suite's clock.
-type watch struct {
-	ratelimit.Limiter
-	late *atomic.Bool
-
-	mu   sync.Mutex
-	ends map[string]time.Time // of each key, in real time
-}
-
-func (w *watch) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return w.AllowN(ctx, key, 1)
-}
-
-func (w *watch) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return w.charged(key, func() (ratelimit.Result, error) { return w.Limiter.AllowN(ctx, key, n) })
-}
-
-func (w *watch) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	r, err = w.charged(key, func() (ratelimit.Result, error) {
-		granted, r, err = w.Limiter.(upTo).AllowUpTo(ctx, key, n)
-		return r, err
-	})
-	return granted, r, err
-}
-
-func (w *watch) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return w.charged(key, func() (ratelimit.Result, error) { return w.Limiter.(ratelimit.Charger).Charge(ctx, key, n) })
-}
-
-// AllowWithin implements [ratelimit.Delayer].
-func (w *watch) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	return w.charged(key, func() (ratelimit.Result, error) { return ratelimit.AllowWithin(ctx, w.Limiter, key, n, d) })
-}
-
-// charged watches a call that may charge key.
-func (w *watch) charged(key string, call func() (ratelimit.Result, error)) (ratelimit.Result, error) {
-	start := time.Now()
-	r, err := call()
-	w.check(key)
-	if r.Allowed {
-		w.end(key, start.Add(r.ResetAfter))
-	}
-	return r, err
-}
-
-func (w *watch) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	r, err := w.Limiter.Peek(ctx, key)
-	w.check(key)
-	return r, err
-}
-
-func (w *watch) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	start := time.Now()
-	err := w.Limiter.Refund(ctx, key, charged, n)
-	w.check(key)
-	if err != nil {
-		return err
-	}
-	if r, err := w.Limiter.Peek(ctx, key); err == nil {
-		w.end(key, start.Add(r.ResetAfter)) // no later than before
-	}
-	return nil
-}
-
-func (w *watch) Reset(ctx context.Context, key string) error {
-	w.mu.Lock()
-	delete(w.ends, key)
-	w.mu.Unlock()
-	return w.Limiter.Reset(ctx, key)
-}
-
-func (w *watch) end(key string, end time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ends[key] = end
-}
-
-// slack is by how much the server's clock may differ from what it was, for it can be set.
-const slack = 100 * time.Millisecond
-
-func (w *watch) check(key string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if end, found := w.ends[key]; found && !time.Now().Add(slack).Before(end) {
-		w.late.Store(true)
-	}
-}

@@ -1,0 +1,210 @@
+package fallback
+
+import (
+	"context"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+)
+
+// mirrored is the note on admissions of the store that the local limiter was also charged
+// with.
+type mirrored struct {
+	mark  ratelimit.Mark // whose note it is: one allocation for both
+	local ratelimit.Result
+	short int // events that local was not charged with
+}
+
+// upTo charges a limiter with as many of n events as it has room for.
+type upTo func(ctx context.Context, l ratelimit.Limiter, key string, n int) (granted int, r ratelimit.Result, err error)
+
+// mirror charges n events, which the store has decided on as r, to the local limiter too,
+// as far as it has room. Errors are ignored: the local limiter would only start cold.
+func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Result, charge upTo) ratelimit.Result {
+	if f.local == nil || !r.Allowed || uncounted(r) {
+		return r
+	}
+	granted, local, err := charge(lasting(ctx), f.local, key, n)
+	if err != nil || granted == 0 {
+		return r
+	}
+	m := &mirrored{local: local, short: n - granted}
+	m.mark = *ratelimit.NewMark(f, ratelimit.SourceStore, m)
+	return r.WithMark(&m.mark)
+}
+
+// chargeUpTo is upTo by a Charge, of no call and no slot: it is for a call that has been charged with these. Others
+// that do so at the same time see the same room.
+func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key string, n int) (int, ratelimit.Result, error) {
+	p, err := f.counts.Peek(ctx, key)
+	if err != nil {
+		return 0, p, err
+	}
+	for _, part := range each(f.counts, p) {
+		if limit := see.Behind(part.Limiter); part.Counted() && !limit.Calls && !limit.Held {
+			n = min(n, part.Remaining)
+		}
+	}
+	if n == 0 {
+		return 0, p, nil
+	}
+	r, err := ratelimit.Charge(ctx, l, key, n)
+	return n, r, err
+}
+
+// handBack charges the limiter with what the local one has admitted to key in its place and
+// still holds against it. The store may know a part of that already. So at worst the key
+// pays that part twice, and never more than it has spent locally.
+func (f *Limiter) handBack(ctx context.Context, key string) error {
+	if f.owed.keys.Load() == 0 {
+		return nil
+	}
+	owed := f.owed.take(key, f.breaker.now())
+	if owed == (charge{}) { // or another call hands it back: the store is well, and decides this one
+		return nil
+	}
+	var paid charge
+	defer func() { f.owed.paid(key, paid) }()
+
+	due := owed
+	if p, err := f.counts.Peek(ctx, key); err == nil {
+		if uncounted(p) || p.Limit == 0 { // by the current limit, which may change
+			return nil
+		}
+		due = due.still(held(f.counts, p))
+	}
+	granted, err := f.pay(ctx, key, due)
+	if err != nil {
+		return err // after a lost reply it may be charged again, which is better than not at all
+	}
+	paid = charge{owed.events - due.events + granted.events, owed.calls - due.calls + granted.calls}
+	return nil
+}
+
+// still is as much of c as is held. Of what nobody counts, which is below 0, it is the same part.
+func (c charge) still(held charge) charge {
+	part := func(n, of, whole int) int {
+		if whole == 0 {
+			return n
+		}
+		return int(exact.MulDivUp(int64(n), int64(of), 0, int64(whole)))
+	}
+	all := charge{min(c.events, held.events), min(c.calls, held.calls)}
+	switch {
+	case held.events < 0 && held.calls < 0:
+		return c
+	case held.events < 0:
+		all.events = part(c.events, all.calls, c.calls)
+	case held.calls < 0:
+		all.calls = part(c.calls, all.events, c.events)
+	}
+	return all
+}
+
+// held is what a local limiter holds against a key, by its Peek p: of several limits the one that holds
+// the most. What none of them counts is -1.
+func held(local ratelimit.Limiter, p ratelimit.Result) charge {
+	most := charge{-1, -1}
+	for _, part := range each(local, p) {
+		n, l := part.Limit-part.Remaining, see.Behind(part.Limiter)
+		if !part.Counted() {
+			n = 0
+		}
+		switch {
+		case l.Held: // whoever holds a slot takes it up again
+		case l.Calls:
+			most.calls = max(most.calls, n)
+		default:
+			most.events = max(most.events, n)
+		}
+	}
+	return most
+}
+
+// owing is one of the limits of a limiter, as it is charged with what is owed.
+type owing struct {
+	ratelimit.Limiter
+	calls bool
+}
+
+// owingOf are those of l, without slots: whoever holds one takes it up again. What is around others by another
+// package may make keys or numbers of its own, and is asked itself.
+func owingOf(l ratelimit.Limiter) (limits []owing) {
+	k := see.Of(l)
+	switch {
+	case k == nil && !see.LookingOn(l), k != nil && k.Algorithm != "" && !k.Calls:
+		return []owing{{l, false}}
+	case k != nil && k.Held:
+		return nil
+	case k != nil && k.Calls:
+		return []owing{{k.ByEvents(), true}}
+	}
+	for _, inner := range see.Inside(l) {
+		limits = append(limits, owingOf(inner)...)
+	}
+	return limits
+}
+
+// payTries is how often the limiter is asked for what is owed, and once more for each limit: a denial says
+// for how much there is room.
+const payTries = 3
+
+// pay charges the limiter with as much of due as there is room for.
+func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted charge, err error) {
+	limits := owingOf(f.limiter)
+	if len(limits) == 1 && !limits[0].calls && due.events > 0 {
+		n, r, err := ratelimit.AllowUpTo(ctx, limits[0].Limiter, key, due.events)
+		if err != nil || uncounted(r) {
+			n = 0
+		}
+		return charge{n, due.calls}, err
+	}
+	for range payTries + len(limits) {
+		asks, most := make([]ratelimit.Ask, len(limits)), 0
+		for i, l := range limits {
+			n := *l.part(&due)
+			asks[i] = ratelimit.Ask{Limiter: l.Limiter, Key: key, N: n, Look: n == 0}
+			most = max(most, n)
+		}
+		if most == 0 {
+			return due, nil
+		}
+		r, err := ratelimit.Decide(ctx, asks...)
+		switch {
+		case err != nil, r.Allowed && uncounted(r):
+			return charge{}, err
+		case r.Allowed:
+			return due, nil
+		}
+		for i, part := range each(f.limiter, r) {
+			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // or it was not asked
+				n := limits[min(i, len(limits)-1)].part(&due)
+				*n = min(*n, part.Remaining)
+			}
+		}
+	}
+	return charge{}, nil
+}
+
+// part is the part of c that l is charged with.
+func (l *owing) part(c *charge) *int {
+	if l.calls {
+		return &c.calls
+	}
+	return &c.events
+}
+
+// each is the parts of r, which is of l, or r if it is of one limit.
+func each(l ratelimit.Limiter, r ratelimit.Result) []ratelimit.Part {
+	if parts := r.Parts(); parts != nil {
+		return parts
+	}
+	return []ratelimit.Part{{Result: r, Limiter: l}}
+}
+
+// uncounted reports whether no limit counts r, so that it pays no debt.
+func uncounted(r ratelimit.Result) bool {
+	s := r.Source()
+	return s == ratelimit.SourceUnlimited || s == ratelimit.SourceList
+}

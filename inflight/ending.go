@@ -1,0 +1,165 @@
+package inflight
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+)
+
+// Ending says how a Slot has ended, for [OnEnd].
+type Ending struct {
+	Key    string
+	Held   time.Duration
+	Reason Reason
+}
+
+// Reason is why a Slot has ended.
+type Reason uint8
+
+// The reasons.
+const (
+	Released  Reason = iota // by Release
+	Lost                    // it could not be renewed; Release comes afterwards
+	TooLong                 // [Longest] was over
+	Forgotten               // nothing could reach the Slot any more
+)
+
+// forget ends a slot that nothing can reach. It leaves that to the next renewal if there are any: a
+// cleanup runs outside of the bubble of a synctest, and cannot touch a timer inside.
+func (h *held) forget() {
+	h.mu.Lock()
+	if h.timer != nil && !h.inMemory() {
+		h.forgotten = true
+		h.mu.Unlock()
+		return
+	}
+	h.mu.Unlock()
+	h.end(Forgotten)
+}
+
+// end ends the slot, once.
+func (h *held) end(why Reason) {
+	h.mu.Lock()
+	if h.ended {
+		h.mu.Unlock()
+		return
+	}
+	h.ended, h.late = true, h.late || why == TooLong
+	if h.cancel != nil {
+		if why == TooLong {
+			h.cancel(ErrLost)
+		}
+		h.cancel(context.Canceled)
+	}
+	busy := h.busy
+	h.busy = true
+	if h.timer != nil && why != Forgotten { // see forget
+		h.timer.Stop()
+	}
+	h.cleanup.Stop()
+	h.yield()
+	h.mu.Unlock()
+	h.tell(why)
+	switch {
+	case busy: // who renews will give back
+	case h.inMemory():
+		h.giveBack()
+	default:
+		go h.giveBack()
+	}
+}
+
+// yield decides whether other processes are to have the slots of one who has waited.
+func (h *held) yield() {
+	if !h.waited || h.inMemory() {
+		return
+	}
+	var few [4]*ratelimit.Custom
+	cores := few[:0]
+	for i := range h.taken {
+		if p := &h.taken[i]; p.life < forever && p.counted() {
+			cores = append(cores, p.core)
+		}
+	}
+	h.yields = len(cores) > 0 && lines.yield(h.key, cores, time.Since(h.since), h.full)
+}
+
+// lose tells of a loss, once. The slot goes on being renewed, so that what still runs is counted
+// as far as it can be.
+func (h *held) lose() {
+	h.mu.Lock()
+	first := h.holding()
+	if first {
+		h.late = true
+		if h.cancel != nil {
+			h.cancel(ErrLost)
+		}
+	}
+	h.mu.Unlock()
+	if first {
+		h.tell(Lost)
+	}
+}
+
+// told is whether anybody is told of the end.
+func (h *held) told() bool { return h.onEnd != nil || h.counters != nil }
+
+// tell tells of a loss, or of the end.
+func (h *held) tell(why Reason) {
+	if !h.told() {
+		return
+	}
+	e := Ending{h.key, time.Since(h.since), why}
+	if h.counters != nil {
+		h.counters.end(e)
+	}
+	if h.onEnd != nil {
+		h.onEnd(e)
+	}
+}
+
+// giveBack gives back the places, for who has set busy. What could not be sent is
+// tried again, until it ends by itself.
+func (h *held) giveBack() {
+	h.giveBackBeside()
+	var left []place
+	for _, p := range h.taken {
+		if p.charged().Charged() == 0 { // let through in an outage
+			lines.wake(h.key, p.core, h.yields)
+			continue
+		}
+		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer would not be the whole call
+		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
+		if !gone { // also if a function of the limiter has failed
+			left = append(left, p)
+		}
+		if err == nil || h.yields {
+			lines.wake(h.key, p.core, h.yields)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.taken, h.busy, h.yields = left, false, false
+	if len(left) > 0 {
+		h.pause = min(max(leastPause, 2*h.pause), time.Minute)
+		h.plan()
+	}
+}
+
+// giveBackBeside gives back the slots, and not the rates, that local limiters have for an All: they were charged
+// with what the store has admitted, or have let it through in an outage.
+func (h *held) giveBackBeside() {
+	if !h.beside {
+		return
+	}
+	h.beside = false
+	r := h.charged
+	for l := h.limiter; l != nil; l = around(l) {
+		if r = tried(l, r); see.Mirroring(l) {
+			_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.n)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package inflight
+
+import (
+	"slices"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// places are the slots that one answer has charged.
+type places struct {
+	charged ratelimit.Result // the answer
+	taken   []place
+	first   [1]place // of taken, in one allocation
+	full    bool     // one of them was the last one that was free
+	beside  bool     // a local limiter may have others for the whole
+}
+
+// place is one slot of one limiter.
+type place struct {
+	limiter ratelimit.Limiter // to which it is given back
+	answer  ratelimit.Result  // of limiter
+	core    *ratelimit.Custom // by which it is renewed
+	toTake  bool              // it was let through in an outage, with others of an All
+	life    time.Duration
+	until   time.Time // when it ends at the earliest
+}
+
+// note notes the slots of r, which is the answer to q, asked at that time. Those of an All are its parts. If none of
+// these has decided, but what stands in for all in an outage, each slot is still to be taken.
+func (ps *places) note(q *question, r ratelimit.Result, asked time.Time) {
+	ps.charged = r
+	if q.core != nil {
+		ps.add(q.core, q.core, r, false, asked)
+		return
+	}
+	limits := several(q.limiter)
+	if limits == nil {
+		ps.addOf(q.limiter, r, false, asked)
+		return
+	}
+	ps.beside = true
+	whole := inner(q.limiter, r)
+	parts := whole.Parts()
+	if standIn(whole) && !areOf(cores(q.limiter), parts) {
+		for _, l := range limits {
+			ps.addOf(l, ratelimit.Result{}, true, asked)
+		}
+		return
+	}
+	for i := range parts {
+		ps.addOf(parts[i].Limiter, parts[i].Result, false, asked)
+	}
+}
+
+// areOf reports whether one of parts is that of one of these slots.
+func areOf(cores []*ratelimit.Custom, parts []ratelimit.Part) bool {
+	return slices.ContainsFunc(parts, func(p ratelimit.Part) bool {
+		core, ok := slotsIn(p.Limiter)
+		return ok && slices.Contains(cores, core)
+	})
+}
+
+// addOf adds the slot of l, which has answered r, if l has slots and has charged one.
+func (ps *places) addOf(l ratelimit.Limiter, r ratelimit.Result, toTake bool, asked time.Time) {
+	if core, ok := slotsIn(l); ok {
+		ps.add(l, core, r, toTake, asked)
+	}
+}
+
+// add adds the slot of l, whose slots are core's.
+func (ps *places) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.Result, toTake bool, asked time.Time) {
+	p := place{limiter: l, answer: r, core: core, toTake: toTake, life: core.Limit().Period}
+	p.until = asked.Add(p.life)
+	if p.charged().Charged() > 0 || p.standsIn() {
+		ps.full = ps.full || p.charged().Remaining == 0
+		if ps.taken == nil {
+			ps.taken = ps.first[:0]
+		}
+		ps.taken = append(ps.taken, p)
+	}
+}
+
+// inMemory is whether all slots were taken in this process's memory, where giving back takes no time.
+func (ps *places) inMemory() bool {
+	for i := range ps.taken {
+		if ps.taken[i].life != forever || ps.taken[i].toTake {
+			return false
+		}
+	}
+	return true
+}
+
+// passed is whether a slot may have ended by now. The wall clock counts too: the other one stands
+// still while the machine sleeps.
+func (ps *places) passed(now time.Time) bool {
+	for i := range ps.taken {
+		if p := &ps.taken[i]; p.life < forever && p.counted() && (!now.Before(p.until) || !now.Round(0).Before(p.until.Round(0))) {
+			return true
+		}
+	}
+	return false
+}
+
+// due is whether p is to be renewed: at a third of its life, or in each turn if the store does not count it.
+func (p *place) due(now time.Time) bool {
+	return !p.counted() || p.until.Sub(now) <= p.life*7/10
+}
+
+// charged is what core has answered.
+func (p *place) charged() ratelimit.Result { return inner(p.limiter, p.answer) }
+
+// counted is whether the store counts p.
+func (p *place) counted() bool {
+	charged := p.charged()
+	return charged.Charged() > 0 && charged.Source() == ratelimit.SourceStore
+}
+
+// standsIn is whether p was let through without the store, in an outage.
+func (p *place) standsIn() bool { return p.toTake || standIn(p.charged()) }
+
+func standIn(r ratelimit.Result) bool {
+	s := r.Source()
+	return s == ratelimit.SourceFailOpen || s == ratelimit.SourceLocal
+}

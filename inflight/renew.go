@@ -1,0 +1,141 @@
+package inflight
+
+import (
+	"context"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// plan plans the next turn, of a slot that may end by itself.
+func (h *held) plan() {
+	now := time.Now()
+	var due time.Time
+	first := func(at time.Time) {
+		if due.IsZero() || at.Before(due) {
+			due = at
+		}
+	}
+	if h.longest > 0 && !h.ended {
+		due = h.since.Add(h.longest)
+	}
+	for i := range h.taken {
+		p := &h.taken[i]
+		switch {
+		case h.pause > 0 && h.pause < p.life/3:
+			first(now.Add(h.pause))
+			continue
+		case p.life == forever:
+			if p.toTake {
+				first(now.Add(mostPause))
+			}
+			continue
+		}
+		// Renewals of a short time go together: a store carries them in one round trip.
+		first(now.Add(p.life / 3).Truncate(p.life / 30))
+		if h.holding() && p.counted() { // or it is found to be lost
+			first(p.until)
+		}
+	}
+	switch {
+	case due.IsZero(): // all are in memory now
+	case h.timer == nil:
+		h.timer = time.AfterFunc(due.Sub(now), h.turn)
+	default:
+		h.timer.Reset(due.Sub(now))
+	}
+}
+
+// holding is whether the slot is neither lost nor over.
+func (h *held) holding() bool { return !h.late && !h.ended }
+
+// tooLong is whether it is held for longer than it may be.
+func (h *held) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
+
+// passed is whether it may have ended by now.
+func (h *held) passed(now time.Time) bool { return h.tooLong(now) || h.places.passed(now) }
+
+// turn renews the places, ends what is held for too long, or tries again to give back.
+func (h *held) turn() {
+	h.mu.Lock()
+	forgotten := h.forgotten && !h.ended
+	busy, ended, unlost := h.busy, h.ended, h.holding()
+	h.busy = !forgotten
+	h.mu.Unlock()
+	switch {
+	case forgotten:
+		h.end(Forgotten)
+		return
+	case busy:
+		return // giving back, which plans what is left
+	case ended:
+		h.giveBack()
+		return
+	}
+	gone, shortest := false, forever
+	for i := range h.taken {
+		shortest = min(shortest, h.taken[i].life)
+	}
+	for i := range h.taken { // which leaves time to renew the shortest again
+		if p := &h.taken[i]; p.due(time.Now()) {
+			gone = !h.renew(p, shortest/4, unlost) || gone
+		}
+	}
+	h.mu.Lock()
+	ended = h.ended
+	now := time.Now()
+	gone = gone || h.passed(now)
+	tooLong := h.tooLong(now)
+	h.busy = ended
+	if !ended && !tooLong {
+		h.plan()
+	}
+	h.mu.Unlock()
+	switch {
+	case ended:
+		h.giveBack()
+	case tooLong:
+		h.end(TooLong)
+	case gone:
+		h.lose()
+	}
+}
+
+// renew renews a place within most, and reports whether it is still held, or may be. If it is not lost
+// before, a renewal ends when it is.
+func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
+	began := time.Now()
+	end := began.Add(most)
+	if unlost && p.counted() && p.until.Before(end) {
+		end = p.until
+	}
+	ctx, cancel := context.WithDeadline(h.ctx, end)
+	defer cancel()
+	var r ratelimit.Result
+	var err error
+	switch {
+	case p.counted():
+		r, err = p.core.Renew(ctx, h.key, p.charged())
+	case p.standsIn():
+		r, err = p.core.Allow(ctx, h.key)
+	} // or no slot was needed
+	if err != nil { // it may be held until its end has come
+		return true
+	}
+	if !r.Allowed {
+		return !p.counted()
+	}
+	switch {
+	case p.toTake:
+		h.giveBackBeside()
+	case standIn(p.charged()):
+		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.n)
+	}
+	h.mu.Lock()
+	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // another slot
+		p.answer = r
+	}
+	p.toTake, p.until = false, began.Add(p.life)
+	h.mu.Unlock()
+	return true
+}

@@ -1,0 +1,323 @@
+// Package yamltree reads a text in YAML as a tree of nodes, and collects what is wrong with it, each error with its
+// line and column. Packages config and serve say what the nodes mean.
+package yamltree
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+)
+
+const (
+	maxErrors = 20 // that are returned
+	maxQuoted = 48 // bytes of a text that an error repeats
+)
+
+// Dialect says how texts of one kind are written.
+type Dialect struct {
+	Noun     string // what errors call one, such as "file"
+	MaxDepth int    // of nesting
+	// Loose is whether they are read as programs read YAML 1.1. Then any scalar is a text, yes and 0x10 have
+	// their meanings, a mapping may be empty, and anchors, aliases, tags and merge keys are read. Otherwise all
+	// that only hides what is meant is an error.
+	Loose     bool
+	MaxValues int               // that are read of a loose text, those of aliases each time
+	Absent    map[string]string // fields that there are not, and why
+}
+
+// Error says what is wrong at one place.
+type Error struct {
+	File   string
+	Line   int // from 1
+	Column int // in characters, from 1
+	Err    error
+}
+
+// Reader reads one text.
+type Reader struct {
+	*Dialect
+	File   string // "" if the text has no name
+	Errors []*Error
+
+	values int // read so far
+}
+
+// Field is one of a mapping.
+type Field struct{ Key, Value *yaml.Node }
+
+// Fail notes what is wrong at n.
+func (r *Reader) Fail(n *yaml.Node, format string, args ...any) {
+	r.FailAt(n.Line, n.Column, fmt.Errorf(format, args...))
+}
+
+// FailAt notes what is wrong at a place.
+func (r *Reader) FailAt(line, column int, err error) {
+	r.Errors = append(r.Errors, &Error{r.File, max(line, 1), max(column, 1), err})
+}
+
+// Sorted returns the errors in the order of the text.
+func (r *Reader) Sorted() []*Error {
+	slices.SortStableFunc(r.Errors, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return r.Errors
+}
+
+// Join joins errors, or the first of them, each as what it is for users. It is nil of none.
+func Join(errs []*Error, as func(*Error) error) error {
+	if more := len(errs) - maxErrors; more > 0 {
+		errs = errs[:maxErrors+1]
+		last := errs[maxErrors]
+		last.Err = fmt.Errorf("%d more errors from here on, the first: %w", more, last.Err)
+	}
+	all := make([]error, len(errs))
+	for i, e := range errs {
+		all[i] = as(e)
+	}
+	return errors.Join(all...)
+}
+
+// Document returns the root of the text's one document, or nil if the text cannot be read.
+func (r *Reader) Document(text []byte) *yaml.Node {
+	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(r.MaxDepth))))
+	if err != nil {
+		r.FailAt(1, 1, err)
+		return nil
+	}
+	var first, second yaml.Node
+	if err := loader.Load(&first); err != nil || len(first.Content) == 0 {
+		r.failSyntax(text, err)
+		return nil
+	}
+	switch err := loader.Load(&second); {
+	case err == nil:
+		r.Fail(&second, "a second document begins: a %s has one", r.Noun)
+	case !errors.Is(err, io.EOF):
+		r.failSyntax(text, err)
+	}
+	if !r.Loose {
+		r.refuseReferences(first.Content[0])
+	}
+	if len(r.Errors) > 0 {
+		return nil
+	}
+	return first.Content[0]
+}
+
+// failSyntax notes an error of the library about text.
+func (r *Reader) failSyntax(text []byte, err error) {
+	var at *yaml.LoadError
+	switch {
+	case err == nil || errors.Is(err, io.EOF):
+		r.FailAt(1, 1, fmt.Errorf("the %s is empty", r.Noun))
+	case !errors.As(err, &at):
+		r.FailAt(1, 1, err)
+	case isTab(text, at.Mark.Index):
+		r.FailAt(at.Mark.Line, at.Mark.Column, errors.New("a tab: YAML is indented by spaces"))
+	default:
+		r.FailAt(at.Mark.Line, at.Mark.Column, errors.New(strings.TrimPrefix(at.ContextMsg+": "+at.Message, ": ")))
+	}
+}
+
+// isTab reports whether the character i of text is a tab. The byte order mark does not
+// count.
+func isTab(text []byte, i int) bool {
+	characters := []rune(strings.TrimPrefix(string(text), "\uFEFF"))
+	return i < len(characters) && characters[i] == '\t'
+}
+
+// refuseReferences notes what makes a text mean something else than it seems to, or grow
+// when it is read. The loader bounds the depth.
+func (r *Reader) refuseReferences(n *yaml.Node) {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		r.Fail(n, "alias %s: aliases are not read", Quote("*"+n.Value))
+		return
+	case n.Anchor != "":
+		r.Fail(n, "anchor %s: anchors are not read", Quote("&"+n.Anchor))
+	case n.Style&yaml.TaggedStyle != 0:
+		r.Fail(n, "tag %s: tags are not read", Quote(n.Tag))
+	}
+	for _, c := range n.Content {
+		r.refuseReferences(c)
+	}
+}
+
+// Exhausted reports whether the text has too many values to read on.
+func (r *Reader) Exhausted() bool { return r.Loose && r.values > r.MaxValues }
+
+// followed is n, or what it is an alias of. It is nil where aliases make too much of a text.
+func (r *Reader) followed(n *yaml.Node) *yaml.Node {
+	if r.values++; r.Exhausted() {
+		if r.values == r.MaxValues+1 {
+			r.Fail(n, "the %s has over %d values", r.Noun, r.MaxValues)
+		}
+		return nil
+	}
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// Fields returns those of the mapping n. Others than known are errors, unless none are given. Errors begin
+// with in, and say what is wanted in place of something else than a mapping.
+func (r *Reader) Fields(n *yaml.Node, in, want string, known ...string) map[string]Field {
+	fields := map[string]Field{}
+	for _, f := range r.Pairs(n, in, want) {
+		name := f.Key.Value
+		switch why := r.Absent[name]; {
+		case len(known) == 0 || slices.Contains(known, name):
+			fields[name] = f
+		case why != "":
+			r.Fail(f.Key, "%s%s: %s", in, name, why)
+		default:
+			r.Fail(f.Key, "%sunknown field %s: want %s", in, Quote(name), strings.Join(known, ", "))
+		}
+	}
+	return fields
+}
+
+// Pairs returns the fields of the mapping n in their order, with those that it merges, and without those whose
+// key is wrong.
+func (r *Reader) Pairs(n *yaml.Node, in, want string) []Field { return r.pairs(n, in, want, 0) }
+
+func (r *Reader) pairs(n *yaml.Node, in, want string, depth int) []Field {
+	if n.Kind != yaml.MappingNode || len(n.Content) == 0 && !r.Loose {
+		r.Fail(n, "%s%s: want %s", in, Describe(n), want)
+		return nil
+	}
+	var own, merged []Field
+	lines := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], r.followed(n.Content[i+1])
+		if value == nil {
+			return nil
+		}
+		merges := key.Kind == yaml.ScalarNode && key.Tag == "!!merge"
+		switch line, twice := lines[key.Value]; {
+		case merges && r.Loose:
+			merged = append(merged, r.merged(value, in, want, depth)...)
+		case merges:
+			r.Fail(key, "%s%s: merge keys are not read", in, Quote(key.Value))
+		case !r.isName(key):
+			r.Fail(key, "%s%s: want a name", in, Describe(key))
+		case twice:
+			r.Fail(key, "%s%s is already in line %d", in, Quote(key.Value), line)
+		default:
+			lines[key.Value] = key.Line
+			own = append(own, Field{key, value})
+		}
+	}
+	for _, f := range merged {
+		if _, twice := lines[f.Key.Value]; !twice {
+			lines[f.Key.Value] = f.Key.Line
+			own = append(own, f)
+		}
+	}
+	return own
+}
+
+// isName is whether n can be the key of a field. What YAML 1.1 takes for a number would be another name there.
+func (r *Reader) isName(n *yaml.Node) bool {
+	return n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || !r.Loose && n.Tag != "!!null")
+}
+
+// merged are the fields of a value of <<, a mapping or a list of such.
+func (r *Reader) merged(n *yaml.Node, in, want string, depth int) (all []Field) {
+	if depth > r.MaxDepth {
+		r.Fail(n, "%stoo deep", in)
+		return nil
+	}
+	if n.Kind != yaml.SequenceNode {
+		return r.pairs(n, in, want, depth+1)
+	}
+	for _, item := range r.Items(n) {
+		all = append(all, r.pairs(item, in, want, depth+1)...)
+	}
+	return all
+}
+
+// Items returns those of the list n.
+func (r *Reader) Items(n *yaml.Node) (items []*yaml.Node) {
+	for _, item := range n.Content {
+		if item = r.followed(item); item != nil {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+// Text returns the text of n, if it is one.
+func (r *Reader) Text(n *yaml.Node, in, want string) (string, bool) {
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" && !r.Loose {
+		r.Fail(n, "%s%s: want %s", in, Describe(n), want)
+		return "", false
+	}
+	return n.Value, true
+}
+
+// Flag reports whether n, which is true or false, is true.
+func (r *Reader) Flag(n *yaml.Node, in string) bool {
+	readable := n.Tag == "!!bool"
+	if r.Loose {
+		readable = n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) == 0
+	}
+	if n.Kind == yaml.ScalarNode && readable {
+		switch strings.ToLower(n.Value) {
+		case "true", "yes", "on", "y":
+			return true
+		case "false", "no", "off", "n":
+			return false
+		}
+	}
+	r.Fail(n, "%s%s: want true or false", in, Describe(n))
+	return false
+}
+
+// Number returns the number n, from 1 to 2^31-1, or 0 if it is none.
+func (r *Reader) Number(n *yaml.Node, in string) int {
+	base := 10
+	if r.Loose {
+		base = 0
+	}
+	count, err := strconv.ParseInt(n.Value, base, 32)
+	plain := r.Loose || strconv.FormatInt(count, 10) == n.Value // 010 is 8 for other readers
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || count < 1 || !plain {
+		r.Fail(n, "%s%s: want a number from 1 to %d", in, Describe(n), math.MaxInt32)
+		return 0
+	}
+	return int(count)
+}
+
+// Describe says what a node is that should be something else.
+func Describe(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.MappingNode && len(n.Content) == 0:
+		return "an empty mapping"
+	case n.Kind == yaml.MappingNode:
+		return "a mapping"
+	case n.Kind == yaml.SequenceNode:
+		return "a list of " + strconv.Itoa(len(n.Content))
+	case n.Tag == "!!null":
+		return "nothing"
+	}
+	return Quote(n.Value)
+}
+
+// Quote returns s as a Go string, cut short if it is long.
+func Quote(s string) string {
+	if len(s) > maxQuoted {
+		return strconv.Quote(s[:maxQuoted]) + "..."
+	}
+	return strconv.Quote(s)
+}

@@ -1,0 +1,251 @@
+package serve
+
+import (
+	"cmp"
+	"errors"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// place is where a level of descriptors stands.
+type place struct {
+	path    string // such as "edge/path=/login"
+	depth   int
+	byValue bool // one of the descriptors above has value_to_metric
+}
+
+// descriptors reads one level, or more of it: next is what there is of it, or nil.
+func (p *parser) descriptors(f field, next level, at place) level {
+	for _, item := range p.list(f, "descriptors") {
+		switch {
+		case at.depth >= maxEntries:
+			p.Fail(item, "descriptors are nested over %d deep", maxEntries)
+			return nil
+		case p.Exhausted():
+			return nil
+		}
+		if next == nil {
+			next = level{}
+		}
+		p.descriptor(item, next, at)
+	}
+	return next
+}
+
+// descriptor reads one into a level.
+func (p *parser) descriptor(item *yaml.Node, to level, at place) {
+	fields := p.fields(item, "descriptor", descriptorFields...)
+	key, value := p.text(fields["key"], "key"), p.text(fields["value"], "value")
+	at.path += "/" + key
+	if value != "" {
+		at.path += "=" + value
+	}
+	switch {
+	case key == "":
+		if item.Kind == yaml.MappingNode {
+			p.Fail(item, "the descriptor has no key")
+		}
+		return
+	case strings.Contains(key, "*"):
+		p.Fail(fields["key"].Value, "key %s: a * has a meaning only in a value", quote(key))
+	}
+	v := to[key]
+	if v == nil {
+		v = &values{place: len(to), exact: map[string]*node{}}
+		to[key] = v
+	}
+	n := &node{value: value, at: p.placeOf(item), byValue: p.flag(fields["value_to_metric"], "value_to_metric")}
+	if other := v.add(value, n); other != nil {
+		p.Fail(item, "descriptor %s is already at %s", quote(at.path), other.at)
+	}
+	if share := fields["share_threshold"]; p.flag(share, "share_threshold") {
+		if n.share = value; !strings.Contains(value, "*") {
+			p.Fail(share.Key, "share_threshold: want a value with a * beside it")
+		}
+	}
+	at.byValue = at.byValue || n.byValue
+	p.rule(n, fields, at)
+	at.depth++
+	n.next = p.descriptors(fields["descriptors"], nil, at)
+}
+
+// add adds the descriptor for a value, "" for all others. If there is one already, it returns that.
+func (v *values) add(value string, n *node) (other *node) {
+	if value == "" {
+		if v.any == nil {
+			v.any = n
+			return nil
+		}
+		return v.any
+	}
+	if other = v.exact[value]; other != nil {
+		return other
+	}
+	v.exact[value] = n // of a pattern too: a value that is written like it is its own
+	if strings.Contains(value, "*") {
+		v.wild.add(value, n)
+	}
+	return nil
+}
+
+// rule reads the limit of a descriptor, and what is about it.
+func (p *parser) rule(n *node, fields map[string]field, at place) {
+	r := &rule{index: len(p.to.rules), path: at.path, file: p.File, domain: p.domain, algorithm: byDefault}
+	r.detailed = p.flag(fields["detailed_metric"], "detailed_metric")
+	r.byValue = r.detailed || at.byValue
+	r.shadow, r.quota = p.flag(fields["shadow_mode"], "shadow_mode"), p.flag(fields["quota_mode"], "quota_mode")
+	own := p.metadata(r, fields["metadata"])
+	limit := fields["rate_limit"]
+	if limit.Value == nil {
+		if len(own) > 0 {
+			p.Fail(fields["metadata"].Key, "metadata: %s: want a rate_limit beside it", ownSetting)
+		}
+		if r.detailed {
+			p.note(fields["detailed_metric"].Key, "detailed_metric: it has no effect without a rate_limit beside it")
+		}
+		return
+	}
+	before := len(p.Errors)
+	in := p.fields(limit.Value, "rate_limit", limitFields...)
+	r.name = p.text(in["name"], "name")
+	p.replaces(r, in["replaces"])
+	unlimited := p.flag(in["unlimited"], "unlimited")
+	switch unit := in["unit"]; {
+	case unlimited && (unit.Value != nil || in["limit"].Value != nil || in[overLimit].Value != nil || len(own) > 0):
+		p.Fail(limit.Value, "rate_limit: want no other limit beside unlimited")
+	case unlimited:
+		r.limit = ratelimit.Unlimited()
+	default:
+		p.limit(r, limit, in, own)
+	}
+	if len(p.Errors) > before {
+		return
+	}
+	if !unlimited {
+		r.shown = shownLimit(r.limit, r.name)
+	}
+	n.rule = r
+	p.to.rules = append(p.to.rules, r)
+}
+
+// replaces reads the names of the rules that do not count beside this one.
+func (p *parser) replaces(r *rule, f field) {
+	for _, item := range p.list(f, "replaces") {
+		name := p.text(p.fields(item, "replaces", "name")["name"], "name")
+		switch name {
+		case "":
+			p.Fail(item, "replaces: an entry has no name")
+		case r.name:
+			p.Fail(item, "replaces: %s is the rule itself", quote(name))
+		}
+		r.replaces = append(r.replaces, name)
+	}
+}
+
+// metadata reads that of a descriptor. It returns the fields of its block "ratelimit".
+func (p *parser) metadata(r *rule, f field) map[string]field {
+	if f.Value == nil {
+		return nil
+	}
+	fields := p.fields(f.Value, "metadata")
+	var values map[string]any
+	err := f.Value.Decode(&values)
+	if err == nil {
+		r.metadata, err = structpb.NewStruct(values)
+	}
+	if err != nil {
+		p.Fail(f.Value, "metadata: %w", err)
+	}
+	if own := fields[ownSetting]; own.Value != nil {
+		return p.fields(own.Value, "metadata: "+ownSetting, ownFields...)
+	}
+	return nil
+}
+
+// limit reads the limit, the algorithm and charge_over_limit: of rate_limit itself, or of the metadata, which has
+// the last word.
+func (p *parser) limit(r *rule, at field, in, own map[string]field) {
+	r.overdraws = p.overdraws(in[overLimit], own[overLimit])
+	for _, f := range []field{in["algorithm"], own["algorithm"]} {
+		if f.Value != nil {
+			r.algorithm = p.text(f, "algorithm")
+		}
+		if err := ratelimit.PerSecond(1).ValidateFor(r.algorithm); err != nil {
+			p.Fail(f.Value, "algorithm: %w", err)
+			return
+		}
+	}
+	text, hasUnit := in["limit"], in["unit"].Value != nil || in["requests_per_unit"].Value != nil
+	switch {
+	case text.Value != nil && hasUnit:
+		p.Fail(text.Key, "limit: want no unit and no requests_per_unit beside it")
+		return
+	case text.Value == nil:
+		p.perUnit(r, at, in)
+	}
+	if own["limit"].Value != nil {
+		text = own["limit"]
+	}
+	if text.Value != nil {
+		l, err := ratelimit.ParseLimit(p.text(text, "limit"))
+		if err != nil || l == ratelimit.Unlimited() {
+			p.Fail(text.Value, "limit: %w", cmp.Or(err, errors.New("unlimited: want the field unlimited: true")))
+			return
+		}
+		at, r.limit = text, l
+	}
+	if r.limit == (ratelimit.Limit{}) {
+		return
+	}
+	if err := r.limit.ValidateFor(r.algorithm); err != nil {
+		p.Fail(at.Value, "limit: %w", err)
+	} else if p.domain.instances > 0 {
+		if _, err := p.domain.share(r.limit, r.algorithm); err != nil {
+			p.Fail(at.Value, "limit: on_failure: local: %w", err)
+		}
+	}
+}
+
+// overdraws is charge_over_limit of a rule: of the last of these fields that there is, or else of the domain.
+func (p *parser) overdraws(fields ...field) bool {
+	overdraws := p.domain.overdraws
+	for _, f := range fields {
+		if f.Value != nil {
+			overdraws = p.flag(f, overLimit)
+		}
+	}
+	return overdraws
+}
+
+// perUnit reads unit and requests_per_unit.
+func (p *parser) perUnit(r *rule, at field, in map[string]field) {
+	unit, requests := in["unit"], in["requests_per_unit"]
+	if unit.Value == nil {
+		p.Fail(at.Value, "rate_limit: no unit")
+		return
+	}
+	period := periodOf(p.text(unit, "unit"))
+	if period == 0 {
+		p.Fail(unit.Value, "unit: %s: want second, minute, hour, day, week, month or year", describe(unit.Value))
+		return
+	}
+	if requests.Value == nil {
+		p.note(at.Value, "rate_limit: no requests_per_unit: it denies everything")
+		r.limit = ratelimit.Limit{Period: period}
+		return
+	}
+	rate, err := strconv.ParseUint(p.text(requests, "requests_per_unit"), 0, 64)
+	switch {
+	case err != nil || requests.Value.Tag != "!!int":
+		p.Fail(requests.Value, "requests_per_unit: %s: want a number from 0 to %d", describe(requests.Value), maxRate)
+	case rate > maxRate:
+		p.Fail(requests.Value, "requests_per_unit: %d is over %d: want unlimited: true instead", rate, maxRate)
+	default:
+		r.limit = ratelimit.Limit{Rate: int(rate), Period: period}
+	}
+}
