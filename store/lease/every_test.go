@@ -14,7 +14,6 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -300,15 +299,22 @@ func (e *everything) fetch(w *world, k, p int) {
 // decide is the store's part: TakeUpTo by the rule. Callers who wait are admitted at that instant.
 func (e *everything) decide(w *world, k, p int) {
 	mine := &w.keys[k].processes[p]
-	f := fetch{want: mine.want, limits: e.limits, patience: new(pending.Patience)}
+	f := oneKey(&store.Namespace{Rule: e.rule}, e.limits, 0, mine.want, 0)
 	of := &worldStore{rule: e.rule, state: &w.keys[k].state, now: w.stores()}
-	l := f.ask(context.Background(), of, &store.Namespace{Rule: e.rule}, "key")
-	if l.panicked != nil {
-		panic(l.panicked)
+	f.ask(context.Background(), of)
+	if f.panicked != nil {
+		panic(f.panicked)
+	}
+	r := replied{granted: int(f.shares[0].granted)}
+	if r.granted > 0 {
+		r.room, r.lent = f.shares[0].room, lent{f.shares[0].at, f.shares[0].reset}
+	}
+	if f.next != nil {
+		r.retry = f.next[0].X
 	}
 	mine.stage = answering
-	mine.reply = replied{l.granted, l.room, lent{l.at, l.reset}, l.denial.X}
-	e.admit(w, k, min(mine.waiting, l.granted))
+	mine.reply = r
+	e.admit(w, k, min(mine.waiting, r.granted))
 }
 
 // worldStore is a store of one key.

@@ -33,7 +33,7 @@ func (d *Store) begin() bool {
 // giveBack gives back n events of a grant, without waiting for it. If the store takes too few
 // calls for all that lapses, the rest stays charged until it leaves the limit.
 func (d *Store) giveBack(e *entry, g *grant, n int) {
-	if n == 0 {
+	if g == nil || n == 0 {
 		return
 	}
 	d.stats.lapsed.Add(int64(n))
@@ -149,7 +149,7 @@ func (d *Store) sweepShard(s *shard) {
 	for id, e := range s.keys {
 		d.tidy(e, now)
 		if e.owed > 0 {
-			d.startFetch(s, e)
+			d.fetchAhead(s, e)
 		}
 		held := e.left > 0 || e.spare.left > 0 || e.owed > 0
 		if !e.fetching && !e.queued && len(e.lines) == 0 && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {

@@ -123,8 +123,8 @@ type grants struct {
 
 // receive takes what was granted, of which it pays what was owed.
 func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
-	paid := min(g.granted, g.owed) // not what was borrowed since: the others have been waiting
-	h.owed = max(0, h.owed-paid)   // a Reset may have forgotten it
+	paid := min(g.granted, g.owed, h.owed) // not what was borrowed since: the others have been waiting
+	h.owed -= paid
 	h.denied, h.full = 0, 0
 	left := g.granted - paid
 	s := slot[G]{left: left, most: left, until: g.sent + min(t.life, g.window), size: g.granted, from: g.now, room: g.room}

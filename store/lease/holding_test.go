@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -136,21 +137,6 @@ func TestHowMuchIsAskedFor(t *testing.T) {
 	}
 }
 
-// Who comes while a call for a lease waits for a worker has it begun, and an event is asked for him too, also
-// where it was to be for what is owed alone.
-func TestACallThatWaitsIsForWhoComes(t *testing.T) {
-	for want, wants := range map[int]int{3: 4, 9: 9} {
-		ls := new(limits)
-		e := &entry{limits: ls, ahead: &fetch{want: want, owed: 3}, queue: []*caller{pending.New[answer]()}}
-		f := e.begun()
-		require.Equal(t, wants, f.want)
-		require.Len(t, f.callers, 1)
-		require.Same(t, ls, f.limits)
-		require.Empty(t, e.queue)
-		require.Nil(t, e.begun(), "it was begun")
-	}
-}
-
 // After an error grants grow as those of a new key do: by one that was spent soon after another.
 func TestGrantsAfterAnErrorGrowAsThoseOfANewKey(t *testing.T) {
 	var h holding[int]
@@ -265,13 +251,13 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		e := d.entry(shard, id, ns, "key", of.limit)
 		shard.mu.Unlock()
 		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
-		require.True(t, shareable(lacks))
+		require.True(t, lacks[0].shared())
 		ln := &line{lacks: lacks}
 		for range 2*mostClaims + 1 {
-			ln.claims = append(ln.claims, newClaim(lacks))
+			ln.claims = append(ln.claims, claim{pending.New[verdict](), []int64{n}})
 		}
-		claims := ln.claims
-		d.serveLine(shard, e, ln)
+		claims := slices.Clone(ln.claims)
+		d.serve(ln, d.next(ln, nil, false))
 		for _, c := range claims {
 			require.True(t, c.Done())
 		}

@@ -126,11 +126,9 @@ type entry struct {
 	remaining int   // what the store had left when it was last heard
 	debtAt    int64 // when an Overdraw was that the lease may be taken for, Unix µs
 
-	fetching bool      // a call of the store is under way that gives a lease, or waits for a worker:
-	ahead    *fetch    // that one; nil if it has begun
-	queued   bool      // among the jobs is one for ahead
-	queue    []*caller // who waits for the next one
-	lines    []*line   // calls for several keys, of which this is the first
+	fetching bool    // a call of the store is under way that gives a lease
+	queued   bool    // among the jobs is one for the next lease
+	lines    []*line // who waits for this key, and for others after it
 }
 
 // grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key

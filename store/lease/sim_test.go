@@ -306,8 +306,7 @@ func (m *model) doFetch(p *process) {
 	}
 	sent := m.clock(p)
 	m.tidy(p, sent)
-	f := &fetch{callers: make([]*caller, p.waiting), owed: p.owed, limits: m.limits, patience: new(pending.Patience)}
-	f.want = p.ask(sent, p.waiting, &m.terms)
+	f := oneKey(m.space, m.limits, p.waiting, p.ask(sent, p.waiting, &m.terms), p.owed)
 	p.fetching, p.waiting = true, 0
 
 	over := false // what comes later is not read
@@ -327,10 +326,10 @@ func (m *model) doFetch(p *process) {
 	}
 	m.at(at, func() {
 		decided := m.now // by the first call of a fetch
-		l := f.ask(context.Background(), &slowly{m.store, m, true}, m.space, "key")
-		m.ok(l.err)
+		f.ask(context.Background(), &slowly{m.store, m, true})
+		m.ok(f.err)
 		if at, ok := m.arrives(); ok {
-			m.byProcess(p, at, once(func() { m.decideOn(p, f, &l, sent, decided) }))
+			m.byProcess(p, at, once(func() { m.decideOn(p, f, sent, decided) }))
 		}
 	})
 }
@@ -375,26 +374,36 @@ func (m *model) ok(err error) {
 	}
 }
 
-// land is what Store.land does.
-func (m *model) decideOn(p *process, f *fetch, l *outcome, sent, decided time.Duration) {
-	now, callers := m.clock(p), len(f.callers)
-	p.owed -= l.forced
-	if l.granted > 0 {
+// oneKey is a call of the store for one key, for so many callers of one event.
+func oneKey(ns *store.Namespace, ls *limits, waiting, want, owed int) *fetch {
+	return &fetch{
+		lacks:    []lack{{request: store.Request{Namespace: ns, Key: "key"}, limits: ls}},
+		claims:   make([]claim, waiting),
+		shares:   []share{{n: int64(waiting), want: int64(want), wish: int64(want), owed: int64(owed)}},
+		patience: new(pending.Patience),
+	}
+}
+
+// decideOn is what Store.takeIn does.
+func (m *model) decideOn(p *process, f *fetch, sent, decided time.Duration) {
+	now, k := m.clock(p), &f.shares[0]
+	p.owed -= int(k.forced)
+	if k.granted > 0 {
 		if m.removed == fromSending {
 			sent = now
 		}
 		held := p.receive(grants{
-			granted: l.granted, want: f.want, owed: f.owed, room: l.room,
-			sent: sent, now: now, window: m.windowEnds(l.reset),
+			granted: int(k.granted), want: int(k.want), owed: int(k.owed), room: k.room,
+			sent: sent, now: now, window: m.windowEnds(k.reset),
 		}, &m.terms)
-		held.grant = &grant{at: l.at, reset: l.reset, room: l.room, limits: m.limits}
-		for ; callers > 0 && held.left > 0; callers-- {
+		held.grant = k.grant
+		for range f.fit {
 			held.left--
 			m.admit(decided) // by the store
 		}
 	}
-	if l.granted < f.want {
-		p.refused(micros(l.denial.X), pause(m.algorithm, m.limits.by, m.life), sent, now, &m.terms)
+	if f.next != nil {
+		p.refused(micros(f.next[0].X), pause(m.algorithm, m.limits.by, m.life), sent, now, &m.terms)
 		if m.removed == fullIsKept {
 			p.full = 0
 		}
