@@ -301,16 +301,17 @@ func (e *everything) decide(w *world, k, p int) {
 	mine := &w.keys[k].processes[p]
 	f := oneKey(&store.Namespace{Rule: e.rule}, e.limits, 0, mine.want, 0)
 	of := &worldStore{rule: e.rule, state: &w.keys[k].state, now: w.stores()}
-	f.ask(context.Background(), of)
-	if f.panicked != nil {
-		panic(f.panicked)
+	f.Ask(context.Background(), of)
+	if f.Panicked != nil {
+		panic(f.Panicked)
 	}
-	r := replied{granted: int(f.shares[0].granted)}
+	by, part := e.limits.by, &f.Parts[0]
+	r := replied{granted: int(part.Granted), room: int(part.Room)}
 	if r.granted > 0 {
-		r.room, r.lent = f.shares[0].room, lent{f.shares[0].at, f.shares[0].reset}
+		r.lent = lent{part.Reply.X, part.Reply.Report(e.rule, by, part.Granted, part.Granted).Reset}
 	}
-	if f.next != nil {
-		r.retry = f.next[0].X
+	if f.Next != nil {
+		r.retry = f.Next[0].Plainly(e.rule, by, 1, 0).X
 	}
 	mine.stage = answering
 	mine.reply = r

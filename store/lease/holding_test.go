@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -218,7 +219,7 @@ type generous struct {
 
 // Decide implements [store.Store].
 func (s *generous) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if requests[0].Op == store.OpTake {
+	if requests[0].Op == store.OpTake || requests[0].Op == store.OpUpTo {
 		return s.TakeAll(ctx, requests, replies)
 	}
 	return dispatch.Decide(ctx, s, s.Store, requests, replies)
@@ -241,7 +242,7 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 	require.NoError(t, err)
 	_, err = l.Peek(t.Context(), "key")
 	require.NoError(t, err)
-	for _, n := range []int64{1, mostShared} {
+	for _, n := range []int64{1, batch.MostEvents} {
 		s := &generous{Store: mem}
 		d, err := New(s, time.Second)
 		require.NoError(t, err)
@@ -253,8 +254,8 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
 		require.True(t, lacks[0].shared())
 		ln := &line{lacks: lacks}
-		for range 2*mostClaims + 1 {
-			ln.claims = append(ln.claims, claim{pending.New[verdict](), []int64{n}})
+		for range 2*batch.MostClaims + 1 {
+			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}
 		claims := slices.Clone(ln.claims)
 		d.serve(ln, d.next(ln, nil, false))

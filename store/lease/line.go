@@ -4,34 +4,16 @@ import (
 	"context"
 	"slices"
 
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
-)
-
-// claim is a call that waits for what it lacks: n events of each key.
-type claim struct {
-	*pending.Call[verdict]
-	n []int64
-}
-
-// verdict is the answer to a claim: whether all of it is charged, and the reply of each key.
-type verdict struct {
-	all     bool
-	replies []store.Reply
-}
-
-// A line asks the store for at most so many claims at once, of so many events each. That is no more of a
-// key than may be held.
-const (
-	mostClaims = 1 << 13
-	mostShared = 1 << 16
 )
 
 // line is the claims to one set of keys under the same limits, in order of arrival. The store is asked for
 // all of them at once, by one call after the other. The shard of the first key protects it.
 type line struct {
 	lacks  []lack // of each claim, but for the numbers
-	claims []claim
+	claims []batch.Claim
 	busy   bool // a goroutine serves it
 }
 
@@ -43,13 +25,13 @@ func (ln *line) isOf(lacks []lack) bool {
 // claim waits in the line of the keys in lacks. A call whose claim is all that the store is asked for
 // asks it itself, with its own context.
 func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
-	c := claim{pending.New[verdict](), make([]int64, len(lacks))}
+	c := batch.Claim{Call: pending.New[batch.Verdict](), N: make([]int64, len(lacks))}
 	for i := range lacks {
-		c.n[i] = lacks[i].request.N
+		c.N[i] = lacks[i].request.N
 	}
 	if ln := stand(lacks, c); ln != nil {
 		f := d.next(ln, nil, false)
-		if f != nil && f.isFor(c) {
+		if f != nil && f.IsOf(c) {
 			f = d.next(ln, d.run(ctx, f), true)
 		}
 		if f != nil {
@@ -57,15 +39,15 @@ func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) 
 		}
 	}
 	v, err := c.Wait(ctx, d.patience)
-	for i := range v.replies {
-		replies[lacks[i].at] = v.replies[i]
+	for i := range v.Replies {
+		replies[lacks[i].at] = v.Replies[i]
 	}
-	return v.all, err
+	return v.OK, err
 }
 
 // stand appends c to its line. It returns the line if nobody serves it, for the caller to do so. While
 // a lease of a single key is fetched, its line waits for that.
-func stand(lacks []lack, c claim) *line {
+func stand(lacks []lack, c batch.Claim) *line {
 	s, e := lacks[0].shard, lacks[0].entry
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,12 +86,12 @@ func (d *Store) serve(ln *line, f *fetch) {
 // next returns the next call for ln: for those of the last call who are left, and those who have come
 // since. If some have waited, they get what is held by now. It is nil if nobody is left: then the line is
 // gone.
-func (d *Store) next(ln *line, left []claim, waited bool) *fetch {
+func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 	s, e := ln.lacks[0].shard, ln.lacks[0].entry
 	for {
 		s.mu.Lock()
-		claims := slices.DeleteFunc(append(left, ln.claims...), func(c claim) bool { return c.Done() })
-		n := min(len(claims), mostClaims)
+		claims := slices.DeleteFunc(append(left, ln.claims...), func(c batch.Claim) bool { return c.Done() })
+		n := min(len(claims), batch.MostClaims)
 		if claims, ln.claims = claims[:n:n], claims[n:]; n == 0 {
 			e.lines = slices.DeleteFunc(e.lines, func(other *line) bool { return other == ln })
 		}
@@ -129,7 +111,7 @@ func (d *Store) next(ln *line, left []claim, waited bool) *fetch {
 
 // answerHere answers claims without the store, up to the first one that needs it. It returns that and
 // those after it.
-func (d *Store) answerHere(lacks []lack, claims []claim) []claim {
+func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
 	requests := make([]store.Request, len(lacks))
 	for i := range lacks {
 		requests[i] = lacks[i].request
@@ -137,14 +119,14 @@ func (d *Store) answerHere(lacks []lack, claims []claim) []claim {
 	for len(claims) > 0 {
 		c, replies := claims[0], make([]store.Reply, len(lacks))
 		for i := range requests {
-			requests[i].N = c.n[i]
+			requests[i].N = c.N[i]
 		}
 		if lacking := d.decideHere(requests, replies); lacking != nil {
 			d.putBack(requests, replies, lacking)
 			break
 		}
-		all := allOK(requests, replies)
-		if !c.Answer(verdict{all, replies}, nil) && all {
+		all := batch.AllOK(requests, replies)
+		if !c.Answer(batch.Verdict{OK: all, Replies: replies}, nil) && all {
 			d.putBack(requests, replies, nil)
 		}
 		claims = claims[1:]

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
@@ -326,8 +327,8 @@ func (m *model) doFetch(p *process) {
 	}
 	m.at(at, func() {
 		decided := m.now // by the first call of a fetch
-		f.ask(context.Background(), &slowly{m.store, m, true})
-		m.ok(f.err)
+		f.Ask(context.Background(), &slowly{m.store, m, true})
+		m.ok(f.Err)
 		if at, ok := m.arrives(); ok {
 			m.byProcess(p, at, once(func() { m.decideOn(p, f, sent, decided) }))
 		}
@@ -375,35 +376,36 @@ func (m *model) ok(err error) {
 }
 
 // oneKey is a call of the store for one key, for so many callers of one event.
-func oneKey(ns *store.Namespace, ls *limits, waiting, want, owed int) *fetch {
-	return &fetch{
-		lacks:    []lack{{request: store.Request{Namespace: ns, Key: "key"}, limits: ls}},
-		claims:   make([]claim, waiting),
-		shares:   []share{{n: int64(waiting), want: int64(want), wish: int64(want), owed: int64(owed)}},
-		patience: new(pending.Patience),
-	}
+func oneKey(ns *store.Namespace, ls *limits, waiting, want, owed int) *batch.Batch {
+	request := store.Request{Namespace: ns, Key: "key", Limit: ls.by}
+	claims := slices.Repeat([]batch.Claim{{N: []int64{1}}}, waiting)
+	b := batch.New([]store.Request{request}, claims, new(pending.Patience))
+	b.Parts[0].Want, b.Parts[0].Owed = int64(want), int64(owed)
+	return b
 }
 
 // decideOn is what Store.takeIn does.
-func (m *model) decideOn(p *process, f *fetch, sent, decided time.Duration) {
-	now, k := m.clock(p), &f.shares[0]
-	p.owed -= int(k.forced)
-	if k.granted > 0 {
+func (m *model) decideOn(p *process, f *batch.Batch, sent, decided time.Duration) {
+	now, part := m.clock(p), &f.Parts[0]
+	p.owed -= int(part.Forced)
+	if part.Granted > 0 {
 		if m.removed == fromSending {
 			sent = now
 		}
+		reset := part.Reply.Report(m.space.Rule, m.limits.by, part.Granted, part.Granted).Reset
 		held := p.receive(grants{
-			granted: int(k.granted), want: int(k.want), owed: int(k.owed), room: k.room,
-			sent: sent, now: now, window: m.windowEnds(k.reset),
+			granted: int(part.Granted), want: int(part.Want), owed: int(part.Owed), room: int(part.Room),
+			sent: sent, now: now, window: m.windowEnds(reset),
 		}, &m.terms)
-		held.grant = k.grant
-		for range f.fit {
+		held.grant = &grant{at: part.Reply.X, reset: reset, room: int(part.Room), limits: m.limits}
+		for range f.Fit {
 			held.left--
 			m.admit(decided) // by the store
 		}
 	}
-	if f.next != nil {
-		p.refused(micros(f.next[0].X), pause(m.algorithm, m.limits.by, m.life), sent, now, &m.terms)
+	if f.Next != nil {
+		denial := f.Next[0].Plainly(m.space.Rule, m.limits.by, 1, 0)
+		p.refused(micros(denial.X), pause(m.algorithm, m.limits.by, m.life), sent, now, &m.terms)
 		if m.removed == fullIsKept {
 			p.full = 0
 		}

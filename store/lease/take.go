@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -122,7 +123,7 @@ func (d *Store) takeLacking(ctx context.Context, requests []store.Request, repli
 
 // shared reports whether claims to l can be decided on together.
 func (l *lack) shared() bool {
-	return l.entry != nil && l.request.Votes() && l.request.N <= mostShared
+	return l.entry != nil && l.request.Votes() && l.request.N <= batch.MostEvents
 }
 
 // decideHere decides on requests by what is held and known, if it can. If not, it returns what is to be
@@ -257,7 +258,7 @@ func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Rep
 	if err = d.Store.Decide(ctx, requests, told); err != nil {
 		return false, err
 	}
-	all = allOK(requests, told)
+	all = batch.AllOK(requests, told)
 	for i := range lacks {
 		l, r := &lacks[i], &requests[i]
 		charged := int64(0)
@@ -271,16 +272,6 @@ func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Rep
 		}
 	}
 	return all, nil
-}
-
-// allOK is whether all that vote are admitted.
-func allOK(requests []store.Request, replies []store.Reply) bool {
-	for i := range requests {
-		if requests[i].Votes() && !replies[i].OK() {
-			return false
-		}
-	}
-	return true
 }
 
 // shardOf is where key is, and its hash.
