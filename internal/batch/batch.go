@@ -3,6 +3,7 @@ package batch
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"slices"
 
@@ -84,9 +85,17 @@ func (b *Batch) IsOf(c Claim) bool {
 		!slices.ContainsFunc(b.Parts, func(p Part) bool { return p.Want > p.Sum })
 }
 
+// errExit is the error of all claims if a store ends the goroutine that asks it, as a test that fails does.
+var errExit = fmt.Errorf("%w: the store has ended its goroutine, the outcome is unknown", store.ErrTimeout)
+
 // Ask asks s. A panic of it is kept for the goroutines of the callers, which may expect it.
 func (b *Batch) Ask(ctx context.Context, s store.Store) {
-	defer func() { b.Panicked = recover() }()
+	ended := false
+	defer func() {
+		if b.Panicked = recover(); b.Panicked == nil && !ended {
+			b.Err = errExit
+		}
+	}()
 	b.Lost = true
 	if b.UpTo() {
 		b.Err = b.askUpTo(ctx, s)
@@ -96,6 +105,7 @@ func (b *Batch) Ask(ctx context.Context, s store.Store) {
 	if b.Lost = b.Err != nil; b.Err == nil && b.Next == nil && b.NextN != nil {
 		b.Err = b.look(ctx, s)
 	}
+	ended = true
 }
 
 // askUpTo asks for as many events of one key as there are, and charges what is owed in any case.

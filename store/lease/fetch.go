@@ -25,7 +25,8 @@ type share struct {
 	left int // events of the lease, after the claims
 }
 
-// newFetch returns the next call for claims. It fetches a lease of each key of which nobody else does.
+// newFetch returns the next call for claims. It fetches a lease of each key of which nobody else does. It is nil
+// if what has come meanwhile answers the first claim.
 func (d *Store) newFetch(lacks []lack, claims []batch.Claim) *fetch {
 	requests := make([]store.Request, len(lacks))
 	for i := range lacks {
@@ -36,10 +37,22 @@ func (d *Store) newFetch(lacks []lack, claims []batch.Claim) *fetch {
 	for i := range lacks {
 		l := &lacks[i]
 		l.shard.mu.Lock()
-		d.lead(f, i)
+		answered := len(claims) > 0 && len(lacks) == 1 && l.answered(d.now(), claims[0].N[0])
+		if !answered {
+			d.lead(f, i)
+		}
 		l.shard.mu.Unlock()
+		if answered {
+			return nil
+		}
 	}
 	return f
+}
+
+// answered reports whether it is held or known what a call for n events is answered.
+func (l *lack) answered(now time.Duration, n int64) bool {
+	e := l.entry
+	return e.limits == l.limits && (e.left >= int(n) && now < e.until || e.spare.left >= int(n) && now < e.spare.until || n == 1 && now < e.denied)
 }
 
 // lead makes f the call that fetches the next lease of key i, unless another one does, or f is ahead and
@@ -49,7 +62,7 @@ func (d *Store) lead(f *fetch, i int) {
 	e, now := l.entry, d.now()
 	d.tidy(e, now)
 	forgotten := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
-	needed := len(f.Claims) > 0 || e.low() || e.owed > 0
+	needed := len(f.Claims) > 0 || e.low() && now >= e.denied || e.owed > 0
 	room := f.UpTo() || e.owed == 0 && e.spare.left == 0
 	if forgotten || e.fetching || e.limits != l.limits || !needed || !room || !d.begin() {
 		return
@@ -64,8 +77,14 @@ func (d *Store) lead(f *fetch, i int) {
 
 // run asks the store for f, answers its claims, and returns those that are to be asked for once more.
 func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
+	defer func() { again = d.land(f) }() // even if the store ends the goroutine
 	f.sent = d.now()
 	f.Ask(ctx, d.Store)
+	return nil
+}
+
+// land takes in what has come for f, and answers its claims.
+func (d *Store) land(f *fetch) (again []batch.Claim) {
 	d.stats.asked.Add(int64(f.Asked))
 	if f.Lost {
 		d.stats.lost.Add(1)
@@ -166,7 +185,8 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 	if e.fetching || e.queued {
 		return
 	}
-	e.queued = d.do(func(ctx context.Context) error {
+	e.queued = true
+	d.do(func(ctx context.Context) error {
 		s.mu.Lock()
 		e.queued = false
 		l := lack{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}

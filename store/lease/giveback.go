@@ -38,10 +38,7 @@ func (d *Store) giveBack(e *entry, g *grant, n int) {
 	}
 	d.stats.lapsed.Add(int64(n))
 	ns, key := e.ns, e.key
-	refund := func(ctx context.Context) error { return d.refund(ctx, ns, key, g, n) }
-	if !d.do(refund, int(d.maxKeys)) {
-		d.doLast(refund)
-	}
+	d.do(func(ctx context.Context) error { return d.refund(ctx, ns, key, g, n) }, int(d.maxKeys))
 }
 
 func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *grant, n int) error {
@@ -52,35 +49,23 @@ func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *
 	return err
 }
 
-// do has a worker do j, unless more than most wait for one. It is false once the limiter is
-// closed: Close may have done all jobs already.
-func (d *Store) do(j job, most int) bool {
+// do has a worker do j, unless more than most wait for one. Once the store is closed, Close does all that
+// is left. A call of several keys may end later: then nobody else comes for j.
+func (d *Store) do(j job, most int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed.Load() {
-		return false
-	}
-	if len(d.jobs) >= most {
-		return true
-	}
-	d.jobs = append(d.jobs, j)
-	if d.workers < maxWorkers {
-		d.workers++
-		d.running.Go(func() { _ = d.work(context.Background(), true) })
-	}
-	return true
-}
-
-// doLast has Close do j, when no lease is asked for any more. A call of several keys may end later:
-// then nobody else comes for j.
-func (d *Store) doLast(j job) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.done {
+	switch closed := d.closed.Load(); {
+	case d.done:
 		go func() { _ = j.run(context.Background()) }()
-		return
+	case closed:
+		d.jobs = append(d.jobs, j)
+	case len(d.jobs) < most:
+		d.jobs = append(d.jobs, j)
+		if d.workers < maxWorkers {
+			d.workers++
+			d.running.Go(func() { _ = d.work(context.Background(), true) })
+		}
 	}
-	d.jobs = append(d.jobs, j)
 }
 
 // work does jobs until there is nothing left to do, and returns the first error. Open workers
@@ -209,10 +194,10 @@ func (d *Store) closeShard(s *shard) {
 	for _, e := range s.keys {
 		d.giveUp(e)
 		if owed := e.owed; owed > 0 {
-			d.doLast(func(ctx context.Context) error {
+			d.do(func(ctx context.Context) error {
 				_, err := store.Overdraw(ctx, d.Store, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
 				return err
-			})
+			}, math.MaxInt)
 		}
 	}
 	d.keys.Add(-int64(len(s.keys)))

@@ -258,9 +258,10 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}
 		claims := slices.Clone(ln.claims)
-		d.serve(ln, d.next(ln, nil, false))
+		d.goOn(ln, nil)
 		for _, c := range claims {
-			require.True(t, c.Done())
+			_, err := c.Wait(t.Context(), d.patience)
+			require.NoError(t, err)
 		}
 		require.LessOrEqual(t, s.most, int64(maxLease))
 		require.GreaterOrEqual(t, s.sum, n*int64(len(claims)))

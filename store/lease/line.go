@@ -30,12 +30,12 @@ func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) 
 		c.N[i] = lacks[i].request.N
 	}
 	if ln := stand(lacks, c); ln != nil {
-		f := d.next(ln, nil, false)
-		if f != nil && f.IsOf(c) {
-			f = d.next(ln, d.run(ctx, f), true)
-		}
-		if f != nil {
-			go d.serve(ln, f)
+		switch f := d.next(ln, nil, false); {
+		case f == nil: // c is answered
+		case f.IsOf(c):
+			d.askFor(ctx, ln, f)
+		default:
+			go d.askFor(context.Background(), ln, f) // no caller's context: the store has a timeout
 		}
 	}
 	v, err := c.Wait(ctx, d.patience)
@@ -71,15 +71,22 @@ func (d *Store) wake(e *entry) {
 	for _, ln := range e.lines {
 		if len(ln.lacks) == 1 && !ln.busy {
 			ln.busy = true
-			go func() { d.serve(ln, d.next(ln, nil, true)) }()
+			go d.goOn(ln, nil)
 		}
 	}
 }
 
-// serve asks the store for f, and for those who stand in ln, until nobody does.
-func (d *Store) serve(ln *line, f *fetch) {
-	for f != nil {
-		f = d.next(ln, d.run(context.Background(), f), true) // no caller's context: the store has a timeout
+// askFor asks the store for f, and goes on, even if the store ends the goroutine.
+func (d *Store) askFor(ctx context.Context, ln *line, f *fetch) {
+	var again []batch.Claim
+	defer func() { d.goOn(ln, again) }()
+	again = d.run(ctx, f)
+}
+
+// goOn asks the store for those in ln, if there are any left.
+func (d *Store) goOn(ln *line, left []batch.Claim) {
+	if f := d.next(ln, left, true); f != nil {
+		go d.askFor(context.Background(), ln, f)
 	}
 }
 
@@ -96,16 +103,18 @@ func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 			e.lines = slices.DeleteFunc(e.lines, func(other *line) bool { return other == ln })
 		}
 		s.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
 		if waited {
 			claims = d.answerHere(ln.lacks, claims)
 		}
-		switch {
-		case n == 0:
-			return nil
-		case len(claims) > 0:
-			return d.newFetch(ln.lacks, claims)
+		if len(claims) > 0 {
+			if f := d.newFetch(ln.lacks, claims); f != nil {
+				return f
+			}
 		}
-		left = nil
+		left, waited = claims, true
 	}
 }
 
@@ -114,7 +123,14 @@ func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
 	requests := make([]store.Request, len(lacks))
 	for i := range lacks {
-		requests[i] = lacks[i].request
+		l := &lacks[i]
+		l.shard.mu.Lock()
+		changed := l.entry.limits != l.limits
+		l.shard.mu.Unlock()
+		if changed { // others have another limit now
+			return claims
+		}
+		requests[i] = l.request
 	}
 	for len(claims) > 0 {
 		c, replies := claims[0], make([]store.Reply, len(lacks))

@@ -73,23 +73,13 @@ func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)}, n)
 }
 
-// peek asks the store, and adds what is held here.
-func (d *Store) peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	ls := newLimits(ns.Rule, l, d.terms.life)
-	r, err := store.Peek(ctx, d.Store, ns, key, ls.by, n)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return d.seen(ns, key, ls, r, n), nil
-}
-
 // seen is r, the store's reply to a look for n events, with what is held here.
 func (d *Store) seen(ns *store.Namespace, key string, ls *limits, r store.Reply, n int64) store.Reply {
 	left := d.heldOf(ns, key, ls.own)
 	if left == 0 {
 		return ls.told(r, n, 0)
 	}
-	p := plain(ns.Rule, ls.by, r, n, 0)
+	p := r.Plainly(ns.Rule, ls.by, n, 0)
 	if p.Y = min(ls.by.Burst, p.Y+left); left >= n {
 		p.Outcome = store.AdmittedPlainly
 	}

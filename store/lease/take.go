@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/batch"
@@ -23,7 +24,11 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	e := d.entry(s, id, ns, key, l)
 	if e == nil {
 		s.mu.Unlock()
-		return d.askUnleased(ctx, ns, key, l, n)
+		asked := &d.stats.unleased
+		if d.closed.Load() { // then no key can have a lease
+			asked = &d.stats.asked
+		}
+		return d.ask(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life), n, asked)
 	}
 	now := d.now()
 	e.used = now
@@ -40,7 +45,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	case n > 1: // by the store alone: exact, and what is held stays held
 		ls := e.limits
 		s.mu.Unlock()
-		return d.ask(ctx, e.ns, e.key, ls, n)
+		return d.ask(ctx, e.ns, e.key, ls, n, &d.stats.asked)
 	case now < e.denied:
 		r := d.deny(e, now)
 		s.mu.Unlock()
@@ -90,9 +95,6 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 			return err
 		case store.OpUpTo:
 			replies[0], err = d.takeUpTo(ctx, r)
-			return err
-		case store.OpLook:
-			replies[0], err = d.peek(ctx, r.Namespace, r.Key, r.Limit, r.N)
 			return err
 		case store.OpOverdraw:
 			replies[0], err = d.overdraw(ctx, r.Namespace, r.Key, r.Limit, r.N, r.Most)
@@ -249,7 +251,9 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, lacks [
 
 // takeAlone asks the store for what one call lacks.
 func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
-	d.stats.asked.Add(1)
+	if len(lacks) > 1 || lacks[0].request.Op != store.OpLook { // for events
+		d.stats.asked.Add(1)
+	}
 	requests, told := make([]store.Request, len(lacks)), make([]store.Reply, len(lacks))
 	for i := range lacks {
 		requests[i] = lacks[i].request
@@ -268,7 +272,7 @@ func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Rep
 		if r.Op == store.OpLook {
 			replies[l.at] = d.seen(r.Namespace, r.Key, l.limits, told[i], r.N)
 		} else {
-			replies[l.at] = plain(r.Namespace.Rule, l.limits.by, told[i], r.N, charged)
+			replies[l.at] = told[i].Plainly(r.Namespace.Rule, l.limits.by, r.N, charged)
 		}
 	}
 	return all, nil
@@ -281,19 +285,8 @@ func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) 
 }
 
 // ask asks the store, and counts that.
-func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64) (store.Reply, error) {
-	d.stats.asked.Add(1)
-	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
-	return ls.told(r, n, n), err
-}
-
-// askUnleased asks the store about a key that cannot have a lease, and counts that.
-func (d *Store) askUnleased(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	ls := newLimits(ns.Rule, l, d.terms.life)
-	if d.closed.Load() { // then no key can
-		return d.ask(ctx, ns, key, ls, n)
-	}
-	d.stats.unleased.Add(1)
+func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64, asked *atomic.Int64) (store.Reply, error) {
+	asked.Add(1)
 	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
 	return ls.told(r, n, n), err
 }
