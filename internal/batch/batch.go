@@ -56,16 +56,23 @@ type Batch struct {
 	Lost     bool          // what it was asked for may be charged
 	Err      error
 	Panicked any // of the store
+
+	alone struct { // Requests and Parts of one key
+		requests [1]store.Request
+		parts    [1]Part
+	}
 }
 
-// New returns the Batch of claims to requests.
-func New(requests []store.Request, claims []Claim, p *pending.Patience) *Batch {
-	b := &Batch{Requests: slices.Clone(requests), Claims: claims, Parts: make([]Part, len(requests)), Patience: p}
+// Make readies b for claims to so many keys, of which the caller sets the Requests.
+func (b *Batch) Make(keys int, claims []Claim, p *pending.Patience) {
+	b.Claims, b.Patience = claims, p
+	if b.Requests, b.Parts = b.alone.requests[:], b.alone.parts[:]; keys > 1 {
+		b.Requests, b.Parts = make([]store.Request, keys), make([]Part, keys)
+	}
 	for i := range b.Parts {
 		n := b.Events(i, len(claims))
 		b.Parts[i] = Part{Sum: n, Want: n}
 	}
-	return b
 }
 
 // Events is how many events of key i the first n claims are for.
@@ -108,9 +115,12 @@ func (b *Batch) Ask(ctx context.Context, s store.Store) {
 	ended = true
 }
 
+// One is the N of a Claim to one event of one key. It is not changed.
+var One = []int64{1}
+
 // askUpTo asks for as many events of one key as there are, and charges what is owed in any case.
 func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
-	q, p, one := b.Requests[0], &b.Parts[0], []int64{1}
+	q, p := b.Requests[0], &b.Parts[0]
 	r, err := store.TakeUpTo(ctx, s, q.Namespace, q.Key, q.Limit, p.Want)
 	if b.Patience.Heard(err); err != nil {
 		return err
@@ -129,9 +139,9 @@ func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
 	b.Asked++
 	switch {
 	case p.Granted == 0 && p.Forced == 0:
-		b.NextN, b.Next = one, []store.Reply{r}
+		b.NextN, b.Next = One, []store.Reply{r}
 	case p.Granted < p.Want || p.Room == 0:
-		b.foresee(one, p.Granted < p.Want)
+		b.foresee(One, p.Granted < p.Want)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/batch"
@@ -11,31 +12,36 @@ import (
 
 // fetch is a call of the store for claims to the same keys, and for leases of these.
 type fetch struct {
-	*batch.Batch
+	batch.Batch
 	lacks  []lack
-	shares []share // of the keys
+	shares []share  // of the keys
+	alone  [1]share // of one key
 	sent   time.Duration
 }
+
+var fetches = sync.Pool{New: func() any { return new(fetch) }}
 
 // share is one key's part of a fetch.
 type share struct {
 	leads bool  // it fetches a lease
 	wish  int64 // events to ask for if there were any number
 	*grant
-	left int // events of the lease, after the claims
+	left int // events of the lease, and of the claims that follow
 }
 
 // newFetch returns the next call for claims. It fetches a lease of each key of which nobody else does. It is nil
 // if what has come meanwhile answers the first claim.
 func (d *Store) newFetch(lacks []lack, claims []batch.Claim) *fetch {
-	requests := make([]store.Request, len(lacks))
-	for i := range lacks {
-		requests[i] = lacks[i].request
-		requests[i].Limit = lacks[i].limits.by
+	f := fetches.Get().(*fetch)
+	f.lacks = lacks
+	f.Make(len(lacks), claims, d.patience)
+	if f.shares = f.alone[:]; len(lacks) > 1 {
+		f.shares = make([]share, len(lacks))
 	}
-	f := &fetch{Batch: batch.New(requests, claims, d.patience), lacks: lacks, shares: make([]share, len(lacks))}
 	for i := range lacks {
 		l := &lacks[i]
+		f.Requests[i] = l.request
+		f.Requests[i].Limit = l.limits.by
 		l.shard.mu.Lock()
 		answered := len(claims) > 0 && len(lacks) == 1 && l.answered(d.now(), claims[0].N[0])
 		if !answered {
@@ -77,7 +83,11 @@ func (d *Store) lead(f *fetch, i int) {
 
 // run asks the store for f, answers its claims, and returns those that are to be asked for once more.
 func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
-	defer func() { again = d.land(f) }() // even if the store ends the goroutine
+	defer func() { // even if the store ends the goroutine
+		again = d.land(f)
+		*f = fetch{}
+		fetches.Put(f)
+	}()
 	f.sent = d.now()
 	f.Ask(ctx, d.Store)
 	return nil
@@ -89,15 +99,14 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 	if f.Lost {
 		d.stats.lost.Add(1)
 	}
-	after := make([]int64, len(f.lacks)) // events of the claims that follow
 	for i := range f.lacks {
-		after[i] = f.Events(i, f.Fit)
+		f.shares[i].left = int(f.Events(i, f.Fit))
 		d.takeIn(f, i)
 	}
 	return f.Answer(func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
-			after[i] -= n
-			replies[i] = f.shares[i].admit(store.AdmittedPlainly, f.shares[i].left+int(after[i]), n)
+			f.shares[i].left -= int(n)
+			replies[i] = f.shares[i].admit(store.AdmittedPlainly, f.shares[i].left, n)
 		}
 	}, func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
@@ -151,8 +160,8 @@ func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 		sent: f.sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, k.reset, l.limits.by),
 	}, d.termsOf(e.ns))
 	held.grant = k.grant
-	held.left -= int(f.Events(i, f.Fit))
-	k.left = held.left
+	held.left -= k.left
+	k.left += held.left
 	e.remaining, e.last = k.room, nil
 	if held != &e.slot && held != &e.spare { // there is no place for it
 		d.giveBack(e, held.grant, held.left)

@@ -133,7 +133,8 @@ func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
 	}
 	switch {
 	case h.spare.left > 0: // what was owed is all that was asked for
-		return &s
+		none := s // so that only this one is allocated
+		return &none
 	case h.left > 0:
 		h.spare = s
 		return &h.spare

@@ -253,7 +253,8 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		shard.mu.Unlock()
 		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
 		require.True(t, lacks[0].shared())
-		ln := &line{lacks: lacks}
+		ln := &line{lacks: lacks, busy: true}
+		e.lines = ln
 		for range 2*batch.MostClaims + 1 {
 			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}

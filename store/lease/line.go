@@ -14,7 +14,9 @@ import (
 type line struct {
 	lacks  []lack // of each claim, but for the numbers
 	claims []batch.Claim
-	busy   bool // a goroutine serves it
+	busy   bool           // a goroutine serves it
+	after  *line          // of the entry's lines
+	first  [1]batch.Claim // is most often the only one
 }
 
 // isOf reports whether ln is of these keys, under these limits.
@@ -25,9 +27,12 @@ func (ln *line) isOf(lacks []lack) bool {
 // claim waits in the line of the keys in lacks. A call whose claim is all that the store is asked for
 // asks it itself, with its own context.
 func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
-	c := batch.Claim{Call: pending.New[batch.Verdict](), N: make([]int64, len(lacks))}
-	for i := range lacks {
-		c.N[i] = lacks[i].request.N
+	c := batch.Claim{Call: pending.New[batch.Verdict](), N: batch.One}
+	if len(lacks) > 1 || lacks[0].request.N > 1 {
+		c.N = make([]int64, len(lacks))
+		for i := range lacks {
+			c.N[i] = lacks[i].request.N
+		}
 	}
 	if ln := stand(lacks, c); ln != nil {
 		switch f := d.next(ln, nil, false); {
@@ -51,12 +56,14 @@ func stand(lacks []lack, c batch.Claim) *line {
 	s, e := lacks[0].shard, lacks[0].entry
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(e.lines, func(ln *line) bool { return ln.isOf(lacks) })
-	if i < 0 {
-		i = len(e.lines)
-		e.lines = append(e.lines, &line{lacks: lacks})
+	ln := e.lines
+	for ln != nil && !ln.isOf(lacks) {
+		ln = ln.after
 	}
-	ln := e.lines[i]
+	if ln == nil {
+		ln = &line{lacks: lacks, after: e.lines}
+		ln.claims, e.lines = ln.first[:0], ln
+	}
 	ln.claims = append(ln.claims, c)
 	if ln.busy || len(lacks) == 1 && e.fetching {
 		return nil
@@ -68,12 +75,21 @@ func stand(lacks []lack, c batch.Claim) *line {
 // wake serves the lines of e alone, which have waited for the call that fetched a lease of it. It is called
 // under the shard's lock.
 func (d *Store) wake(e *entry) {
-	for _, ln := range e.lines {
+	for ln := e.lines; ln != nil; ln = ln.after {
 		if len(ln.lacks) == 1 && !ln.busy {
 			ln.busy = true
 			go d.goOn(ln, nil)
 		}
 	}
+}
+
+// forget removes ln from the lines of e.
+func (e *entry) forget(ln *line) {
+	at := &e.lines
+	for *at != ln {
+		at = &(*at).after
+	}
+	*at = ln.after
 }
 
 // askFor asks the store for f, and goes on, even if the store ends the goroutine.
@@ -97,10 +113,14 @@ func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 	s, e := ln.lacks[0].shard, ln.lacks[0].entry
 	for {
 		s.mu.Lock()
-		claims := slices.DeleteFunc(append(left, ln.claims...), func(c batch.Claim) bool { return c.Done() })
+		claims := ln.claims
+		if len(left) > 0 {
+			claims = append(left, claims...)
+		}
+		claims = slices.DeleteFunc(claims, func(c batch.Claim) bool { return c.Done() })
 		n := min(len(claims), batch.MostClaims)
 		if claims, ln.claims = claims[:n:n], claims[n:]; n == 0 {
-			e.lines = slices.DeleteFunc(e.lines, func(other *line) bool { return other == ln })
+			e.forget(ln)
 		}
 		s.mu.Unlock()
 		if n == 0 {

@@ -379,7 +379,9 @@ func (m *model) ok(err error) {
 func oneKey(ns *store.Namespace, ls *limits, waiting, want, owed int) *batch.Batch {
 	request := store.Request{Namespace: ns, Key: "key", Limit: ls.by}
 	claims := slices.Repeat([]batch.Claim{{N: []int64{1}}}, waiting)
-	b := batch.New([]store.Request{request}, claims, new(pending.Patience))
+	b := new(batch.Batch)
+	b.Make(1, claims, new(pending.Patience))
+	b.Requests[0] = request
 	b.Parts[0].Want, b.Parts[0].Owed = int64(want), int64(owed)
 	return b
 }

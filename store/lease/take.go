@@ -14,9 +14,8 @@ import (
 
 // Take admits n events of what is held, or asks the store.
 func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	r := store.Request{Namespace: ns, Key: key, Limit: l, N: n}
 	if l.Before() > 1 {
-		return d.takeOne(ctx, r, nil)
+		return d.takeOne(ctx, store.Request{Namespace: ns, Key: key, Limit: l, N: n}, nil)
 	}
 	l = l.TurnBefore(0) // events of a bucket have their turn now if they are there
 	s, id := d.shardOf(ns, key)
@@ -33,17 +32,17 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	now := d.now()
 	e.used = now
 	d.tidy(e, now)
-	held := e.spend(now, int(n))
-	switch {
-	case held != nil:
+	if held := e.spend(now, int(n)); held != nil {
 		r := d.admit(held, n)
 		if e.low() && now >= e.denied {
 			d.fetchAhead(s, e)
 		}
 		s.mu.Unlock()
 		return r, nil
+	}
+	ls := e.limits
+	switch {
 	case n > 1: // by the store alone: exact, and what is held stays held
-		ls := e.limits
 		s.mu.Unlock()
 		return d.ask(ctx, e.ns, e.key, ls, n, &d.stats.asked)
 	case now < e.denied:
@@ -55,22 +54,20 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		s.mu.Unlock()
 		return r, nil
 	}
-	lacks := []lack{{request: r, limits: e.limits, shard: s, entry: e}}
 	s.mu.Unlock()
-	return d.takeOne(ctx, r, lacks)
+	return d.takeOne(ctx, store.Request{Namespace: e.ns, Key: e.key, Limit: l, N: n}, &lack{limits: ls, shard: s, entry: e})
 }
 
-// takeOne decides on one request, of which nothing is held if lacks is not nil.
-func (d *Store) takeOne(ctx context.Context, r store.Request, lacks []lack) (store.Reply, error) {
-	list := struct {
-		requests [1]store.Request
-		replies  [1]store.Reply
-	}{requests: [1]store.Request{r}}
-	if lacks == nil {
-		lacks = d.decideHere(list.requests[:], list.replies[:])
+// takeOne decides on r, which lacks all that it asks for if l is not nil.
+func (d *Store) takeOne(ctx context.Context, r store.Request, l *lack) (store.Reply, error) {
+	requests, replies := [1]store.Request{r}, [1]store.Reply{}
+	if l == nil {
+		err := d.takeLacking(ctx, requests[:], replies[:], d.decideHere(requests[:], replies[:]))
+		return replies[0], err
 	}
-	err := d.takeLacking(ctx, list.requests[:], list.replies[:], lacks)
-	return list.replies[0], err
+	l.request = r
+	_, err := d.claim(ctx, []lack{*l}, replies[:])
+	return replies[0], err
 }
 
 // lack is one of several requests, of which not all events are held.
