@@ -17,6 +17,18 @@ type Claim struct {
 	N []int64
 }
 
+// NewClaim returns a call that waits for n(i) events of each key i.
+func NewClaim(keys int, n func(i int) int64) Claim {
+	c := Claim{pending.New[Verdict](), one}
+	if keys > 1 || n(0) > 1 {
+		c.N = make([]int64, keys)
+		for i := range c.N {
+			c.N[i] = n(i)
+		}
+	}
+	return c
+}
+
 // Verdict is the answer to a Claim: whether it is admitted, and the reply of each key.
 type Verdict struct {
 	OK      bool
@@ -115,8 +127,7 @@ func (b *Batch) Ask(ctx context.Context, s store.Store) {
 	ended = true
 }
 
-// One is the N of a Claim to one event of one key. It is not changed.
-var One = []int64{1}
+var one = []int64{1} // of most claims
 
 // askUpTo asks for as many events of one key as there are, and charges what is owed in any case.
 func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
@@ -139,9 +150,9 @@ func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
 	b.Asked++
 	switch {
 	case p.Granted == 0 && p.Forced == 0:
-		b.NextN, b.Next = One, []store.Reply{r}
+		b.NextN, b.Next = one, []store.Reply{r}
 	case p.Granted < p.Want || p.Room == 0:
-		b.foresee(One, p.Granted < p.Want)
+		b.foresee(one, p.Granted < p.Want)
 	}
 	return nil
 }

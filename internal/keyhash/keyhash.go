@@ -28,3 +28,13 @@ func (s Seeds) In(ns *store.Namespace, key string) Hash {
 	hi, lo := ns.ID()
 	return Hash{h.Hi ^ hi, h.Lo ^ lo}
 }
+
+// After returns the hash of a list: of what before is of, and then r, but for its number of events.
+func (s Seeds) After(before Hash, r *store.Request) Hash {
+	next := struct {
+		before, key Hash
+		limit       store.Limit
+		op          store.Op
+	}{before, s.In(r.Namespace, r.Key), r.Limit, r.Op}
+	return Hash{maphash.Comparable(s.hi, next), maphash.Comparable(s.lo, next)}
+}

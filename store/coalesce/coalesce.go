@@ -11,7 +11,9 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -41,6 +43,8 @@ type Store struct {
 	store.Store
 	patience *pending.Patience
 
+	seeds keyhash.Seeds
+
 	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
 	calls map[hotKey]*call // that are under way
 }
@@ -50,7 +54,7 @@ func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	return &Store{Store: s, patience: pending.PatienceWith(s), calls: map[hotKey]*call{}}, nil
+	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), calls: map[hotKey]*call{}}, nil
 }
 
 // Unwrap returns the store that is asked.
@@ -72,131 +76,133 @@ type hotKey struct {
 	space [2]uint64 // the ID of the namespace
 	key   string
 	limit store.Limit
+	rest  keyhash.Hash // of the requests after the first
+}
+
+// keyOf is that of requests, if calls for them can be decided together with others: calls that take events,
+// and wait for no turn.
+func (s *Store) keyOf(requests []store.Request) (k hotKey, shared bool) {
+	for i := range requests {
+		switch r := &requests[i]; {
+		case r.Op != store.OpTake || r.Limit.Before() > 0 || r.N > batch.MostEvents:
+			return k, false
+		case i == 0:
+			hi, lo := r.Namespace.ID()
+			k = hotKey{space: [2]uint64{hi, lo}, key: r.Key, limit: r.Limit}
+		default:
+			k.rest = s.seeds.After(k.rest, r)
+		}
+	}
+	return k, true
 }
 
 // call is a call of the store under way. Its waiters wait for the next one, in order of
 // arrival.
-type call struct{ waiters []*waiter }
-
-type waiter = pending.Call[store.Reply]
+type call struct{ waiters []batch.Claim }
 
 // add adds w. Before the waiters need more room, those go who have left: the call may hang.
-func (c *call) add(w *waiter) {
+func (c *call) add(w batch.Claim) {
 	if len(c.waiters) == cap(c.waiters) {
-		c.waiters = slices.DeleteFunc(c.waiters, (*waiter).Done)
+		c.waiters = slices.DeleteFunc(c.waiters, left)
 		c.waiters = slices.Grow(c.waiters, len(c.waiters)+1)
 	}
 	c.waiters = append(c.waiters, w)
 }
 
-// Take decides on single events together with others.
+func left(w batch.Claim) bool { return w.Done() }
+
+// Take decides on events together with others.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if n != 1 || l.Before() > 0 {
-		return s.Store.Take(ctx, ns, key, l, n)
-	}
-	hi, lo := ns.ID()
-	k := hotKey{[2]uint64{hi, lo}, key, l}
-	s.mu.Lock()
-	if underWay, ok := s.calls[k]; ok {
-		w := pending.New[store.Reply]()
-		underWay.add(w)
-		s.mu.Unlock()
-		return w.Wait(ctx, s.patience)
-	}
-	s.calls[k] = new(call)
-	s.mu.Unlock()
-	defer func() { // also if the store panics
-		if waiters := s.next(k); waiters != nil {
-			go s.decideAll(ns, k, waiters)
-		}
-	}()
-	r, err := s.Store.Take(ctx, ns, key, l, 1)
-	s.patience.Heard(err)
-	return r, err
+	requests, replies := [1]store.Request{{Namespace: ns, Key: key, Limit: l, N: n}}, [1]store.Reply{}
+	err := s.decide(ctx, requests[:], replies[:], func() (err error) {
+		replies[0], err = s.Store.Take(ctx, ns, key, l, n)
+		return err
+	})
+	return replies[0], err
 }
 
-// next returns the waiters for the next call on k. If there are none, no call is under
-// way any more.
-func (s *Store) next(k hotKey) []*waiter {
+// Decide decides on events together with others, of each list all or none.
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return s.decide(ctx, requests, replies, func() error { return s.Store.Decide(ctx, requests, replies) })
+}
+
+// decide decides on requests together with others, or alone.
+func (s *Store) decide(ctx context.Context, requests []store.Request, replies []store.Reply, alone func() error) error {
+	k, shared := s.keyOf(requests)
+	if !shared {
+		return alone()
+	}
+	if w, waits := s.wait(k, requests); waits {
+		v, err := w.Wait(ctx, s.patience)
+		copy(replies, v.Replies)
+		return err
+	}
+	defer s.goOn(k, requests, nil) // also if the store panics
+	err := alone()
+	s.patience.Heard(err)
+	return err
+}
+
+// wait waits for the call on k that is under way. If there is none, the next one is.
+func (s *Store) wait(k hotKey, requests []store.Request) (w batch.Claim, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	waiters := s.calls[k].waiters
-	if s.calls[k].waiters = nil; waiters == nil {
+	underWay, ok := s.calls[k]
+	if !ok {
+		s.calls[k] = new(call)
+		return w, false
+	}
+	w = batch.NewClaim(len(requests), func(i int) int64 { return requests[i].N })
+	underWay.add(w)
+	return w, true
+}
+
+// goOn asks the store for those who wait on k: those who are left, and those who have come since. If there
+// are none, no call is under way any more.
+func (s *Store) goOn(k hotKey, requests []store.Request, again []batch.Claim) {
+	s.mu.Lock()
+	c := s.calls[k]
+	waiters := slices.DeleteFunc(append(again, c.waiters...), left)
+	n := min(len(waiters), batch.MostClaims)
+	if waiters, c.waiters = waiters[:n:n], waiters[n:]; n == 0 {
 		delete(s.calls, k)
 	}
-	return waiters
-}
-
-// decideAll decides on waiters, and on those that come meanwhile, until none is left.
-func (s *Store) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
-	defer func() {
-		if waiters != nil { // the store has ended this goroutine
-			answerAll(waiters, store.Reply{}, errExit)
-			go s.decideAll(ns, k, s.next(k))
-		}
-	}()
-	for waiters != nil {
-		waiters = slices.DeleteFunc(waiters, (*waiter).Done)
-		s.decide(ns, k, waiters)
-		waiters = s.next(k)
+	s.mu.Unlock()
+	if n > 0 {
+		b := new(batch.Batch)
+		b.Make(len(requests), waiters, s.patience)
+		copy(b.Requests, requests)
+		go s.askFor(k, b)
 	}
 }
 
-// decide decides on all waiters by one call of the store. If only some are admitted, a
-// second call finds the RetryAfter of the others. To try them again instead would keep
-// them waiting while each round trip finds a little room.
-func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
-	if len(waiters) == 0 {
-		return
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			for _, w := range waiters {
-				w.Panic(p)
-			}
-		}
-	}()
-	ctx := context.Background() // not a waiter's: the store has its own timeout
-	r, err := store.TakeUpTo(ctx, s.Store, ns, k.key, k.limit, int64(len(waiters)))
-	s.patience.Heard(err)
-	if err != nil || !r.OK() {
-		answerAll(waiters, r, err)
-		return
-	}
-	granted, given := min(int64(len(waiters)), r.Available(ns.Rule, k.limit)), int64(0)
-	for i, w := range waiters {
-		if given == granted {
-			denial, err := s.denial(ctx, ns, k)
-			answerAll(waiters[i:], denial, err)
-			return
-		}
-		if w.Answer(r.After(ns.Rule, given), nil) {
-			given++
-		}
-	}
-	if given < granted { // some have left
-		// After an error they stay charged, as after any call whose caller has left.
-		s.patience.Heard(s.Refund(ctx, ns, k.key, k.limit, r.Receipt(ns.Rule, k.limit, granted, granted-given)))
-	}
+// askFor asks the store for b, and goes on, even if the store ends the goroutine.
+func (s *Store) askFor(k hotKey, b *batch.Batch) {
+	defer func() { s.goOn(k, b.Requests, s.answer(b)) }()
+	b.Ask(context.Background(), s.Store) // not a waiter's context: the store has its own timeout
 }
 
-// denial is that of an event for which there was no room. If room has come since, the call can
-// come back at once.
-func (s *Store) denial(ctx context.Context, ns *store.Namespace, k hotKey) (store.Reply, error) {
-	r, err := store.Peek(ctx, s.Store, ns, k.key, k.limit, 1)
-	if s.patience.Heard(err); err == nil && r.OK() {
-		const soon = 1 // µs
-		r = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, r.Report(ns.Rule, k.limit, 1, 0).Reset)}
+// answer answers the waiters of b, each as if the others had come one after the other. It gives back what is
+// of those who have left. After an error that stays charged, as after any call whose caller has left.
+func (s *Store) answer(b *batch.Batch) (again []batch.Claim) {
+	given := make([]int64, len(b.Parts))
+	again = b.Answer(func(w batch.Claim, replies []store.Reply) {
+		for i, n := range w.N {
+			replies[i] = b.Parts[i].Reply.After(b.Requests[i].Namespace.Rule, given[i])
+			given[i] += n
+		}
+	}, func(w batch.Claim, _ []store.Reply) {
+		for i, n := range w.N {
+			given[i] -= n
+		}
+	})
+	for i, p := range b.Parts {
+		if q := &b.Requests[i]; p.Granted > given[i] {
+			receipt := p.Reply.Receipt(q.Namespace.Rule, q.Limit, p.Granted, p.Granted-given[i])
+			s.patience.Heard(s.Refund(context.Background(), q.Namespace, q.Key, q.Limit, receipt))
+		}
 	}
-	return r, err
-}
-
-var errExit = fmt.Errorf("%w: the store has ended its goroutine, the outcome is unknown", store.ErrTimeout)
-
-func answerAll(waiters []*waiter, r store.Reply, err error) {
-	for _, w := range waiters {
-		w.Answer(r, err)
-	}
+	return again
 }
 
 var _ store.Store = (*Store)(nil)

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/ratelimit-go/ratelimit/internal/batch"
-	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -27,13 +26,7 @@ func (ln *line) isOf(lacks []lack) bool {
 // claim waits in the line of the keys in lacks. A call whose claim is all that the store is asked for
 // asks it itself, with its own context.
 func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
-	c := batch.Claim{Call: pending.New[batch.Verdict](), N: batch.One}
-	if len(lacks) > 1 || lacks[0].request.N > 1 {
-		c.N = make([]int64, len(lacks))
-		for i := range lacks {
-			c.N[i] = lacks[i].request.N
-		}
-	}
+	c := batch.NewClaim(len(lacks), func(i int) int64 { return lacks[i].request.N })
 	if ln := stand(lacks, c); ln != nil {
 		switch f := d.next(ln, nil, false); {
 		case f == nil: // c is answered
