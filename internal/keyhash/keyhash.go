@@ -29,12 +29,11 @@ func (s Seeds) In(ns *store.Namespace, key string) Hash {
 	return Hash{h.Hi ^ hi, h.Lo ^ lo}
 }
 
-// After returns the hash of a list: of what before is of, and then r, but for its number of events.
-func (s Seeds) After(before Hash, r *store.Request) Hash {
+// After returns the hash of a list of keys with their limits: of those that before is of, and then of key.
+func (s Seeds) After(before Hash, ns *store.Namespace, key string, l store.Limit) Hash {
 	next := struct {
 		before, key Hash
 		limit       store.Limit
-		op          store.Op
-	}{before, s.In(r.Namespace, r.Key), r.Limit, r.Op}
+	}{before, s.In(ns, key), l}
 	return Hash{maphash.Comparable(s.hi, next), maphash.Comparable(s.lo, next)}
 }

@@ -45,8 +45,8 @@ type Store struct {
 
 	seeds keyhash.Seeds
 
-	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
-	calls map[hotKey]*call // that are under way
+	mu    sync.Mutex             // protects calls and the waiters in it; never held over a call
+	calls map[keyhash.Hash]*call // that are under way
 }
 
 // New returns a store that asks s. Its error is [store.ErrInvalidOption]: s is nil.
@@ -54,7 +54,7 @@ func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), calls: map[hotKey]*call{}}, nil
+	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), calls: map[keyhash.Hash]*call{}}, nil
 }
 
 // Unwrap returns the store that is asked.
@@ -71,27 +71,15 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	return s.Store.Prepare(rule, l, fixed)
 }
 
-// hotKey is what calls must have in common to be decided together.
-type hotKey struct {
-	space [2]uint64 // the ID of the namespace
-	key   string
-	limit store.Limit
-	rest  keyhash.Hash // of the requests after the first
-}
-
-// keyOf is that of requests, if calls for them can be decided together with others: calls that take events,
-// and wait for no turn.
-func (s *Store) keyOf(requests []store.Request) (k hotKey, shared bool) {
+// keyOf is a hash of what calls must have in common to be decided together: all but the numbers of events. shared
+// is false for calls that are not: those that do not take events, or wait for a turn.
+func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 	for i := range requests {
-		switch r := &requests[i]; {
-		case r.Op != store.OpTake || r.Limit.Before() > 0 || r.N > batch.MostEvents:
+		r := &requests[i]
+		if r.Op != store.OpTake || r.Limit.Before() > 0 || r.N > batch.MostEvents {
 			return k, false
-		case i == 0:
-			hi, lo := r.Namespace.ID()
-			k = hotKey{space: [2]uint64{hi, lo}, key: r.Key, limit: r.Limit}
-		default:
-			k.rest = s.seeds.After(k.rest, r)
 		}
+		k = s.seeds.After(k, r.Namespace, r.Key, r.Limit)
 	}
 	return k, true
 }
@@ -144,7 +132,7 @@ func (s *Store) decide(ctx context.Context, requests []store.Request, replies []
 }
 
 // wait waits for the call on k that is under way. If there is none, the next one is.
-func (s *Store) wait(k hotKey, requests []store.Request) (w batch.Claim, waits bool) {
+func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	underWay, ok := s.calls[k]
@@ -159,7 +147,7 @@ func (s *Store) wait(k hotKey, requests []store.Request) (w batch.Claim, waits b
 
 // goOn asks the store for those who wait on k: those who are left, and those who have come since. If there
 // are none, no call is under way any more.
-func (s *Store) goOn(k hotKey, requests []store.Request, again []batch.Claim) {
+func (s *Store) goOn(k keyhash.Hash, requests []store.Request, again []batch.Claim) {
 	s.mu.Lock()
 	c := s.calls[k]
 	waiters := slices.DeleteFunc(append(again, c.waiters...), left)
@@ -177,7 +165,7 @@ func (s *Store) goOn(k hotKey, requests []store.Request, again []batch.Claim) {
 }
 
 // askFor asks the store for b, and goes on, even if the store ends the goroutine.
-func (s *Store) askFor(k hotKey, b *batch.Batch) {
+func (s *Store) askFor(k keyhash.Hash, b *batch.Batch) {
 	defer func() { s.goOn(k, b.Requests, s.answer(b)) }()
 	b.Ask(context.Background(), s.Store) // not a waiter's context: the store has its own timeout
 }
