@@ -29,17 +29,38 @@ func NewClaim(keys int, n func(i int) int64) Claim {
 	return c
 }
 
+// Add adds c to those who wait. Before they need more room, those go who have left: a call may hang.
+func Add(waiting []Claim, c Claim) []Claim {
+	if len(waiting) == cap(waiting) {
+		waiting = slices.DeleteFunc(waiting, hasLeft)
+		waiting = slices.Grow(waiting, len(waiting)+1)
+	}
+	return append(waiting, c)
+}
+
+// Next returns those of left, and then of waiting, whom the store is asked for next, and the others.
+func Next(left, waiting []Claim) (next, others []Claim) {
+	if len(left) > 0 {
+		waiting = append(left, waiting...)
+	}
+	waiting = slices.DeleteFunc(waiting, hasLeft)
+	n := min(len(waiting), mostClaims)
+	return waiting[:n:n], waiting[n:]
+}
+
+func hasLeft(c Claim) bool { return c.Done() }
+
 // Verdict is the answer to a Claim: whether it is admitted, and the reply of each key.
 type Verdict struct {
 	OK      bool
 	Replies []store.Reply
 }
 
-// Most claims, and the most events of a key for one of them, that are asked for at once. Their product and the
-// events of a lease are a number that a store can be asked for.
+// MostEvents is the most events of a key that a Claim may be for. So many claims at once and the events of a lease
+// are a number that a store can be asked for.
 const (
-	MostClaims = 1 << 13
 	MostEvents = 1 << 16
+	mostClaims = 1 << 13
 )
 
 // Part is what a Batch asks of one key, and what it has of it.

@@ -8,7 +8,6 @@ package coalesce
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit/internal/batch"
@@ -45,8 +44,8 @@ type Store struct {
 
 	seeds keyhash.Seeds
 
-	mu    sync.Mutex             // protects calls and the waiters in it; never held over a call
-	calls map[keyhash.Hash]*call // that are under way
+	mu      sync.Mutex                     // protects waiters; never held over a call
+	waiters map[keyhash.Hash][]batch.Claim // for the next call, in order of arrival, where one is under way
 }
 
 // New returns a store that asks s. Its error is [store.ErrInvalidOption]: s is nil.
@@ -54,7 +53,7 @@ func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), calls: map[keyhash.Hash]*call{}}, nil
+	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), waiters: map[keyhash.Hash][]batch.Claim{}}, nil
 }
 
 // Unwrap returns the store that is asked.
@@ -62,7 +61,7 @@ func (s *Store) Unwrap() store.Store { return s.Store }
 
 // Prepare implements [store.Store].
 func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
-	if s.calls == nil {
+	if s.waiters == nil {
 		return unmade.Err
 	}
 	if rule.Held {
@@ -83,21 +82,6 @@ func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 	}
 	return k, true
 }
-
-// call is a call of the store under way. Its waiters wait for the next one, in order of
-// arrival.
-type call struct{ waiters []batch.Claim }
-
-// add adds w. Before the waiters need more room, those go who have left: the call may hang.
-func (c *call) add(w batch.Claim) {
-	if len(c.waiters) == cap(c.waiters) {
-		c.waiters = slices.DeleteFunc(c.waiters, left)
-		c.waiters = slices.Grow(c.waiters, len(c.waiters)+1)
-	}
-	c.waiters = append(c.waiters, w)
-}
-
-func left(w batch.Claim) bool { return w.Done() }
 
 // Take decides on events together with others.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -135,30 +119,27 @@ func (s *Store) decide(ctx context.Context, requests []store.Request, replies []
 func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	underWay, ok := s.calls[k]
-	if !ok {
-		s.calls[k] = new(call)
-		return w, false
+	waiters, underWay := s.waiters[k]
+	if underWay {
+		w = batch.NewClaim(len(requests), func(i int) int64 { return requests[i].N })
+		waiters = batch.Add(waiters, w)
 	}
-	w = batch.NewClaim(len(requests), func(i int) int64 { return requests[i].N })
-	underWay.add(w)
-	return w, true
+	s.waiters[k] = waiters
+	return w, underWay
 }
 
 // goOn asks the store for those who wait on k: those who are left, and those who have come since. If there
 // are none, no call is under way any more.
-func (s *Store) goOn(k keyhash.Hash, requests []store.Request, again []batch.Claim) {
+func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Claim) {
 	s.mu.Lock()
-	c := s.calls[k]
-	waiters := slices.DeleteFunc(append(again, c.waiters...), left)
-	n := min(len(waiters), batch.MostClaims)
-	if waiters, c.waiters = waiters[:n:n], waiters[n:]; n == 0 {
-		delete(s.calls, k)
+	next, others := batch.Next(left, s.waiters[k])
+	if s.waiters[k] = others; len(next) == 0 {
+		delete(s.waiters, k)
 	}
 	s.mu.Unlock()
-	if n > 0 {
+	if len(next) > 0 {
 		b := new(batch.Batch)
-		b.Make(len(requests), waiters, s.patience)
+		b.Make(len(requests), next, s.patience)
 		copy(b.Requests, requests)
 		go s.askFor(k, b)
 	}

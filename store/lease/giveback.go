@@ -179,12 +179,7 @@ func (d *Store) workTogether(ctx context.Context) error {
 		workers.Go(func() { errs[i] = d.work(ctx, false) })
 	}
 	workers.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
 // closeShard makes jobs of all that is held, and of what is owed.

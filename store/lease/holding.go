@@ -52,6 +52,16 @@ func (h *holding[G]) spend(now time.Duration, n int) *slot[G] {
 	return &h.slot
 }
 
+// held is how many events may be admitted without asking.
+func (h *holding[G]) held(now time.Duration) (n int) {
+	for _, s := range []*slot[G]{&h.slot, &h.spare} {
+		if now < s.until {
+			n += s.left
+		}
+	}
+	return n
+}
+
 // low reports that it is time to ask, although there is still something.
 func (h *holding[G]) low() bool { return h.size > 1 && h.left <= h.size/4 && h.spare.left == 0 }
 

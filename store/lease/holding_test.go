@@ -252,10 +252,10 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		e := d.entry(shard, id, ns, "key", of.limit)
 		shard.mu.Unlock()
 		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
-		require.True(t, lacks[0].shared())
+		require.False(t, lacks[0].alone())
 		ln := &line{lacks: lacks, busy: true}
 		e.lines = ln
-		for range 2*batch.MostClaims + 1 {
+		for range 3 * 1 << 13 {
 			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}
 		claims := slices.Clone(ln.claims)

@@ -171,25 +171,13 @@ type Option func(*Store) error
 // only demand does. Callers who wait are decided on at once, however many they are. With 1
 // nothing is taken ahead: each admission asks the store, and only denials are made in memory.
 func WithMaxLease(n int) Option {
-	return func(l *Store) error {
-		if n < 1 || n > maxLease {
-			return fmt.Errorf("%w: WithMaxLease(%d), want 1 to %d", store.ErrInvalidOption, n, maxLease)
-		}
-		l.terms.most = n
-		return nil
-	}
+	return within("WithMaxLease", n, maxLease, func(d *Store) { d.terms.most = n })
 }
 
 // WithMaxKeys bounds the keys that are held to n, 1 to 16,777,216. The default is 65,536. Others
 // ask the store each time.
 func WithMaxKeys(n int) Option {
-	return func(l *Store) error {
-		if n < 1 || n > maxMaxKeys {
-			return fmt.Errorf("%w: WithMaxKeys(%d), want 1 to %d", store.ErrInvalidOption, n, maxMaxKeys)
-		}
-		l.maxKeys = int64(n)
-		return nil
-	}
+	return within("WithMaxKeys", n, maxMaxKeys, func(d *Store) { d.maxKeys = int64(n) })
 }
 
 // WithOverdraft lets up to n events of each key pass in each process before the store knows
@@ -203,11 +191,16 @@ func WithMaxKeys(n int) Option {
 // It is not for a sliding window, where what was charged past the limit weighs less
 // in the next window.
 func WithOverdraft(n int) Option {
-	return func(l *Store) error {
-		if n < 1 || n > maxLease {
-			return fmt.Errorf("%w: WithOverdraft(%d), want 1 to %d", store.ErrInvalidOption, n, maxLease)
+	return within("WithOverdraft", n, maxLease, func(d *Store) { d.terms.overdraft = n })
+}
+
+// within is the option name(n), which sets n if it is 1 to most.
+func within(name string, n, most int, set func(d *Store)) Option {
+	return func(d *Store) error {
+		if n < 1 || n > most {
+			return fmt.Errorf("%w: %s(%d), want 1 to %d", store.ErrInvalidOption, name, n, most)
 		}
-		l.terms.overdraft = n
+		set(d)
 		return nil
 	}
 }

@@ -57,7 +57,7 @@ func stand(lacks []lack, c batch.Claim) *line {
 		ln = &line{lacks: lacks, after: e.lines}
 		ln.claims, e.lines = ln.first[:0], ln
 	}
-	ln.claims = append(ln.claims, c)
+	ln.claims = batch.Add(ln.claims, c)
 	if ln.busy || len(lacks) == 1 && e.fetching {
 		return nil
 	}
@@ -106,17 +106,12 @@ func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 	s, e := ln.lacks[0].shard, ln.lacks[0].entry
 	for {
 		s.mu.Lock()
-		claims := ln.claims
-		if len(left) > 0 {
-			claims = append(left, claims...)
-		}
-		claims = slices.DeleteFunc(claims, func(c batch.Claim) bool { return c.Done() })
-		n := min(len(claims), batch.MostClaims)
-		if claims, ln.claims = claims[:n:n], claims[n:]; n == 0 {
+		var claims []batch.Claim
+		if claims, ln.claims = batch.Next(left, ln.claims); len(claims) == 0 {
 			e.forget(ln)
 		}
 		s.mu.Unlock()
-		if n == 0 {
+		if len(claims) == 0 {
 			return nil
 		}
 		if waited {
@@ -134,16 +129,12 @@ func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 // answerHere answers claims without the store, up to the first one that needs it. It returns that and
 // those after it.
 func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
+	if slices.ContainsFunc(lacks, lack.stale) {
+		return claims
+	}
 	requests := make([]store.Request, len(lacks))
 	for i := range lacks {
-		l := &lacks[i]
-		l.shard.mu.Lock()
-		changed := l.entry.limits != l.limits
-		l.shard.mu.Unlock()
-		if changed { // others have another limit now
-			return claims
-		}
-		requests[i] = l.request
+		requests[i] = lacks[i].request
 	}
 	for len(claims) > 0 {
 		c, replies := claims[0], make([]store.Reply, len(lacks))
@@ -161,4 +152,11 @@ func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
 		claims = claims[1:]
 	}
 	return claims
+}
+
+// stale reports whether others ask for the key under another limit now.
+func (l lack) stale() bool {
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	return l.entry.limits != l.limits
 }

@@ -91,12 +91,8 @@ func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64)
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e, now := s.keys[id], d.now(); e != nil && e.limits.own == l {
-		for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
-			if now < held.until {
-				n += int64(held.left)
-			}
-		}
+	if e := s.keys[id]; e != nil && e.limits.own == l {
+		n = int64(e.held(d.now()))
 	}
 	return n
 }

@@ -30,9 +30,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		return d.ask(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life), n, asked)
 	}
 	now := d.now()
-	e.used = now
-	d.tidy(e, now)
-	if held := e.spend(now, int(n)); held != nil {
+	if held := d.spend(e, now, n); held != nil {
 		r := d.admit(held, n)
 		if e.low() && now >= e.denied {
 			d.fetchAhead(s, e)
@@ -112,7 +110,7 @@ func (d *Store) takeLacking(ctx context.Context, requests []store.Request, repli
 			d.putBack(requests, replies, lacks)
 		}
 	}()
-	if slices.ContainsFunc(lacks, func(l lack) bool { return !l.shared() }) {
+	if slices.ContainsFunc(lacks, lack.alone) {
 		all, err = d.takeAlone(ctx, lacks, replies)
 	} else {
 		all, err = d.claim(ctx, lacks, replies)
@@ -120,9 +118,9 @@ func (d *Store) takeLacking(ctx context.Context, requests []store.Request, repli
 	return err
 }
 
-// shared reports whether claims to l can be decided on together.
-func (l *lack) shared() bool {
-	return l.entry != nil && l.request.Votes() && l.request.N <= batch.MostEvents
+// alone reports whether l is asked for by one call alone.
+func (l lack) alone() bool {
+	return l.entry == nil || !l.request.Votes() || l.request.N > batch.MostEvents
 }
 
 // decideHere decides on requests by what is held and known, if it can. If not, it returns what is to be
@@ -163,9 +161,7 @@ func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held boo
 		return l, false
 	}
 	now := d.now()
-	e.used = now
-	d.tidy(e, now)
-	if held := e.spend(now, int(r.N)); held != nil {
+	if held := d.spend(e, now, r.N); held != nil {
 		*reply = d.admit(held, r.N)
 		return l, true
 	}
@@ -185,11 +181,8 @@ func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held boo
 
 // lendAll admits all of lacks before the store knows them, if it may.
 func (d *Store) lendAll(lacks []lack, replies []store.Reply) bool {
-	if d.terms.overdraft == 0 {
-		return len(lacks) == 0
-	}
 	for i := range lacks {
-		if !d.lendFor(&lacks[i], &replies[lacks[i].at]) {
+		if l := &lacks[i]; d.terms.overdraft == 0 || !d.lendFor(l, &replies[l.at]) {
 			for _, l := range lacks[:i] {
 				d.putBackOne(&l.request, replies[l.at])
 			}
@@ -199,18 +192,15 @@ func (d *Store) lendAll(lacks []lack, replies []store.Reply) bool {
 	return true
 }
 
-func (d *Store) lendFor(l *lack, reply *store.Reply) bool {
-	if l.entry == nil || l.request.N > 1 {
-		return false
+func (d *Store) lendFor(l *lack, reply *store.Reply) (lent bool) {
+	if e := l.entry; e != nil && l.request.N == 1 {
+		l.shard.mu.Lock()
+		defer l.shard.mu.Unlock()
+		if lent = e.limits == l.limits && e.borrow(d.now(), &d.terms); lent {
+			*reply = d.lend(l.shard, e)
+		}
 	}
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	e := l.entry
-	if e.limits != l.limits || !e.borrow(d.now(), &d.terms) {
-		return false
-	}
-	*reply = d.lend(l.shard, e)
-	return true
+	return lent
 }
 
 // lend is the admission of an event that e has borrowed.
@@ -324,6 +314,13 @@ func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string
 func (d *Store) change(e *entry, ls *limits) {
 	d.giveUp(e)
 	e.limits, e.denied, e.last = ls, 0, nil // full stays: limits that take turns would lend each time
+}
+
+// spend admits n events of what is held of e, and returns of which grant. It is nil if they are not there.
+func (d *Store) spend(e *entry, now time.Duration, n int64) *slot[*grant] {
+	e.used = now
+	d.tidy(e, now)
+	return e.spend(now, int(n))
 }
 
 // tidy gives back what has lapsed.
