@@ -19,23 +19,24 @@ import (
 )
 
 // Store stands before another [store.Store] and asks it once for many callers. While a call for
-// one event of a key is under way, others on that key wait. They are then decided by one call,
+// events of a key is under way, others for that key wait. They are then decided by one call,
 // which admits as many of them as fit, in order of arrival. Each gets the answer that it would
-// have got alone.
+// have got alone. Limits of an All are decided in the same way: all of them or none for each
+// caller, together with others that ask for the same keys under the same limits.
 //
 // Use it for hot keys on Redis, where a decision costs a round trip. A key can then be asked
-// for more often than Redis answers. A call that meets no other on its key costs what it did.
+// for more often than Redis answers. A call that meets no other on its keys costs what it did.
 // One Store serves many limiters. Put it before a denycache, which then spares it the callers who
 // are denied.
 //
-// A call that does meet others waits for those under way and for its own. Each of them is two
-// calls of the store if some events are admitted and others are not. The call ends in
-// [store.ErrTimeout] if the store answers nobody for its timeout and a sixteenth. A goroutine asks
-// for the callers who wait, and ends with the last of them. If a caller's ctx ends while it waits,
+// A call that does meet others waits for those under way and for its own. Each of them is up to
+// three calls of the store if some callers are admitted and others are not. The call ends in
+// [store.ErrTimeout] if the store answers nobody for its timeout and a sixteenth. Goroutines ask
+// for the callers who wait, and end with the last of them. If a caller's ctx ends while it waits,
 // its permit goes to the next one or back.
 //
-// All else goes on to the store as it is: calls of more than one event, those of an All, what
-// AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
+// All else goes on to the store as it is: calls of more than 65,536 events, a Decide with a shadow or
+// a look, what AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
 //
 // It is safe for concurrent use. Make it by [New].
 type Store struct {

@@ -56,8 +56,9 @@ import (
 // RetryAfter, ResetAfter and denials can be a life old. So can what follows a Reset or a lower
 // limit by others. A Refund carries the time of its lease, so ResetAfter can be a life too long.
 //
-// Limits of one All are decided here if all is held. Or else one call of the store decides on
-// the rest, and fetches leases. Waiters take what is held, and wait for no turn ahead of it.
+// Limits of one All are decided here if all is held. If one of them lacks events, a lease of it is
+// fetched as for that limit alone. If several do, one call of the store decides on these, all or
+// none, and fetches leases. Waiters take what is held, and wait for no turn ahead of it.
 //
 // Use it for limits that a whole fleet asks for often. It saves calls from four decisions on a
 // key per life on. With fewer it costs some 2 % more. What cannot be leased goes to the store as
@@ -181,8 +182,8 @@ func WithMaxKeys(n int) Option {
 }
 
 // WithOverdraft lets up to n events of each key pass in each process before the store knows
-// them, 1 to 1,000,000,000. Callers for one event then wait for the store only while so many are
-// owed, or after it has denied.
+// them, 1 to 1,000,000,000. Callers for one event, of one limit or of each of several, then wait for
+// the store only while so many are owed, or after it has denied.
 //
 // Bound: that of the limiter, and n events more for each process, and for each
 // that is killed meanwhile. A key that is full is kept until it has room. RetryAfter can be too
