@@ -72,6 +72,7 @@ type Part struct {
 	Granted int64       // events that were charged
 	Reply   store.Reply // that of the call that charged them
 	Room    int64       // events that the store has left: then, or by its last denial
+	Short   bool        // there was no room for all that was wanted
 	Forced  int64       // events of those Owed that were charged beyond the limit
 }
 
@@ -145,6 +146,7 @@ func (b *Batch) Ask(ctx context.Context, s store.Store) {
 	if b.Lost = b.Err != nil; b.Err == nil && b.Next == nil && b.NextN != nil {
 		b.Err = b.look(ctx, s)
 	}
+	b.deny()
 	ended = true
 }
 
@@ -169,11 +171,12 @@ func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
 		p.Forced = unpaid
 	}
 	b.Asked++
+	p.Short = p.Granted < p.Want
 	switch {
 	case p.Granted == 0 && p.Forced == 0:
 		b.NextN, b.Next = one, []store.Reply{r}
-	case p.Granted < p.Want || p.Room == 0:
-		b.foresee(one, p.Granted < p.Want)
+	case p.Short || p.Room == 0:
+		b.foresee(one, p.Short)
 	}
 	return nil
 }
@@ -232,10 +235,14 @@ func (b *Batch) fitting(replies []store.Reply, n int) int {
 		b.Parts[i].Room = room[i]
 	}
 	for c := range n {
+		short := false
 		for i := range room {
-			if room[i] -= b.Claims[c].N[i]; room[i] < 0 {
-				return c
-			}
+			room[i] -= b.Claims[c].N[i]
+			b.Parts[i].Short = room[i] < 0
+			short = short || b.Parts[i].Short
+		}
+		if short {
+			return c
 		}
 	}
 	if leased {
@@ -288,21 +295,24 @@ func (b *Batch) look(ctx context.Context, s store.Store) error {
 	if b.Patience.Heard(err); err != nil {
 		return err
 	}
-	if b.Next = replies; !AllOK(b.Requests, replies) {
-		return nil
+	b.Next = replies
+	return nil
+}
+
+// deny makes Next a denial if one is due. Room may have come since the store has denied: then it is soon.
+func (b *Batch) deny() {
+	short := func(p Part) bool { return p.Short }
+	known := slices.ContainsFunc(b.Parts, short)
+	if b.Next == nil || !AllOK(b.Requests, b.Next) || b.Fit == len(b.Claims) && !known {
+		return
 	}
-	full := func(i int) bool { return b.Parts[i].Room < b.NextN[i] } // but room has come since
-	known := false
-	for i := range replies {
-		known = known || full(i)
-	}
-	for i, r := range replies {
+	for i, r := range b.Next {
 		const soon = 1 // µs
-		if q := &requests[i]; full(i) || !known {
-			replies[i] = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, r.Report(q.Namespace.Rule, q.Limit, q.N, 0).Reset)}
+		if q, p := &b.Requests[i], &b.Parts[i]; p.Short || !known {
+			reset := r.Report(q.Namespace.Rule, q.Limit, b.NextN[i], 0).Reset
+			b.Next[i] = store.Reply{Outcome: store.DeniedPlainly, X: soon, Y: min(p.Room, b.NextN[i]-1), Z: max(soon, reset)}
 		}
 	}
-	return nil
 }
 
 // Answer answers the claims, and returns those that are for other numbers of events than the one that was

@@ -3,6 +3,7 @@ package batch_test
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -147,4 +148,92 @@ func TestAsManyClaimsAreChargedAsFit(t *testing.T) {
 			}
 		}
 	}
+}
+
+// busy is a store of which others give back, or take, before each call.
+type busy struct {
+	store.Store
+	before func()
+}
+
+func (s busy) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.before()
+	return s.Store.Decide(ctx, requests, replies)
+}
+
+// Whatever others do between the calls, who is admitted is charged, and who is not is told so.
+func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
+	algorithms := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+	random := rand.New(rand.NewPCG(7, 1))
+	soon := 0
+	for range 4000 {
+		mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Unix(1_800_000_000, 0) }))
+		require.NoError(t, err)
+		names := []string{algorithms[random.IntN(4)], algorithms[random.IntN(4)]}[:1+random.IntN(2)]
+		rates := []int{1 + random.IntN(20), 1 + random.IntN(20)}
+		var limits []ratelimit.Limit
+		for i := range names {
+			limits = append(limits, ratelimit.Limit{Rate: rates[i], Period: time.Duration(1+i) * time.Hour})
+		}
+		requests := requestsOf(t, mem, names, limits)
+		others := make([]store.Reply, len(requests))
+		taken := make([]int64, len(requests)) // by others
+		for i, q := range requests {
+			n := int64(1 + random.IntN(rates[i]))
+			others[i], err = mem.Take(t.Context(), q.Namespace, q.Key, q.Limit, n)
+			require.NoError(t, err)
+			taken[i] = n
+		}
+		charged := slices.Clone(taken)
+		s := busy{mem, func() {
+			for i, q := range requests {
+				if n := min(taken[i], int64(random.IntN(4)*random.IntN(2))); n > 0 {
+					require.NoError(t, mem.Refund(t.Context(), q.Namespace, q.Key, q.Limit, others[i].Receipt(q.Namespace.Rule, q.Limit, charged[i], n)))
+					taken[i] -= n
+				}
+			}
+		}}
+		claims := make([]batch.Claim, 1+random.IntN(8))
+		for c := range claims {
+			claims[c] = batch.NewClaim(len(requests), func(int) int64 { return int64(1 + random.IntN(3)*random.IntN(2)) })
+		}
+		admitted := make([]int64, len(requests))
+		for rounds := 0; len(claims) > 0; rounds++ {
+			require.Less(t, rounds, 20)
+			b := new(batch.Batch)
+			b.Make(len(requests), claims, new(pending.Patience))
+			copy(b.Requests, requests)
+			b.Ask(t.Context(), s)
+			require.NoError(t, b.Err)
+			again := b.Answer(func(c batch.Claim, _ []store.Reply) {
+				for i, n := range c.N {
+					admitted[i] += n
+				}
+			}, func(batch.Claim, []store.Reply) {})
+			for _, c := range claims {
+				if !c.Done() {
+					continue
+				}
+				v, err := c.Wait(t.Context(), new(pending.Patience))
+				require.NoError(t, err)
+				if v.OK {
+					continue
+				}
+				require.False(t, batch.AllOK(b.Requests, v.Replies))
+				for i, r := range v.Replies {
+					if !r.OK() && r.X == 1 {
+						soon++
+						require.Less(t, r.Y, c.N[i])
+					}
+				}
+			}
+			claims = again
+		}
+		for i, q := range requests {
+			r, err := store.Peek(t.Context(), mem, q.Namespace, q.Key, q.Limit, 1)
+			require.NoError(t, err)
+			require.Equal(t, int64(rates[i])-taken[i]-admitted[i], r.Available(q.Namespace.Rule, q.Limit), names[i])
+		}
+	}
+	require.Positive(t, soon)
 }

@@ -19,24 +19,27 @@ import (
 )
 
 // Store stands before another [store.Store] and asks it once for many callers. While a call for
-// events of a key is under way, others for that key wait. They are then decided by one call,
+// one event of a key is under way, others on that key wait. They are then decided by one call,
 // which admits as many of them as fit, in order of arrival. Each gets the answer that it would
-// have got alone. Limits of an All are decided in the same way: all of them or none for each
-// caller, together with others that ask for the same keys under the same limits.
+// have got alone.
+//
+// Calls of an All, for any number of events, wait for calls for the same keys under the same
+// limits. If one call is too much for all of them, another one charges as many as had room. Room that
+// comes between the two is for those who come again: RetryAfter is then 1 µs.
 //
 // Use it for hot keys on Redis, where a decision costs a round trip. A key can then be asked
 // for more often than Redis answers. A call that meets no other on its keys costs what it did.
 // One Store serves many limiters. Put it before a denycache, which then spares it the callers who
 // are denied.
 //
-// A call that does meet others waits for those under way and for its own. Each of them is up to
-// three calls of the store if some callers are admitted and others are not. The call ends in
+// A call that does meet others waits for those under way and for its own. Each of them is two
+// calls of the store, or three for an All, if some events are admitted and others are not. The call ends in
 // [store.ErrTimeout] if the store answers nobody for its timeout and a sixteenth. Goroutines ask
 // for the callers who wait, and end with the last of them. If a caller's ctx ends while it waits,
 // its permit goes to the next one or back.
 //
-// All else goes on to the store as it is: calls of more than 65,536 events, a Decide with a shadow or
-// a look, what AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
+// All else goes on to the store as it is: calls of more than one event of one key, a Decide with a shadow
+// or a look, what AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
 //
 // It is safe for concurrent use. Make it by [New].
 type Store struct {
@@ -71,12 +74,13 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	return s.Store.Prepare(rule, l, fixed)
 }
 
-// keyOf is a hash of what calls must have in common to be decided together: all but the numbers of events. shared
-// is false for calls that are not: those that do not take events, or wait for a turn.
+// keyOf is a hash of what calls must have in common to be decided together: all but the numbers of events of a list.
+// shared is false for calls that are not: those that do not take events, or wait for a turn, and those for several
+// events of one key, of which the store cannot charge as many calls as fit at one instant.
 func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 	for i := range requests {
 		r := &requests[i]
-		if r.Op != store.OpTake || r.Limit.Before() > 0 || r.N > batch.MostEvents {
+		if r.Op != store.OpTake || r.Limit.Before() > 0 || r.N > batch.MostEvents || r.N > 1 && len(requests) == 1 {
 			return k, false
 		}
 		k = s.seeds.After(k, r.Namespace, r.Key, r.Limit)

