@@ -30,9 +30,10 @@ type share struct {
 }
 
 // newFetch returns the next call for claims. It fetches a lease of each key of which nobody else does. It is nil
-// if what has come meanwhile answers the first claim.
-func (d *Store) newFetch(lacks []lack, claims []batch.Claim) *fetch {
-	f := fetches.Get().(*fetch)
+// if the claims are to one key, and what has come meanwhile answers the first of them, or another call that
+// fetches a lease is under way: then wait is true.
+func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait bool) {
+	f = fetches.Get().(*fetch)
 	f.lacks = lacks
 	f.Make(len(lacks), claims, d.patience)
 	if f.shares = f.alone[:]; len(lacks) > 1 {
@@ -43,22 +44,23 @@ func (d *Store) newFetch(lacks []lack, claims []batch.Claim) *fetch {
 		f.Requests[i] = l.request
 		f.Requests[i].Limit = l.limits.by
 		l.shard.mu.Lock()
-		answered := len(claims) > 0 && len(lacks) == 1 && l.answered(d.now(), claims[0].N[0])
-		if !answered {
+		alone := len(claims) > 0 && len(lacks) == 1 && l.entry.limits == l.limits
+		answered, wait := alone && l.answered(d.now(), claims[0].N[0]), alone && l.entry.fetching
+		if !answered && !wait {
 			d.lead(f, i)
 		}
 		l.shard.mu.Unlock()
-		if answered {
-			return nil
+		if answered || wait {
+			return nil, !answered
 		}
 	}
-	return f
+	return f, false
 }
 
 // answered reports whether it is held or known what a call for n events is answered.
 func (l *lack) answered(now time.Duration, n int64) bool {
 	e := l.entry
-	return e.limits == l.limits && (e.left >= int(n) && now < e.until || e.spare.left >= int(n) && now < e.spare.until || n == 1 && now < e.denied)
+	return e.left >= int(n) && now < e.until || e.spare.left >= int(n) && now < e.spare.until || n == 1 && now < e.denied
 }
 
 // lead makes f the call that fetches the next lease of key i, unless another one does, or f is ahead and
@@ -200,7 +202,7 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 		e.queued = false
 		l := lack{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
 		s.mu.Unlock()
-		if f := d.newFetch([]lack{l}, nil); f.shares[0].leads {
+		if f, _ := d.newFetch([]lack{l}, nil); f.shares[0].leads {
 			d.run(ctx, f)
 		}
 		return nil

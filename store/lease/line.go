@@ -101,12 +101,17 @@ func (d *Store) goOn(ln *line, left []batch.Claim) {
 
 // next returns the next call for ln: for those of the last call who are left, and those who have come
 // since. If some have waited, they get what is held by now. It is nil if nobody is left: then the line is
-// gone.
+// gone. It is nil too if they wait for a lease that is being fetched.
 func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 	s, e := ln.lacks[0].shard, ln.lacks[0].entry
-	for {
+	for wait := false; ; waited = true {
 		s.mu.Lock()
 		var claims []batch.Claim
+		if wait && e.fetching {
+			ln.claims, ln.busy = append(left, ln.claims...), false
+			s.mu.Unlock()
+			return nil
+		}
 		if claims, ln.claims = batch.Next(left, ln.claims); len(claims) == 0 {
 			e.forget(ln)
 		}
@@ -117,12 +122,12 @@ func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 		if waited {
 			claims = d.answerHere(ln.lacks, claims)
 		}
-		if len(claims) > 0 {
-			if f := d.newFetch(ln.lacks, claims); f != nil {
+		if left = claims; len(left) > 0 {
+			var f *fetch
+			if f, wait = d.newFetch(ln.lacks, left); f != nil {
 				return f
 			}
 		}
-		left, waited = claims, true
 	}
 }
 
