@@ -136,6 +136,8 @@ func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (lac
 		}
 	}
 	switch {
+	case len(lacks) == 0:
+		return nil
 	case denyAll(lacks, replies):
 		d.putBack(requests, replies, lacks)
 		return nil
