@@ -44,7 +44,7 @@ func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait boo
 		f.Requests[i] = l.request
 		f.Requests[i].Limit = l.limits.by
 		l.shard.mu.Lock()
-		alone := len(claims) > 0 && len(lacks) == 1 && l.entry.limits == l.limits
+		alone := len(claims) > 0 && len(lacks) == 1 && l.entry.limits == l.limits && !d.closed.Load()
 		answered, wait := alone && l.answered(d.now(), claims[0].N[0]), alone && l.entry.fetching
 		if !answered && !wait {
 			d.lead(f, i)
