@@ -108,22 +108,13 @@ func (e *denial) at(now time.Duration) store.Reply {
 // microseconds is d in µs, rounded up.
 func microseconds(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
-// Send prepares q, which is about key, to be sent.
-func (t *Table) Send(ns *store.Namespace, key string, q *Question) {
-	q.key, q.sent = t.seeds.In(ns, key), t.now()
-	s := t.shard(q.key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	q.changes = t.mark(q.key).changes
-}
-
-// Recall answers q, which is about key, if it is known to be denied. Otherwise it
-// prepares q to be sent.
+// Recall answers q, which is about key, if it is known to be denied. It prepares q to be sent.
 func (t *Table) Recall(ns *store.Namespace, key string, q *Question) (store.Reply, bool) {
 	q.key, q.sent = t.seeds.In(ns, key), t.now()
 	s := t.shard(q.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	q.changes = t.mark(q.key).changes
 	if q.sent >= s.sweepAt {
 		s.sweep(q.sent)
 	}
@@ -135,7 +126,6 @@ func (t *Table) Recall(ns *store.Namespace, key string, q *Question) (store.Repl
 			return e.at(q.sent), true
 		}
 	}
-	q.changes = t.mark(q.key).changes
 	return store.Reply{}, false
 }
 

@@ -28,3 +28,12 @@ func (s Seeds) In(ns *store.Namespace, key string) Hash {
 	hi, lo := ns.ID()
 	return Hash{h.Hi ^ hi, h.Lo ^ lo}
 }
+
+// After returns the hash of a list of keys with their limits: of those that before is of, and then of key.
+func (s Seeds) After(before Hash, ns *store.Namespace, key string, l store.Limit) Hash {
+	next := struct {
+		before, key Hash
+		limit       store.Limit
+	}{before, s.In(ns, key), l}
+	return Hash{maphash.Comparable(s.hi, next), maphash.Comparable(s.lo, next)}
+}

@@ -8,10 +8,11 @@ package coalesce
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -22,27 +23,33 @@ import (
 // which admits as many of them as fit, in order of arrival. Each gets the answer that it would
 // have got alone.
 //
+// Calls of an All, for any number of events, wait for calls for the same keys under the same
+// limits. If one call is too much for all of them, another one charges as many as had room. Room that
+// comes between the two is for those who come again: RetryAfter is then 1 µs.
+//
 // Use it for hot keys on Redis, where a decision costs a round trip. A key can then be asked
-// for more often than Redis answers. A call that meets no other on its key costs what it did.
+// for more often than Redis answers. A call that meets no other on its keys costs what it did.
 // One Store serves many limiters. Put it before a denycache, which then spares it the callers who
 // are denied.
 //
 // A call that does meet others waits for those under way and for its own. Each of them is two
-// calls of the store if some events are admitted and others are not. The call ends in
-// [store.ErrTimeout] if the store answers nobody for its timeout and a sixteenth. A goroutine asks
-// for the callers who wait, and ends with the last of them. If a caller's ctx ends while it waits,
+// calls of the store, or three for an All, if some events are admitted and others are not. The call ends in
+// [store.ErrTimeout] if the store answers nobody for its timeout and a sixteenth. Goroutines ask
+// for the callers who wait, and end with the last of them. If a caller's ctx ends while it waits,
 // its permit goes to the next one or back.
 //
-// All else goes on to the store as it is: calls of more than one event, those of an All, what
-// AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
+// All else goes on to the store as it is: calls of more than one event of one key, a Decide with a shadow
+// or a look, what AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
 //
 // It is safe for concurrent use. Make it by [New].
 type Store struct {
 	store.Store
 	patience *pending.Patience
 
-	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
-	calls map[hotKey]*call // that are under way
+	seeds keyhash.Seeds
+
+	mu      sync.Mutex                     // protects waiters; never held over a call
+	waiters map[keyhash.Hash][]batch.Claim // for the next call, in order of arrival, where one is under way
 }
 
 // New returns a store that asks s. Its error is [store.ErrInvalidOption]: s is nil.
@@ -50,7 +57,7 @@ func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	return &Store{Store: s, patience: pending.PatienceWith(s), calls: map[hotKey]*call{}}, nil
+	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), waiters: map[keyhash.Hash][]batch.Claim{}}, nil
 }
 
 // Unwrap returns the store that is asked.
@@ -58,7 +65,7 @@ func (s *Store) Unwrap() store.Store { return s.Store }
 
 // Prepare implements [store.Store].
 func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
-	if s.calls == nil {
+	if s.waiters == nil {
 		return unmade.Err
 	}
 	if rule.Held {
@@ -67,136 +74,109 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	return s.Store.Prepare(rule, l, fixed)
 }
 
-// hotKey is what calls must have in common to be decided together.
-type hotKey struct {
-	space [2]uint64 // the ID of the namespace
-	key   string
-	limit store.Limit
-}
-
-// call is a call of the store under way. Its waiters wait for the next one, in order of
-// arrival.
-type call struct{ waiters []*waiter }
-
-type waiter = pending.Call[store.Reply]
-
-// add adds w. Before the waiters need more room, those go who have left: the call may hang.
-func (c *call) add(w *waiter) {
-	if len(c.waiters) == cap(c.waiters) {
-		c.waiters = slices.DeleteFunc(c.waiters, (*waiter).Done)
-		c.waiters = slices.Grow(c.waiters, len(c.waiters)+1)
-	}
-	c.waiters = append(c.waiters, w)
-}
-
-// Take decides on single events together with others.
-func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if n != 1 || l.Before() > 0 {
-		return s.Store.Take(ctx, ns, key, l, n)
-	}
-	hi, lo := ns.ID()
-	k := hotKey{[2]uint64{hi, lo}, key, l}
-	s.mu.Lock()
-	if underWay, ok := s.calls[k]; ok {
-		w := pending.New[store.Reply]()
-		underWay.add(w)
-		s.mu.Unlock()
-		return w.Wait(ctx, s.patience)
-	}
-	s.calls[k] = new(call)
-	s.mu.Unlock()
-	defer func() { // also if the store panics
-		if waiters := s.next(k); waiters != nil {
-			go s.decideAll(ns, k, waiters)
+// keyOf is a hash of what calls must have in common to be decided together: all but the numbers of events of a list.
+// shared is false for calls that are not: those that do not take events, or wait for a turn, and those for several
+// events of one key, of which the store cannot charge as many calls as fit at one instant.
+func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
+	for i := range requests {
+		r := &requests[i]
+		if r.Op != store.OpTake || r.Limit.Before() > 0 || r.N > batch.MostEvents || r.N > 1 && len(requests) == 1 {
+			return k, false
 		}
-	}()
-	r, err := s.Store.Take(ctx, ns, key, l, 1)
-	s.patience.Heard(err)
-	return r, err
+		k = s.seeds.After(k, r.Namespace, r.Key, r.Limit)
+	}
+	return k, true
 }
 
-// next returns the waiters for the next call on k. If there are none, no call is under
-// way any more.
-func (s *Store) next(k hotKey) []*waiter {
+// Take decides on events together with others.
+func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	requests, replies := [1]store.Request{{Namespace: ns, Key: key, Limit: l, N: n}}, [1]store.Reply{}
+	err := s.decide(ctx, requests[:], replies[:], func() (err error) {
+		replies[0], err = s.Store.Take(ctx, ns, key, l, n)
+		return err
+	})
+	return replies[0], err
+}
+
+// Decide decides on events together with others, of each list all or none.
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return s.decide(ctx, requests, replies, func() error { return s.Store.Decide(ctx, requests, replies) })
+}
+
+// decide decides on requests together with others, or alone.
+func (s *Store) decide(ctx context.Context, requests []store.Request, replies []store.Reply, alone func() error) error {
+	k, shared := s.keyOf(requests)
+	if !shared {
+		return alone()
+	}
+	if w, waits := s.wait(k, requests); waits {
+		v, err := w.Wait(ctx, s.patience)
+		copy(replies, v.Replies)
+		return err
+	}
+	defer s.goOn(k, requests, nil) // also if the store panics
+	err := alone()
+	s.patience.Heard(err)
+	return err
+}
+
+// wait waits for the call on k that is under way. If there is none, the next one is.
+func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	waiters := s.calls[k].waiters
-	if s.calls[k].waiters = nil; waiters == nil {
-		delete(s.calls, k)
+	waiters, underWay := s.waiters[k]
+	if underWay {
+		w = batch.NewClaim(len(requests), func(i int) int64 { return requests[i].N })
+		waiters = batch.Add(waiters, w)
 	}
-	return waiters
+	s.waiters[k] = waiters
+	return w, underWay
 }
 
-// decideAll decides on waiters, and on those that come meanwhile, until none is left.
-func (s *Store) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
-	defer func() {
-		if waiters != nil { // the store has ended this goroutine
-			answerAll(waiters, store.Reply{}, errExit)
-			go s.decideAll(ns, k, s.next(k))
-		}
-	}()
-	for waiters != nil {
-		waiters = slices.DeleteFunc(waiters, (*waiter).Done)
-		s.decide(ns, k, waiters)
-		waiters = s.next(k)
+// goOn asks the store for those who wait on k: those who are left, and those who have come since. If there
+// are none, no call is under way any more.
+func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Claim) {
+	s.mu.Lock()
+	next, others := batch.Next(left, s.waiters[k])
+	if s.waiters[k] = others; len(next) == 0 {
+		delete(s.waiters, k)
 	}
-}
-
-// decide decides on all waiters by one call of the store. If only some are admitted, a
-// second call finds the RetryAfter of the others. To try them again instead would keep
-// them waiting while each round trip finds a little room.
-func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
-	if len(waiters) == 0 {
-		return
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			for _, w := range waiters {
-				w.Panic(p)
-			}
-		}
-	}()
-	ctx := context.Background() // not a waiter's: the store has its own timeout
-	r, err := store.TakeUpTo(ctx, s.Store, ns, k.key, k.limit, int64(len(waiters)))
-	s.patience.Heard(err)
-	if err != nil || !r.OK() {
-		answerAll(waiters, r, err)
-		return
-	}
-	granted, given := min(int64(len(waiters)), r.Available(ns.Rule, k.limit)), int64(0)
-	for i, w := range waiters {
-		if given == granted {
-			denial, err := s.denial(ctx, ns, k)
-			answerAll(waiters[i:], denial, err)
-			return
-		}
-		if w.Answer(r.After(ns.Rule, given), nil) {
-			given++
-		}
-	}
-	if given < granted { // some have left
-		// After an error they stay charged, as after any call whose caller has left.
-		s.patience.Heard(s.Refund(ctx, ns, k.key, k.limit, r.Receipt(ns.Rule, k.limit, granted, granted-given)))
+	s.mu.Unlock()
+	if len(next) > 0 {
+		b := new(batch.Batch)
+		b.Make(len(requests), next, s.patience)
+		copy(b.Requests, requests)
+		go s.askFor(k, b)
 	}
 }
 
-// denial is that of an event for which there was no room. If room has come since, the call can
-// come back at once.
-func (s *Store) denial(ctx context.Context, ns *store.Namespace, k hotKey) (store.Reply, error) {
-	r, err := store.Peek(ctx, s.Store, ns, k.key, k.limit, 1)
-	if s.patience.Heard(err); err == nil && r.OK() {
-		const soon = 1 // µs
-		r = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, r.Report(ns.Rule, k.limit, 1, 0).Reset)}
-	}
-	return r, err
+// askFor asks the store for b, and goes on, even if the store ends the goroutine.
+func (s *Store) askFor(k keyhash.Hash, b *batch.Batch) {
+	defer func() { s.goOn(k, b.Requests, s.answer(b)) }()
+	b.Ask(context.Background(), s.Store) // not a waiter's context: the store has its own timeout
 }
 
-var errExit = fmt.Errorf("%w: the store has ended its goroutine, the outcome is unknown", store.ErrTimeout)
-
-func answerAll(waiters []*waiter, r store.Reply, err error) {
-	for _, w := range waiters {
-		w.Answer(r, err)
+// answer answers the waiters of b, each as if the others had come one after the other. It gives back what is
+// of those who have left. After an error that stays charged, as after any call whose caller has left.
+func (s *Store) answer(b *batch.Batch) (again []batch.Claim) {
+	given := make([]int64, len(b.Parts))
+	again = b.Answer(func(w batch.Claim, replies []store.Reply) {
+		for i, n := range w.N {
+			replies[i] = b.Parts[i].Reply.After(b.Requests[i].Namespace.Rule, given[i])
+			given[i] += n
+		}
+	}, func(w batch.Claim, _ []store.Reply) {
+		for i, n := range w.N {
+			given[i] -= n
+		}
+	})
+	for i, p := range b.Parts {
+		if q := &b.Requests[i]; p.Granted > given[i] {
+			receipt := p.Reply.Receipt(q.Namespace.Rule, q.Limit, p.Granted, p.Granted-given[i])
+			s.patience.Heard(s.Refund(context.Background(), q.Namespace, q.Key, q.Limit, receipt))
+		}
 	}
+	return again
 }
 
 var _ store.Store = (*Store)(nil)

@@ -76,6 +76,22 @@ func (s *slow) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l 
 	return store.TakeUpTo(ctx, s.Store, ns, key, l, n)
 }
 
+func (s *slow) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.calls.Add(1)
+	panics, exits := s.panic.Load(), s.exit.Load()
+	time.Sleep(roundTrip)
+	if panics {
+		panic("planted")
+	}
+	if exits {
+		runtime.Goexit()
+	}
+	if s.fail.Load() {
+		return errGone
+	}
+	return s.Store.Decide(ctx, requests, replies)
+}
+
 func (s *slow) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
@@ -124,18 +140,41 @@ func TestCoalescedCallsAnswerAsOneAfterTheOther(t *testing.T) {
 	})
 }
 
+// ofOne and ofTwo make a limiter of so many events, alone and in an All with one that has more.
+func ofOne(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter {
+	return newLimiter(t, algorithm, s, ratelimit.PerDay(rate))
+}
+
+func ofTwo(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter {
+	return ratelimit.Must(ratelimit.NewAll(
+		newLimiter(t, "token_bucket", s, ratelimit.PerDay(1_000_000), ratelimit.WithName("wide")), ofOne(t, algorithm, s, rate)))
+}
+
+// eachWay runs a test for each algorithm, alone and in an All.
+func eachWay(t *testing.T, test func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter)) {
+	for name, of := range map[string]func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter{"one": ofOne, "several": ofTwo} {
+		for _, algorithm := range algorithms {
+			t.Run(name+"/"+algorithm, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { test(t, algorithm, of) })
+			})
+		}
+	}
+}
+
 func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
-	for _, algorithm := range algorithms {
-		synctest.Test(t, func(t *testing.T) {
+	eachWay(t, func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter) {
+		for _, n := range []int{1, 3} {
 			s := newSlow(t)
-			lim := newLimiter(t, algorithm, coalesced(t, s), ratelimit.PerDay(6))
-			alone := newLimiter(t, algorithm, newSlow(t), ratelimit.PerDay(6))
+			if _, several := of(t, algorithm, s, 1).(*ratelimit.All); n > 1 && !several {
+				continue
+			}
+			lim, alone := of(t, algorithm, coalesced(t, s), 6*n), of(t, algorithm, newSlow(t), 6*n)
 			var results [10]ratelimit.Result
 			var group sync.WaitGroup
 			for i := range results {
 				group.Go(func() {
 					time.Sleep(time.Duration(i) * roundTrip / 100)
-					r, err := lim.Allow(t.Context(), "hot")
+					r, err := lim.AllowN(t.Context(), "hot", n)
 					if err != nil {
 						t.Error(err)
 					}
@@ -143,18 +182,23 @@ func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
 				})
 			}
 			group.Wait()
-			// The first alone, then nine, and when the four may come back who were denied.
-			require.EqualValues(t, 3, s.calls.Load(), algorithm)
+			// The first alone, then nine, or five of these, and of a log when the four may come back who were denied.
+			require.LessOrEqual(t, s.calls.Load(), int64(4))
 			for i, r := range results {
-				want := allowN(t, alone, 1)
-				require.Equal(t, want.Allowed, r.Allowed, "%s: caller %d", algorithm, i)
-				require.Equal(t, want.Remaining, r.Remaining)
-				require.InDelta(t, want.ResetAfter, r.ResetAfter, float64(20*roundTrip))
-				require.InDelta(t, want.RetryAfter, r.RetryAfter, float64(20*roundTrip))
-				require.InDelta(t, want.Delay, r.Delay, float64(20*roundTrip))
+				want := allowN(t, alone, n)
+				got, wants := append(r.Parts(), r), append(want.Parts(), want)
+				require.Len(t, got, len(wants))
+				for p, r := range got {
+					want := wants[p]
+					require.Equal(t, want.Allowed, r.Allowed, "caller %d", i)
+					require.Equal(t, want.Remaining, r.Remaining, "caller %d", i)
+					require.InDelta(t, want.ResetAfter, r.ResetAfter, float64(20*roundTrip))
+					require.InDelta(t, want.RetryAfter, r.RetryAfter, float64(20*roundTrip))
+					require.InDelta(t, want.Delay, r.Delay, float64(20*roundTrip))
+				}
 			}
-		})
-	}
+		}
+	})
 }
 
 // Where room comes with each round trip there is always somebody to admit, and the
@@ -198,35 +242,37 @@ func TestCallersInLineAreDeniedThoughSomeAreAdmittedEachTime(t *testing.T) {
 // Whoever leaves while he waits takes no permit with him: what is charged in the end
 // is what was admitted.
 func TestACallerWhoLeavesTheLineLosesNobodyAPermit(t *testing.T) {
-	for _, algorithm := range algorithms {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSlow(t)
-			lim := newLimiter(t, algorithm, coalesced(t, s), ratelimit.PerDay(1000))
-			var admitted, left atomic.Int64
-			var group sync.WaitGroup
-			for i := range 400 {
-				group.Go(func() {
-					time.Sleep(time.Duration(i*7%50) * roundTrip / 10)
-					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+i*13%40)*roundTrip/10)
-					defer cancel()
-					switch r, err := lim.Allow(ctx, "hot"); {
-					case errors.Is(err, context.DeadlineExceeded):
-						left.Add(1)
-					case err != nil || !r.Allowed:
-						t.Errorf("%+v, %v", r, err)
-					default:
-						admitted.Add(1)
-					}
-				})
-			}
-			group.Wait()
-			synctest.Wait()
-			require.Greater(t, left.Load(), int64(50), "nobody has left")
-			r, err := lim.Peek(t.Context(), "hot")
-			require.NoError(t, err)
-			require.EqualValues(t, 1000-admitted.Load(), r.Remaining, "%s: %d admitted, %d left", algorithm, admitted.Load(), left.Load())
-		})
-	}
+	eachWay(t, func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter) {
+		s := newSlow(t)
+		lim := of(t, algorithm, coalesced(t, s), 1000)
+		var admitted, left atomic.Int64
+		var group sync.WaitGroup
+		for i := range 400 {
+			group.Go(func() {
+				time.Sleep(time.Duration(i*7%50) * roundTrip / 10)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+i*13%40)*roundTrip/10)
+				defer cancel()
+				switch r, err := lim.Allow(ctx, "hot"); {
+				case errors.Is(err, context.DeadlineExceeded):
+					left.Add(1)
+				case err != nil || !r.Allowed:
+					t.Errorf("%+v, %v", r, err)
+				default:
+					admitted.Add(1)
+				}
+			})
+		}
+		group.Wait()
+		synctest.Wait()
+		require.Greater(t, left.Load(), int64(50), "nobody has left")
+		require.Less(t, s.calls.Load(), int64(50))
+		r, err := lim.Peek(t.Context(), "hot")
+		require.NoError(t, err)
+		require.EqualValues(t, 1000-admitted.Load(), r.Remaining, "%d admitted, %d left", admitted.Load(), left.Load())
+		if parts := r.Parts(); len(parts) > 0 {
+			require.EqualValues(t, 1_000_000-admitted.Load(), parts[0].Remaining)
+		}
+	})
 }
 
 func TestWhereTheStoreHangsNobodyWaitsForTwoCalls(t *testing.T) {
@@ -244,11 +290,21 @@ func requireNotStuck(t *testing.T, lim ratelimit.Limiter) {
 	require.True(t, r.Allowed, "the key is not stuck")
 }
 
+// eachOf runs a test in a bubble, on a token bucket alone and in an All.
+func eachOf(t *testing.T, test func(t *testing.T, s *slow, lim ratelimit.Limiter)) {
+	for name, of := range map[string]func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter{"one": ofOne, "several": ofTwo} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSlow(t)
+				test(t, s, of(t, "token_bucket", coalesced(t, s), 50))
+			})
+		})
+	}
+}
+
 func TestAnErrorReachesAllWhoWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSlow(t)
+	eachOf(t, func(t *testing.T, s *slow, lim ratelimit.Limiter) {
 		s.fail.Store(true)
-		lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(10))
 		var group sync.WaitGroup
 		for range 20 {
 			group.Go(func() {
@@ -264,13 +320,13 @@ func TestAnErrorReachesAllWhoWait(t *testing.T) {
 }
 
 func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSlow(t)
-		s.panic.Store(true)
-		lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(10))
+	eachOf(t, func(t *testing.T, s *slow, lim ratelimit.Limiter) {
 		var panicked atomic.Int64
 		var group sync.WaitGroup
-		for range 20 {
+		group.Go(func() { requireNotStuck(t, lim) })
+		synctest.Wait()
+		s.panic.Store(true)
+		for range 19 {
 			group.Go(func() {
 				defer func() {
 					if recover() == "planted" {
@@ -289,10 +345,7 @@ func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
 
 // As a test that fails does in a store of its own.
 func TestAStoreThatEndsTheGoroutineLeavesNobodyWaiting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSlow(t)
-		s.exit.Store(true)
-		lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(50))
+	eachOf(t, func(t *testing.T, s *slow, lim ratelimit.Limiter) {
 		var timeouts atomic.Int64
 		var group sync.WaitGroup
 		for i := range 40 {
@@ -302,6 +355,10 @@ func TestAStoreThatEndsTheGoroutineLeavesNobodyWaiting(t *testing.T) {
 					timeouts.Add(1)
 				}
 			})
+			if i == 0 {
+				time.Sleep(roundTrip / 100)
+				s.exit.Store(true)
+			}
 		}
 		group.Wait()
 		require.EqualValues(t, 39, timeouts.Load(), "all but the first")
@@ -451,7 +508,109 @@ func TestAnAllIsOneCallOfTheStore(t *testing.T) {
 	all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", c, ratelimit.PerDay(10)), newLimiter(t, "sliding_log", c, ratelimit.PerDay(5)))
 	require.NoError(t, err)
 	require.Equal(t, 4, allowN(t, all, 1).Remaining)
-	require.Zero(t, far.calls.Load(), "they went by TakeAll")
+	require.EqualValues(t, 1, far.calls.Load())
+}
+
+// Calls of several limits are decided together if all of their keys and limits are the same, in the same order.
+func TestListsOfOtherKeysAreNotDecidedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlow(t)
+		c := coalesced(t, s)
+		route := newLimiter(t, "fixed_window", c, ratelimit.PerDay(1000))
+		user := newLimiter(t, "fixed_window", c, ratelimit.PerHour(10))
+		same := newLimiter(t, "fixed_window", c, ratelimit.PerHour(20), ratelimit.WithName("same"))
+		less := newLimiter(t, "fixed_window", c, ratelimit.PerHour(10), ratelimit.WithName("same"))
+		lists := [][]ratelimit.Ask{
+			{{Limiter: route, Key: "a", N: 1}, {Limiter: user, Key: "a", N: 1}},
+			{{Limiter: route, Key: "a", N: 1}, {Limiter: user, Key: "b", N: 1}},
+			{{Limiter: user, Key: "c", N: 1}, {Limiter: route, Key: "a", N: 1}},
+			{{Limiter: route, Key: "a", N: 1}, {Limiter: user, Key: "c", N: 1}},
+			{{Limiter: route, Key: "a", N: 1}, {Limiter: same, Key: "a", N: 1}},
+			{{Limiter: route, Key: "a", N: 1}, {Limiter: less, Key: "b", N: 1}},
+		}
+		var group sync.WaitGroup
+		for range 5 {
+			for _, asks := range lists {
+				group.Go(func() {
+					r, err := ratelimit.Decide(t.Context(), asks...)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+				})
+			}
+		}
+		group.Wait()
+		require.EqualValues(t, 2*len(lists), s.calls.Load(), "the first of each, and then the others")
+		for l, want := range map[ratelimit.Limiter]map[string]int{
+			route: {"a": 1000 - 5*6}, user: {"a": 5, "b": 5, "c": 0}, same: {"a": 15, "b": 15}, less: {"a": 5, "b": 5},
+		} {
+			for key, left := range want {
+				r, err := l.Peek(t.Context(), key)
+				require.NoError(t, err)
+				require.Equal(t, left, r.Remaining, key)
+			}
+		}
+	})
+}
+
+// Who tries a limit out, looks, or waits for a turn is answered by the store alone.
+func TestWhatIsNotDecidedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlow(t)
+		c := coalesced(t, s)
+		window, bucket := newLimiter(t, "fixed_window", c, ratelimit.PerDay(2)), newLimiter(t, "token_bucket", c, ratelimit.PerDay(3))
+		all := ratelimit.Must(ratelimit.NewAll(window, bucket))
+		for _, ask := range []func() (ratelimit.Result, error){
+			func() (ratelimit.Result, error) {
+				return ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: window, Key: "a", N: 1, Shadow: true}, ratelimit.Ask{Limiter: bucket, Key: "a", N: 1})
+			},
+			func() (ratelimit.Result, error) {
+				return ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: window, Key: "b", Look: true}, ratelimit.Ask{Limiter: bucket, Key: "b", N: 1})
+			},
+			func() (ratelimit.Result, error) {
+				return ratelimit.AllowWithin(t.Context(), all, "c", 1, time.Minute)
+			},
+		} {
+			s.calls.Store(0)
+			var group sync.WaitGroup
+			for range 3 {
+				group.Go(func() {
+					_, err := ask()
+					require.NoError(t, err)
+				})
+			}
+			group.Wait()
+			require.EqualValues(t, 3, s.calls.Load())
+		}
+	})
+}
+
+// Calls of several limits for other numbers of events are decided together, in their order.
+func TestCallsForOtherNumbersOfEvents(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSlow(t)
+			lim := ofTwo(t, algorithm, coalesced(t, s), 30)
+			var results [40]ratelimit.Result
+			var group sync.WaitGroup
+			for i := range results {
+				group.Go(func() {
+					r, err := lim.AllowN(t.Context(), "hot", 1+i%2)
+					require.NoError(t, err)
+					results[i] = r
+				})
+				synctest.Wait()
+			}
+			group.Wait()
+			require.LessOrEqual(t, s.calls.Load(), int64(8))
+			for i, r := range results {
+				require.Equal(t, i < 20, r.Allowed, i)
+				require.Equal(t, i >= 20, r.RetryAfter > 0, i)
+			}
+			r, err := lim.Peek(t.Context(), "hot")
+			require.NoError(t, err)
+			require.Zero(t, r.Remaining)
+		})
+	}
 }
 
 // patient is a store that answers each call late, but within its timeout.

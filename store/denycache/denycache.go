@@ -33,8 +33,8 @@ import (
 //   - a step of the store's clock, or its loss of the key.
 //
 // A local denial has the Source deny_cache, and the Remaining of the store's. RetryAfter is too
-// long by the time that the store's answer took. Peek, AllowWithin of the buckets and an All
-// ask the store.
+// long by the time that the store's answer took. Peek and AllowWithin of the buckets ask the store. An All is
+// denied here if each of its limits is: what another one has left only the store can tell.
 //
 // A denied key costs 130 to 220 bytes, and the first few hundred up to 900. There are at most
 // 65,536, or [WithMaxKeys]. A local denial takes some 100 ns, and a call that goes on as much
@@ -123,62 +123,42 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		return r, nil
 	}
 	r, err := s.Store.Take(ctx, ns, key, l, n)
-	s.learn(ns.Rule, &q, r, err)
+	s.learn(ns.Rule, store.OpTake, &q, r, err)
 	return r, err
 }
 
-// Decide asks the store, whose reply to each request says something of the others, and learns of it.
-// A list of one that is known to be denied is denied: an OpUpTo where Take of one event is.
-func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if len(requests) == 1 {
-		return s.decide(ctx, requests, replies)
-	}
+// Decide denies requests that are all known to be denied, an OpUpTo where Take of one event is. Otherwise it
+// asks the store about all of them, whose replies say something of each other, and learns of these.
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	var few [4]denials.Question // on the stack
-	questions := few[:0]
+	questions, denied := few[:0], true
 	for i := range requests {
 		r := &requests[i]
-		questions = append(questions, denials.Ask(r.Limit, r.N))
-		s.denials.Send(r.Namespace, r.Key, &questions[i])
-	}
-	err := s.Store.Decide(ctx, requests, replies)
-	for i := range questions {
-		s.learn(requests[i].Namespace.Rule, &questions[i], replies[i], err)
-	}
-	return err
-}
-
-// decide is Decide of one request.
-func (s *Store) decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
-	r := &requests[0]
-	q := denials.Ask(r.Limit, r.N)
-	switch r.Op {
-	case store.OpTake, store.OpUpTo:
+		q := denials.Ask(r.Limit, r.N)
 		if r.Op == store.OpUpTo {
-			q = denials.Ask(r.Limit, 1)
+			q.N = 1
 		}
-		var known bool
-		if replies[0], known = s.denials.Recall(r.Namespace, r.Key, &q); known {
-			return nil
-		}
-		err = s.Store.Decide(ctx, requests, replies)
-		s.learn(r.Namespace.Rule, &q, replies[0], err)
-		return err
-	case store.OpShadow:
-		s.denials.Send(r.Namespace, r.Key, &q)
-		err = s.Store.Decide(ctx, requests, replies)
-		s.learn(r.Namespace.Rule, &q, replies[0], err)
-		return err
-	case store.OpOverdraw: // under another limit than that of a denial it may make room
-		s.denials.Send(r.Namespace, r.Key, &q)
-		defer s.denials.ForgetOtherLimits(&q)
+		reply, known := s.denials.Recall(r.Namespace, r.Key, &q)
+		replies[i], questions = reply, append(questions, q)
+		denied = denied && known && (r.Op == store.OpTake || r.Op == store.OpUpTo)
 	}
+	if denied {
+		return nil
+	}
+	err = store.ErrStore // if it panics
+	defer func() {
+		for i := range questions {
+			s.learn(requests[i].Namespace.Rule, requests[i].Op, &questions[i], replies[i], err)
+		}
+	}()
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-// learn remembers a denial. After anything else it forgets denials under other limits.
-func (s *Store) learn(rule *store.Rule, q *denials.Question, r store.Reply, err error) {
+// learn remembers a denial. After anything else, which may have made room under other limits, it forgets
+// denials under these.
+func (s *Store) learn(rule *store.Rule, op store.Op, q *denials.Question, r store.Reply, err error) {
 	switch {
-	case err != nil || r.OK():
+	case err != nil || r.OK() || op == store.OpOverdraw:
 		s.denials.ForgetOtherLimits(q)
 	case q.Turn || q.N > q.Limit.Burst: // it may fit with another turn, or never
 	case r.Plain(): // it may fit sooner, or is from memory, where it costs nothing to ask again

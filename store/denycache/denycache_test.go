@@ -746,6 +746,54 @@ func TestAnAllDecidesAtTheStoreAndItsLimitsLearn(t *testing.T) {
 	}
 }
 
+// An All of limits each of which is known to be denied costs the store nothing, and is told as by the store. If one of
+// them may admit, only the store knows what it has left.
+func TestAnAllOfDenialsIsDeniedLocally(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			far := &asked{Store: memory(t)}
+			cache := newDenyCache(t, far)
+			of := func(s store.Store) (both, one ratelimit.Limiter) {
+				one = newLimiter(t, algorithm, s, ratelimit.PerHour(2))
+				both, err := ratelimit.NewAll(one, newLimiter(t, "fixed_window", s, ratelimit.PerDay(3)))
+				require.NoError(t, err)
+				return both, one
+			}
+			both, one := of(cache)
+			plain, _ := of(far.Store)
+			require.True(t, allowN(t, both, 2).Allowed)
+			require.False(t, allowN(t, both, 2).Allowed)
+			for i, n := range []int{2, 1} {
+				far.calls = 0
+				r := allowN(t, both, n)
+				require.Equal(t, i, far.calls)
+				require.False(t, r.Allowed)
+				for i, p := range r.Parts() {
+					want := allowN(t, plain, n).Parts()[i]
+					require.Equal(t, []any{want.Allowed, want.Remaining, want.RetryAfter, want.ResetAfter}, []any{p.Allowed, p.Remaining, p.RetryAfter, p.ResetAfter}, n)
+				}
+			}
+			_, err := both.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			far.calls = 0
+			require.NoError(t, one.Reset(t.Context(), "key"))
+			require.False(t, allowN(t, both, 2).Allowed)
+			require.Equal(t, 1, far.calls, "it may admit again")
+		})
+	}
+}
+
+// asked is a store that counts how often it decides.
+type asked struct {
+	store.Store
+	calls int
+}
+
+func (s *asked) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.calls++
+	return s.Store.Decide(ctx, requests, replies)
+}
+
 func TestWhatAnAllAdmitsUnderAnotherLimitEndsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 10}

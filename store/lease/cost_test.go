@@ -18,9 +18,10 @@ import (
 
 // fleet is some processes of 8 callers on one key of a store 1 ms away.
 type fleet struct {
-	leased, waits, all bool
-	algorithm          string
-	rate               int // a second, of the whole fleet
+	leased, waits bool
+	all           time.Duration // the period of a second limit, which admits a little more; 0 if there is none
+	algorithm     string
+	rate          int // a second, of the whole fleet
 }
 
 // run returns how many calls were admitted in 4 seconds, and of how many the store was asked.
@@ -56,10 +57,11 @@ func (f fleet) run(t *testing.T) (jobs, asked int) {
 
 func (f fleet) limiter(t *testing.T, s store.Store) ratelimit.Limiter {
 	l := newLimiter(t, f.algorithm, s, ratelimit.PerSecond(f.rate))
-	if !f.all {
+	if f.all == 0 {
 		return l
 	}
-	all, err := ratelimit.NewAll(l, newLimiter(t, f.algorithm, s, ratelimit.PerMinute(70*f.rate)))
+	second := ratelimit.Limit{Rate: int(f.all.Seconds() * 7 / 6 * float64(f.rate)), Period: f.all}
+	all, err := ratelimit.NewAll(l, newLimiter(t, f.algorithm, s, second))
 	require.NoError(t, err)
 	return all
 }
@@ -90,16 +92,20 @@ func TestAFleetOnLeasesAsksRarely(t *testing.T) {
 		fleet
 		most float64 // calls of the store for one that is admitted, as a multiple of those without leases
 	}{
-		{fleet{algorithm: "token_bucket", rate: 1000, waits: true}, 0.5},              // 0.2
-		{fleet{algorithm: "token_bucket", rate: 100, waits: true}, 0.9},               // 0.5
-		{fleet{algorithm: "fixed_window", rate: 1000, waits: true}, 0.2},              // 0.03
-		{fleet{algorithm: "token_bucket", rate: 10_000, waits: true, all: true}, 0.3}, // 0.06
-		{fleet{algorithm: "sliding_window", rate: 1000, waits: true, all: true}, 1},   // 0.7
-		{fleet{algorithm: "fixed_window", rate: 1000, waits: true, all: true}, 0.4},   // 0.1
-		{fleet{algorithm: "sliding_log", rate: 1000, all: true}, 0.5},                 // 0.2
-		{fleet{algorithm: "token_bucket", rate: 100, all: true}, 1},                   // 0.6
+		{fleet{algorithm: "token_bucket", rate: 1000, waits: true}, 0.3},                       // 0.10
+		{fleet{algorithm: "token_bucket", rate: 1000, waits: true, all: time.Minute}, 0.5},     // 0.21
+		{fleet{algorithm: "fixed_window", rate: 1000, waits: true}, 0.2},                       // 0.02
+		{fleet{algorithm: "fixed_window", rate: 1000, waits: true, all: time.Minute}, 0.2},     // 0.04
+		{fleet{algorithm: "token_bucket", rate: 100, waits: true}, 0.6},                        // 0.4
+		{fleet{algorithm: "token_bucket", rate: 100, waits: true, all: time.Minute}, 0.8},      // 0.6
+		{fleet{algorithm: "token_bucket", rate: 10_000, waits: true, all: time.Minute}, 0.1},   // 0.02
+		{fleet{algorithm: "sliding_window", rate: 1000, waits: true, all: time.Minute}, 0.4},   // 0.15
+		{fleet{algorithm: "sliding_log", rate: 1000, waits: true, all: time.Minute}, 0.2},      // 0.03
+		{fleet{algorithm: "sliding_log", rate: 1000, all: time.Minute}, 0.4},                   // 0.15
+		{fleet{algorithm: "token_bucket", rate: 100, all: time.Minute}, 0.8},                   // 0.5
+		{fleet{algorithm: "token_bucket", rate: 1000, waits: true, all: 2 * time.Second}, 0.5}, // 0.2: both are at their limit
 	}
-	for _, test := range tests[:effort.Of(3, len(tests))] {
+	for _, test := range tests[:effort.Of(4, len(tests))] {
 		f := test.fleet
 		plainJobs, plainAsked := f.run(t)
 		f.leased = true

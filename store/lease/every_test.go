@@ -14,7 +14,6 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -300,15 +299,23 @@ func (e *everything) fetch(w *world, k, p int) {
 // decide is the store's part: TakeUpTo by the rule. Callers who wait are admitted at that instant.
 func (e *everything) decide(w *world, k, p int) {
 	mine := &w.keys[k].processes[p]
-	f := fetch{want: mine.want, limits: e.limits, patience: new(pending.Patience)}
+	f := oneKey(&store.Namespace{Rule: e.rule}, e.limits, 0, mine.want, 0)
 	of := &worldStore{rule: e.rule, state: &w.keys[k].state, now: w.stores()}
-	l := f.ask(context.Background(), of, &store.Namespace{Rule: e.rule}, "key")
-	if l.panicked != nil {
-		panic(l.panicked)
+	f.Ask(context.Background(), of)
+	if f.Panicked != nil {
+		panic(f.Panicked)
+	}
+	by, part := e.limits.by, &f.Parts[0]
+	r := replied{granted: int(part.Granted), room: int(part.Room)}
+	if r.granted > 0 {
+		r.lent = lent{part.Reply.X, part.Reply.Report(e.rule, by, part.Granted, part.Granted).Reset}
+	}
+	if f.Next != nil {
+		r.retry = f.Next[0].Plainly(e.rule, by, 1, 0).X
 	}
 	mine.stage = answering
-	mine.reply = replied{l.granted, l.room, lent{l.at, l.reset}, l.denial.X}
-	e.admit(w, k, min(mine.waiting, l.granted))
+	mine.reply = r
+	e.admit(w, k, min(mine.waiting, r.granted))
 }
 
 // worldStore is a store of one key.

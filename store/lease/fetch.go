@@ -3,246 +3,208 @@ package lease
 import (
 	"context"
 	"math"
-	"slices"
+	"sync"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// caller waits for an answer.
-type caller = pending.Call[answer]
-
-type answer struct {
-	reply store.Reply
-	again bool // ask the store: the limit has changed, or the lease is closed
-}
-
-// fetch is a call of the store for the next lease.
+// fetch is a call of the store for claims to the same keys, and for leases of these.
 type fetch struct {
-	callers    []*caller // who waited when it began
-	want, owed int
-	limits     *limits
-	patience   *pending.Patience // of who waits for it
+	batch.Batch
+	lacks  []lack
+	shares []share  // of the keys
+	alone  [1]share // of one key
+	sent   time.Duration
 }
 
-// outcome is what came back.
-type outcome struct {
-	granted, forced int // events charged: those that fit, and of those owed the rest
-	room            int // what the store has left after them
-	at, reset       int64
-	denial          store.Reply // a plain one, for those whom there is no room for
-	err             error
-	panicked        any
+var fetches = sync.Pool{New: func() any { return new(fetch) }}
+
+// share is one key's part of a fetch.
+type share struct {
+	leads bool  // it fetches a lease
+	wish  int64 // events to ask for if there were any number
+	*grant
+	left int // events of the lease, and of the claims that follow
 }
 
-// newFetch readies a fetch for those who wait, under the shard's lock. It is nil if the limiter
-// is closed.
-func (d *Store) newFetch(e *entry) *fetch {
-	if !d.begin() {
-		return nil
+// newFetch returns the next call for claims. It fetches a lease of each key of which nobody else does. It is nil
+// if the claims are to one key, and what has come meanwhile answers the first of them, or another call that
+// fetches a lease is under way: then wait is true.
+func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait bool) {
+	f = fetches.Get().(*fetch)
+	f.lacks = lacks
+	f.Make(len(lacks), claims, d.patience)
+	if f.shares = f.alone[:]; len(lacks) > 1 {
+		f.shares = make([]share, len(lacks))
 	}
-	now := d.now()
+	for i := range lacks {
+		l := &lacks[i]
+		f.Requests[i] = l.request
+		f.Requests[i].Limit = l.limits.by
+		l.shard.mu.Lock()
+		alone := len(claims) > 0 && len(lacks) == 1 && l.entry.limits == l.limits && !d.closed.Load()
+		answered, wait := alone && l.answered(d.now(), claims[0].N[0]), alone && l.entry.fetching
+		if !answered && !wait {
+			d.lead(f, i)
+		}
+		l.shard.mu.Unlock()
+		if answered || wait {
+			return nil, !answered
+		}
+	}
+	return f, false
+}
+
+// answered reports whether it is held or known what a call for n events is answered.
+func (l *lack) answered(now time.Duration, n int64) bool {
+	e := l.entry
+	return e.left >= int(n) && now < e.until || e.spare.left >= int(n) && now < e.spare.until || n == 1 && now < e.denied
+}
+
+// lead makes f the call that fetches the next lease of key i, unless another one does, or f is ahead and
+// nothing is needed. It is called under the shard's lock.
+func (d *Store) lead(f *fetch, i int) {
+	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	e, now := l.entry, d.now()
 	d.tidy(e, now)
-	f := &fetch{callers: e.queue, owed: e.owed, limits: e.limits, patience: d.patience}
-	f.want = e.ask(now, len(f.callers), d.termsOf(e.ns))
-	e.queue, e.fetching = nil, true
-	return f
-}
-
-// startFetch asks the store in another goroutine, unless that is under way. It is called under the
-// shard's lock.
-func (d *Store) startFetch(s *shard, e *entry) {
-	if e.fetching {
+	forgotten := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
+	needed := len(f.Claims) > 0 || e.low() && now >= e.denied || e.owed > 0
+	room := f.UpTo() || e.owed == 0 && e.spare.left == 0
+	if forgotten || e.fetching || e.limits != l.limits || !needed || !room || !d.begin() {
 		return
 	}
-	f := d.newFetch(e)
-	if f == nil {
-		return
-	}
-	if len(f.callers) == 0 { // there may be one for each of many keys
-		e.queued = e.queued || d.do(func(ctx context.Context) error { d.fetchAhead(ctx, s, e); return nil }, math.MaxInt)
-	}
-	if len(f.callers) == 0 && e.queued {
-		e.ahead = f
-		return
-	}
-	go d.doFetch(context.Background(), s, e, f) // somebody waits, or Close does: it may do no more jobs
-}
-
-// fetchAhead does what is queued of e, unless a caller has come for it.
-func (d *Store) fetchAhead(ctx context.Context, s *shard, e *entry) {
-	s.mu.Lock()
-	f := e.ahead
-	e.ahead, e.queued = nil, false
-	s.mu.Unlock()
-	if f != nil {
-		d.doFetch(ctx, s, e, f)
+	e.fetching, k.leads = true, true
+	p.Owed = int64(e.owed)
+	k.wish = max(p.Owed+p.Sum, int64(e.ask(now, int(p.Sum), d.termsOf(e.ns))))
+	if p.Want = k.wish; !f.UpTo() { // all or none: no more than there is, as far as is known
+		p.Want = max(p.Sum, min(k.wish, int64(e.remaining)))
 	}
 }
 
-// begun is the fetch that waits for a worker, now that somebody waits for it; nil if there is none.
-func (e *entry) begun() *fetch {
-	f := e.ahead
-	if f != nil {
-		f.callers, f.limits = e.queue, e.limits
-		f.want = max(f.want, f.owed+len(f.callers))
-		e.queue, e.ahead = nil, nil
-	}
-	return f
-}
-
-// doFetch asks the store for f, and tells its callers.
-func (d *Store) doFetch(ctx context.Context, s *shard, e *entry, f *fetch) {
-	defer d.running.Done()
-	sent := d.now()
-	l := f.ask(ctx, d.Store, e.ns, e.key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.fetching = false
-	d.decideOn(e, f, &l, sent)
-	d.serve(s, e)
-}
-
-// ask asks the store for what is owed and for the next lease.
-func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, key string) (l outcome) {
-	defer func() { // a panic belongs on the callers' goroutines, which may expect it
-		l.panicked = recover()
+// run asks the store for f, answers its claims, and returns those that are to be asked for once more.
+func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
+	defer func() { // even if the store ends the goroutine
+		again = d.land(f)
+		*f = fetch{}
+		fetches.Put(f)
 	}()
-	by, rule := f.limits.by, ns.Rule
-	var r store.Reply
-	r, l.err = store.TakeUpTo(ctx, of, ns, key, by, int64(f.want))
-	if f.patience.Heard(l.err); l.err != nil {
-		return l
-	}
-	if r.OK() {
-		granted := min(int64(f.want), r.Available(rule, by))
-		says := r.Report(rule, by, granted, granted)
-		l.granted, l.room, l.at, l.reset = int(granted), int(says.Remaining), r.X, says.Reset
-	}
-	if unpaid := f.owed - l.granted; unpaid > 0 { // full: what has happened is charged all the same
-		_, l.err = store.Overdraw(ctx, of, ns, key, by, int64(unpaid), math.MaxInt32)
-		if f.patience.Heard(l.err); l.err != nil {
-			return l
-		}
-		l.forced = unpaid
-	}
-	if l.granted < f.want && (l.granted > 0 || l.forced > 0) {
-		l.denial, l.err = denialOf(ctx, of, f.patience, ns, key, by, 1)
-	} else {
-		l.denial = plain(rule, by, r, 1, 0)
-	}
-	return l
-}
-
-// denialOf asks for how long a key has no room for n events.
-func denialOf(ctx context.Context, of store.Store, patience *pending.Patience, ns *store.Namespace, key string, by store.Limit, n int64) (store.Reply, error) {
-	r, err := store.Peek(ctx, of, ns, key, by, n)
-	if patience.Heard(err); err != nil {
-		return r, err
-	}
-	denial := plain(ns.Rule, by, r, n, 0)
-	if denial.OK() { // room has come since
-		const soon = 1 // µs
-		denial = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, denial.Z)}
-	}
-	return denial, nil
-}
-
-// decideOn decides on the callers by what the store has said, at its instant: whatever has lapsed
-// since. So a store that answers more slowly than a life serves all the same.
-func (d *Store) decideOn(e *entry, f *fetch, l *outcome, sent time.Duration) {
-	now, callers := d.now(), f.callers
-	e.owed = max(0, e.owed-l.forced) // a Reset may have forgotten it
-	if l.granted > 0 {
-		d.stats.granted.Add(int64(l.granted))
-		callers = d.admitCallers(e, f, l, sent, now)
-	}
-	failed := l.err != nil || l.panicked != nil
-	if !failed {
-		d.stats.asked.Add(1)
-	}
-	switch {
-	case failed:
-		d.stats.lost.Add(1)
-		e.failed()
-		for _, c := range callers {
-			if l.panicked != nil {
-				c.Panic(l.panicked)
-			}
-			c.Answer(answer{}, l.err)
-		}
-	case l.granted < f.want:
-		d.denyCallers(e, f, callers, l.denial, sent, now)
-	}
-}
-
-// admitCallers takes a grant, admits the callers, and returns whom there is no room for.
-func (d *Store) admitCallers(e *entry, f *fetch, l *outcome, sent, now time.Duration) []*caller {
-	g := &grant{at: l.at, reset: l.reset, room: l.room, limits: f.limits}
-	held := e.receive(grants{
-		granted: l.granted, want: f.want, owed: f.owed, room: l.room,
-		sent: sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, l.reset, f.limits.by),
-	}, d.termsOf(e.ns))
-	held.grant = g
-	e.remaining = l.room
-	if f.limits != e.limits { // the limit has changed meanwhile
-		defer d.giveUp(e)
-	}
-	for i, c := range f.callers {
-		if held.left == 0 {
-			return f.callers[i:]
-		}
-		held.left--
-		if !c.Answer(answer{reply: g.admit(store.AdmittedPlainly, held.left, 1)}, nil) {
-			held.left++
-		}
-	}
+	f.sent = d.now()
+	f.Ask(ctx, d.Store)
 	return nil
 }
 
-// denyCallers tells a denial, and remembers it.
-func (d *Store) denyCallers(e *entry, f *fetch, callers []*caller, r store.Reply, sent, now time.Duration) {
-	if f.limits == e.limits { // or else it says nothing of today's limit
-		r = d.remember(e, r, sent, now)
+// land takes in what has come for f, and answers its claims.
+func (d *Store) land(f *fetch) (again []batch.Claim) {
+	d.stats.asked.Add(int64(f.Asked))
+	if f.Lost {
+		d.stats.lost.Add(1)
 	}
-	for _, c := range callers {
-		c.Answer(answer{reply: r}, nil)
+	for i := range f.lacks {
+		f.shares[i].left = int(f.Events(i, f.Fit))
+		d.takeIn(f, i)
+	}
+	return f.Answer(func(c batch.Claim, replies []store.Reply) {
+		for i, n := range c.N {
+			f.shares[i].left -= int(n)
+			replies[i] = f.shares[i].admit(store.AdmittedPlainly, f.shares[i].left, n)
+		}
+	}, func(c batch.Claim, replies []store.Reply) {
+		for i, n := range c.N {
+			r := f.lacks[i].request
+			r.N = n
+			d.putBackOne(&r, replies[i])
+		}
+	})
+}
+
+// takeIn takes the lease of key i, and what the store has said of it. The lease has its life whatever has
+// lapsed meanwhile, so that a store that answers more slowly than a life serves all the same.
+func (d *Store) takeIn(f *fetch, i int) {
+	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	rule, by := l.request.Namespace.Rule, l.limits.by
+	if p.Granted > 0 {
+		says := p.Reply.Report(rule, by, p.Granted, p.Granted)
+		k.grant = &grant{at: p.Reply.X, reset: says.Reset, room: int(says.Remaining), limits: l.limits}
+	}
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	e, now := l.entry, d.now()
+	if k.leads {
+		defer d.running.Done()
+		defer d.wake(e)
+		e.fetching = false
+		e.owed = max(0, e.owed-int(p.Forced)) // a Reset may have forgotten it
+		if p.Granted > 0 {
+			d.takeLease(f, i, now)
+		}
+		if f.Lost {
+			e.failed()
+		}
+	}
+	if f.Next == nil {
+		return
+	}
+	f.Next[i] = f.Next[i].Plainly(rule, by, f.NextN[i], 0)
+	if l.limits == e.limits { // or else it says nothing of today's limit
+		f.Next[i] = d.learn(e, f.Next[i], f.NextN[i], f.sent, now)
 	}
 }
 
-// remember remembers the denial r, and returns it as the next ones are.
-func (d *Store) remember(e *entry, r store.Reply, sent, now time.Duration) store.Reply {
-	e.refused(micros(r.X), pause(e.ns.Rule.Name, e.limits.by, d.terms.life), sent, now, d.termsOf(e.ns))
-	e.last, e.remaining = &remembered{r, now}, 0
-	r.X = max(r.X, inMicros(e.denied-now))
-	r.Z = max(r.Z, r.X)
+// takeLease takes what was granted of key i, less what the claims have of it.
+func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
+	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	e := l.entry
+	d.stats.granted.Add(p.Granted)
+	held := e.receive(grants{
+		granted: int(p.Granted), want: int(k.wish), owed: int(p.Owed), room: k.room,
+		sent: f.sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, k.reset, l.limits.by),
+	}, d.termsOf(e.ns))
+	held.grant = k.grant
+	held.left -= k.left
+	k.left += held.left
+	e.remaining, e.last = k.room, nil
+	if held != &e.slot && held != &e.spare { // there is no place for it
+		d.giveBack(e, held.grant, held.left)
+	}
+	if l.limits != e.limits { // the limit has changed meanwhile
+		d.giveUp(e)
+	}
+}
+
+// learn remembers r, a plain reply of the store to n events that were not charged. It returns what those
+// are told who ask for as many.
+func (d *Store) learn(e *entry, r store.Reply, n int64, sent, now time.Duration) store.Reply {
+	switch {
+	case n == 1 && !r.OK():
+		e.refused(micros(r.X), pause(e.ns.Rule.Name, e.limits.by, d.terms.life), sent, now, d.termsOf(e.ns))
+		e.last, e.remaining = &remembered{r, now}, 0
+		r.X = max(r.X, inMicros(e.denied-now))
+		r.Z = max(r.Z, r.X)
+	case r.Y > 0:
+		one := r
+		one.Outcome = store.AdmittedPlainly
+		e.denied, e.last, e.remaining = 0, &remembered{one, now}, int(r.Y)
+	}
 	return r
 }
 
-// serve decides on those who came during a fetch, and asks again for the rest.
-func (d *Store) serve(s *shard, e *entry) {
-	now := d.now()
-	for i, c := range e.queue {
-		held := e.spend(now, 1)
-		switch {
-		case held != nil:
-			if !c.Answer(answer{reply: d.admit(held, 1)}, nil) {
-				held.left++
-			}
-			continue
-		case now < e.denied:
-			c.Answer(answer{reply: d.deny(e, now)}, nil)
-			continue
-		}
-		e.queue = slices.DeleteFunc(e.queue[i:], (*caller).Done)
-		if len(e.queue) > 0 {
-			d.startFetch(s, e)
-		}
-		break
+// fetchAhead fetches the next lease of e while there is still something, or charges what is owed. It waits
+// for a worker: there may be one for each of many keys. It is called under the shard's lock.
+func (d *Store) fetchAhead(s *shard, e *entry) {
+	if e.fetching || e.queued {
+		return
 	}
-	for _, c := range e.queue { // they were served, or the limiter is closed
-		c.Answer(answer{again: true}, nil)
-	}
-	e.queue = nil
+	e.queued = true
+	d.do(func(ctx context.Context) error {
+		s.mu.Lock()
+		e.queued = false
+		l := lack{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
+		s.mu.Unlock()
+		if f, _ := d.newFetch([]lack{l}, nil); f.shares[0].leads {
+			d.run(ctx, f)
+		}
+		return nil
+	}, math.MaxInt)
 }

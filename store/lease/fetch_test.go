@@ -625,53 +625,71 @@ func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
 	})
 }
 
-// A denial is one call. Of a limit that the grant has emptied it is two: the second says for how
-// long. If there is room again by then, the callers are told to come again soon, and when the key will be as
-// new if it is not.
+// A denial is one call. The grant that empties a limit says when there is room again, but for a log: that takes
+// a look.
 func TestADenialSaysWhenThereIsRoom(t *testing.T) {
-	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
-		for _, all := range []bool{true, false} {
-			synctest.Test(t, func(t *testing.T) {
-				s := &recorder{Store: memory(t, stopped)}
-				plain := newLimiter(t, algorithm, s.Store, ratelimit.PerHour(3))
-				d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerHour(3)), life)
-				before := allow(t, plain)
-				s.set(10*time.Millisecond, func(op string) error {
-					switch {
-					case op != "Peek":
-						return nil
-					case all:
-						return plain.Reset(t.Context(), "key")
-					}
-					return plain.Refund(t.Context(), "key", before, 1)
-				})
-				var asking sync.WaitGroup
-				denied := make(chan ratelimit.Result, 4)
-				for range 4 { // the call for the first is under way when the others come
-					asking.Go(func() {
-						if r := allow(t, d); !r.Allowed {
-							denied <- r
-						}
-					})
-					synctest.Wait()
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := onStopped(t, life)
+			l, fresh := newLimiter(t, algorithm, d, ratelimit.PerHour(72_000)), 0
+			fresh = fullKey(t, l)
+			require.True(t, allowN(t, l, fresh-2).Allowed)
+			s.reset()
+			s.set(10*time.Millisecond, nil)
+			told := atOnce(t, l, 4, one)
+			want := []call{{"TakeUpTo", 1}, {"TakeUpTo", 3}}
+			if algorithm == "sliding_log" {
+				want = append(want, call{"Peek", 1})
+			}
+			require.Equal(t, want, s.reset())
+			require.Equal(t, 2, allowed(told, one))
+			says, err := l.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			for _, r := range told[2:] {
+				require.Equal(t, max(says.RetryAfter, life/2), r.RetryAfter) // no sooner than it asks again
+				require.Equal(t, max(says.ResetAfter, r.RetryAfter), r.ResetAfter)
+			}
+			s.reset()
+			s.set(0, nil)
+			time.Sleep(life)
+			require.False(t, allow(t, l).Allowed)
+			require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset())
+			require.NoError(t, d.Close(t.Context()))
+		})
+	})
+}
+
+// If there is room again by the time of a look, callers are told to come again soon, and when the key will be as new
+// if it is not.
+func TestARoomThatComesDuringALookIsForThoseWhoComeAgain(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t, stopped)}
+			plain := newLimiter(t, "sliding_log", s.Store, ratelimit.PerHour(72_000))
+			d := newLease(t, newLimiter(t, "sliding_log", s, ratelimit.PerHour(72_000)), life)
+			before := allowN(t, plain, 72_000-2)
+			s.set(10*time.Millisecond, func(op string) error {
+				switch {
+				case op != "Peek":
+					return nil
+				case all:
+					return plain.Reset(t.Context(), "key")
 				}
-				asking.Wait()
-				require.Equal(t, []call{{"TakeUpTo", 1}, {"TakeUpTo", 3}, {"Peek", 1}}, s.reset())
-				require.Len(t, denied, 2)
-				for range 2 {
-					r := <-denied
-					require.LessOrEqual(t, r.RetryAfter, 2*life)
-					require.GreaterOrEqual(t, r.ResetAfter, r.RetryAfter)
-					require.Equal(t, all, r.ResetAfter <= 2*life)
-				}
-				allowN(t, plain, remaining(t, plain))
-				s.reset()
-				time.Sleep(2 * life)
-				require.False(t, allow(t, d).Allowed)
-				require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset())
-				closeLease(t, d)
+				return plain.Refund(t.Context(), "key", before, 1)
 			})
-		}
+			denied := 0
+			for _, r := range atOnce(t, d.limiting, 4, one) {
+				if r.Allowed {
+					continue
+				}
+				denied++
+				require.LessOrEqual(t, r.RetryAfter, 2*life)
+				require.GreaterOrEqual(t, r.ResetAfter, r.RetryAfter)
+				require.Equal(t, all, r.ResetAfter <= 2*life)
+			}
+			require.Equal(t, 2, denied)
+			closeLease(t, d)
+		})
 	}
 }
 

@@ -33,15 +33,12 @@ func (d *Store) begin() bool {
 // giveBack gives back n events of a grant, without waiting for it. If the store takes too few
 // calls for all that lapses, the rest stays charged until it leaves the limit.
 func (d *Store) giveBack(e *entry, g *grant, n int) {
-	if n == 0 {
+	if g == nil || n == 0 {
 		return
 	}
 	d.stats.lapsed.Add(int64(n))
 	ns, key := e.ns, e.key
-	refund := func(ctx context.Context) error { return d.refund(ctx, ns, key, g, n) }
-	if !d.do(refund, int(d.maxKeys)) {
-		d.doLast(refund)
-	}
+	d.do(func(ctx context.Context) error { return d.refund(ctx, ns, key, g, n) }, int(d.maxKeys))
 }
 
 func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *grant, n int) error {
@@ -52,35 +49,23 @@ func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *
 	return err
 }
 
-// do has a worker do j, unless more than most wait for one. It is false once the limiter is
-// closed: Close may have done all jobs already.
-func (d *Store) do(j job, most int) bool {
+// do has a worker do j, unless more than most wait for one. Once the store is closed, Close does all that
+// is left. A call of several keys may end later: then nobody else comes for j.
+func (d *Store) do(j job, most int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed.Load() {
-		return false
-	}
-	if len(d.jobs) >= most {
-		return true
-	}
-	d.jobs = append(d.jobs, j)
-	if d.workers < maxWorkers {
-		d.workers++
-		d.running.Go(func() { _ = d.work(context.Background(), true) })
-	}
-	return true
-}
-
-// doLast has Close do j, when no lease is asked for any more. A call of several keys may end later:
-// then nobody else comes for j.
-func (d *Store) doLast(j job) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.done {
+	switch closed := d.closed.Load(); {
+	case d.done:
 		go func() { _ = j.run(context.Background()) }()
-		return
+	case closed:
+		d.jobs = append(d.jobs, j)
+	case len(d.jobs) < most:
+		d.jobs = append(d.jobs, j)
+		if d.workers < maxWorkers {
+			d.workers++
+			d.running.Go(func() { _ = d.work(context.Background(), true) })
+		}
 	}
-	d.jobs = append(d.jobs, j)
 }
 
 // work does jobs until there is nothing left to do, and returns the first error. Open workers
@@ -149,10 +134,10 @@ func (d *Store) sweepShard(s *shard) {
 	for id, e := range s.keys {
 		d.tidy(e, now)
 		if e.owed > 0 {
-			d.startFetch(s, e)
+			d.fetchAhead(s, e)
 		}
 		held := e.left > 0 || e.spare.left > 0 || e.owed > 0
-		if !e.fetching && !e.queued && len(e.lines) == 0 && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
+		if !e.fetching && !e.queued && e.lines == nil && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
 			delete(s.keys, id)
 			d.keys.Add(-1)
 		}
@@ -194,12 +179,7 @@ func (d *Store) workTogether(ctx context.Context) error {
 		workers.Go(func() { errs[i] = d.work(ctx, false) })
 	}
 	workers.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
 // closeShard makes jobs of all that is held, and of what is owed.
@@ -209,10 +189,10 @@ func (d *Store) closeShard(s *shard) {
 	for _, e := range s.keys {
 		d.giveUp(e)
 		if owed := e.owed; owed > 0 {
-			d.doLast(func(ctx context.Context) error {
+			d.do(func(ctx context.Context) error {
 				_, err := store.Overdraw(ctx, d.Store, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
 				return err
-			})
+			}, math.MaxInt)
 		}
 	}
 	d.keys.Add(-int64(len(s.keys)))

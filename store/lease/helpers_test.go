@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -273,7 +274,11 @@ func (s *recorder) Refund(ctx context.Context, ns *store.Namespace, key string, 
 }
 
 func (s *recorder) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if err := s.called("TakeAll", int64(len(requests))); err != nil {
+	op := "TakeAll"
+	if !slices.ContainsFunc(requests, func(r store.Request) bool { return r.Op != store.OpLook }) {
+		op = "Peek"
+	}
+	if err := s.called(op, int64(len(requests))); err != nil {
 		return err
 	}
 	defer s.answered()

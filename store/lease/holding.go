@@ -52,6 +52,16 @@ func (h *holding[G]) spend(now time.Duration, n int) *slot[G] {
 	return &h.slot
 }
 
+// held is how many events may be admitted without asking.
+func (h *holding[G]) held(now time.Duration) (n int) {
+	for _, s := range []*slot[G]{&h.slot, &h.spare} {
+		if now < s.until {
+			n += s.left
+		}
+	}
+	return n
+}
+
 // low reports that it is time to ask, although there is still something.
 func (h *holding[G]) low() bool { return h.size > 1 && h.left <= h.size/4 && h.spare.left == 0 }
 
@@ -123,8 +133,8 @@ type grants struct {
 
 // receive takes what was granted, of which it pays what was owed.
 func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
-	paid := min(g.granted, g.owed) // not what was borrowed since: the others have been waiting
-	h.owed = max(0, h.owed-paid)   // a Reset may have forgotten it
+	paid := min(g.granted, g.owed, h.owed) // not what was borrowed since: the others have been waiting
+	h.owed -= paid
 	h.denied, h.full = 0, 0
 	left := g.granted - paid
 	s := slot[G]{left: left, most: left, until: g.sent + min(t.life, g.window), size: g.granted, from: g.now, room: g.room}
@@ -133,7 +143,8 @@ func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
 	}
 	switch {
 	case h.spare.left > 0: // what was owed is all that was asked for
-		return &s
+		none := s // so that only this one is allocated
+		return &none
 	case h.left > 0:
 		h.spare = s
 		return &h.spare

@@ -3,12 +3,14 @@ package lease
 import (
 	"context"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -136,21 +138,6 @@ func TestHowMuchIsAskedFor(t *testing.T) {
 	}
 }
 
-// Who comes while a call for a lease waits for a worker has it begun, and an event is asked for him too, also
-// where it was to be for what is owed alone.
-func TestACallThatWaitsIsForWhoComes(t *testing.T) {
-	for want, wants := range map[int]int{3: 4, 9: 9} {
-		ls := new(limits)
-		e := &entry{limits: ls, ahead: &fetch{want: want, owed: 3}, queue: []*caller{pending.New[answer]()}}
-		f := e.begun()
-		require.Equal(t, wants, f.want)
-		require.Len(t, f.callers, 1)
-		require.Same(t, ls, f.limits)
-		require.Empty(t, e.queue)
-		require.Nil(t, e.begun(), "it was begun")
-	}
-}
-
 // After an error grants grow as those of a new key do: by one that was spent soon after another.
 func TestGrantsAfterAnErrorGrowAsThoseOfANewKey(t *testing.T) {
 	var h holding[int]
@@ -232,7 +219,7 @@ type generous struct {
 
 // Decide implements [store.Store].
 func (s *generous) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if requests[0].Op == store.OpTake {
+	if requests[0].Op == store.OpTake || requests[0].Op == store.OpUpTo {
 		return s.TakeAll(ctx, requests, replies)
 	}
 	return dispatch.Decide(ctx, s, s.Store, requests, replies)
@@ -255,7 +242,7 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 	require.NoError(t, err)
 	_, err = l.Peek(t.Context(), "key")
 	require.NoError(t, err)
-	for _, n := range []int64{1, mostShared} {
+	for _, n := range []int64{1, batch.MostEvents} {
 		s := &generous{Store: mem}
 		d, err := New(s, time.Second)
 		require.NoError(t, err)
@@ -265,15 +252,17 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		e := d.entry(shard, id, ns, "key", of.limit)
 		shard.mu.Unlock()
 		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
-		require.True(t, shareable(lacks))
-		ln := &line{lacks: lacks}
-		for range 2*mostClaims + 1 {
-			ln.claims = append(ln.claims, newClaim(lacks))
+		require.False(t, lacks[0].alone())
+		ln := &line{lacks: lacks, busy: true}
+		e.lines = ln
+		for range 3 * 1 << 13 {
+			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}
-		claims := ln.claims
-		d.serveLine(shard, e, ln)
+		claims := slices.Clone(ln.claims)
+		d.goOn(ln, nil)
 		for _, c := range claims {
-			require.True(t, c.Done())
+			_, err := c.Wait(t.Context(), d.patience)
+			require.NoError(t, err)
 		}
 		require.LessOrEqual(t, s.most, int64(maxLease))
 		require.GreaterOrEqual(t, s.sum, n*int64(len(claims)))

@@ -576,3 +576,44 @@ func TestWhoWaitsWhileALeaseIsClosedIsServed(t *testing.T) {
 		})
 	})
 }
+
+// BenchmarkSeveral measures an All of two limits of which all is held.
+func BenchmarkSeveral(b *testing.B) {
+	mem, err := memstore.New()
+	require.NoError(b, err)
+	d, err := lease.New(mem, life)
+	require.NoError(b, err)
+	defer func() { _ = d.Close(b.Context()) }()
+	all, err := ratelimit.NewAll(newLimiter(b, "token_bucket", d, ratelimit.PerSecond(1_000_000_000)), newLimiter(b, "fixed_window", d, ratelimit.PerSecond(1_000_000_000)))
+	require.NoError(b, err)
+	b.ReportAllocs()
+	for b.Loop() {
+		if r, err := all.Allow(b.Context(), "user:42"); !r.Allowed || err != nil {
+			b.Fatal(r, err)
+		}
+	}
+}
+
+// BenchmarkUnheld measures calls of keys that come once.
+func BenchmarkUnheld(b *testing.B) {
+	mem, err := memstore.New(memstore.WithMaxKeys(1000))
+	require.NoError(b, err)
+	d, err := lease.New(mem, life)
+	require.NoError(b, err)
+	defer func() { _ = d.Close(b.Context()) }()
+	one, two := newLimiter(b, "token_bucket", d, ratelimit.PerSecond(1_000_000_000)), newLimiter(b, "fixed_window", d, ratelimit.PerSecond(1_000_000_000))
+	all, err := ratelimit.NewAll(one, two)
+	require.NoError(b, err)
+	for name, l := range map[string]ratelimit.Limiter{"one": one, "all": all} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				i++
+				if r, err := l.Allow(b.Context(), strconv.Itoa(i)); !r.Allowed || err != nil {
+					b.Fatal(r, err)
+				}
+			}
+		})
+	}
+}

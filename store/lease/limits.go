@@ -118,10 +118,5 @@ func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
 	if ls.by == ls.own {
 		return r
 	}
-	return plain(ls.rule, ls.by, r, n, charged)
-}
-
-// plain is r, a reply to a call for n events, in plain numbers. If it admits them, so many are charged.
-func plain(rule *store.Rule, by store.Limit, r store.Reply, n, charged int64) store.Reply {
-	return r.Plainly(rule, by, n, charged)
+	return r.Plainly(ls.rule, ls.by, n, charged)
 }

@@ -3,386 +3,165 @@ package lease
 import (
 	"context"
 	"slices"
-	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// claim is a list that waits for what it lacks: n events of each key.
-type claim struct {
-	*pending.Call[verdict]
-	n []int64
-}
-
-// verdict is the answer to a claim: whether all is charged, and the replies.
-type verdict struct {
-	all     bool
-	replies []store.Reply
-	again   bool // the store is to be asked for this claim alone
-}
-
-// A line asks the store for so many claims at once, of so many events each. That is no more of a key than
-// may be held.
-const (
-	mostClaims = 1 << 13
-	mostShared = 1 << 16
-)
-
-// line is the claims of one set of keys, in order of arrival. The store is asked for all of them at
-// once, by one such call after the other. The shard of the first key protects it.
+// line is the claims to one set of keys under the same limits, in order of arrival. The store is asked for
+// all of them at once, by one call after the other. The shard of the first key protects it.
 type line struct {
 	lacks  []lack // of each claim, but for the numbers
-	claims []claim
+	claims []batch.Claim
+	busy   bool           // a goroutine serves it
+	after  *line          // of the entry's lines
+	first  [1]batch.Claim // is most often the only one
 }
 
-func newClaim(lacks []lack) claim {
-	c := claim{pending.New[verdict](), make([]int64, len(lacks))}
-	for i := range lacks {
-		c.n[i] = lacks[i].request.N
-	}
-	return c
-}
-
-// shareable is whether claims of these can be decided on together: leases can be had of all.
-func shareable(lacks []lack) bool {
-	return !slices.ContainsFunc(lacks, func(l lack) bool {
-		return l.entry == nil || !l.request.Votes() || l.request.N > mostShared
-	})
-}
-
-// stand has c stand in the line of its keys. The first one in it has the store asked.
-func (d *Store) stand(lacks []lack, c claim) {
-	s, e := lacks[0].shard, lacks[0].entry
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, ln := range e.lines {
-		if ln.isOf(lacks) {
-			ln.claims = append(ln.claims, c)
-			return
-		}
-	}
-	ln := &line{lacks, []claim{c}}
-	e.lines = append(e.lines, ln)
-	go d.serveLine(s, e, ln)
-}
-
-// isOf is whether ln is of these keys, under these limits.
+// isOf reports whether ln is of these keys, under these limits.
 func (ln *line) isOf(lacks []lack) bool {
 	return slices.EqualFunc(ln.lacks, lacks, func(a, b lack) bool { return a.entry == b.entry && a.limits == b.limits })
 }
 
-// serveLine decides on those who stand in ln, until nobody does.
-func (d *Store) serveLine(s *shard, e *entry, ln *line) {
-	for again := []claim(nil); ; {
+// claim waits in the line of the keys in lacks. A call whose claim is all that the store is asked for
+// asks it itself, with its own context.
+func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
+	c := batch.NewClaim(len(lacks), func(i int) int64 { return lacks[i].request.N })
+	if ln := stand(lacks, c); ln != nil {
+		switch f := d.next(ln, nil, false); {
+		case f == nil: // c is answered
+		case f.IsOf(c):
+			d.askFor(ctx, ln, f)
+		default:
+			go d.askFor(context.Background(), ln, f) // no caller's context: the store has a timeout
+		}
+	}
+	v, err := c.Wait(ctx, d.patience)
+	for i := range v.Replies {
+		replies[lacks[i].at] = v.Replies[i]
+	}
+	return v.OK, err
+}
+
+// stand appends c to its line. It returns the line if nobody serves it, for the caller to do so. While
+// a lease of a single key is fetched, its line waits for that.
+func stand(lacks []lack, c batch.Claim) *line {
+	s, e := lacks[0].shard, lacks[0].entry
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ln := e.lines
+	for ln != nil && !ln.isOf(lacks) {
+		ln = ln.after
+	}
+	if ln == nil {
+		ln = &line{lacks: lacks, after: e.lines}
+		ln.claims, e.lines = ln.first[:0], ln
+	}
+	ln.claims = batch.Add(ln.claims, c)
+	if ln.busy || len(lacks) == 1 && e.fetching {
+		return nil
+	}
+	ln.busy = true
+	return ln
+}
+
+// wake serves the lines of e alone, which have waited for the call that fetched a lease of it. It is called
+// under the shard's lock.
+func (d *Store) wake(e *entry) {
+	for ln := e.lines; ln != nil; ln = ln.after {
+		if len(ln.lacks) == 1 && !ln.busy {
+			ln.busy = true
+			go d.goOn(ln, nil)
+		}
+	}
+}
+
+// forget removes ln from the lines of e.
+func (e *entry) forget(ln *line) {
+	at := &e.lines
+	for *at != ln {
+		at = &(*at).after
+	}
+	*at = ln.after
+}
+
+// askFor asks the store for f, and goes on, even if the store ends the goroutine.
+func (d *Store) askFor(ctx context.Context, ln *line, f *fetch) {
+	var again []batch.Claim
+	defer func() { d.goOn(ln, again) }()
+	again = d.run(ctx, f)
+}
+
+// goOn asks the store for those in ln, if there are any left.
+func (d *Store) goOn(ln *line, left []batch.Claim) {
+	if f := d.next(ln, left, true); f != nil {
+		go d.askFor(context.Background(), ln, f)
+	}
+}
+
+// next returns the next call for ln: for those of the last call who are left, and those who have come
+// since. If some have waited, they get what is held by now. It is nil if nobody is left: then the line is
+// gone. It is nil too if they wait for a lease that is being fetched.
+func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
+	s, e := ln.lacks[0].shard, ln.lacks[0].entry
+	for wait := false; ; waited = true {
 		s.mu.Lock()
-		claims := slices.DeleteFunc(append(again, ln.claims...), func(c claim) bool { return c.Done() })
-		n := min(len(claims), mostClaims)
-		claims, ln.claims = claims[:n:n], claims[n:]
-		if n == 0 {
-			e.lines = slices.DeleteFunc(e.lines, func(other *line) bool { return other == ln })
+		var claims []batch.Claim
+		if wait && e.fetching {
+			ln.claims, ln.busy = append(left, ln.claims...), false
 			s.mu.Unlock()
-			return
+			return nil
+		}
+		if claims, ln.claims = batch.Next(left, ln.claims); len(claims) == 0 {
+			e.forget(ln)
 		}
 		s.mu.Unlock()
-		again = d.decideTogether(ln.lacks, claims)
-	}
-}
-
-// decideTogether asks the store for all claims at once, and for leases. If that is too much, it asks for as
-// many as there is room for, in their order, and denies the others. It returns those whose room others
-// have taken meanwhile.
-func (d *Store) decideTogether(lacks []lack, claims []claim) (again []claim) {
-	b := d.takeTogether(lacks, claims, true)
-	if b.decides(claims) {
-		return nil
-	}
-	fit := b.fit(claims)
-	if fit > 0 {
-		if some := d.takeTogether(lacks, claims[:fit], false); !some.decides(claims[:fit]) {
-			b, fit = some, min(some.fit(claims[:fit]), fit-1)
-			again = claims[:fit]
+		if len(claims) == 0 {
+			return nil
 		}
-	}
-	b.deny(claims[fit:])
-	return again
-}
-
-// batch is a call of the store for several claims.
-type batch struct {
-	d        *Store
-	lacks    []lack // with the numbers of all claims
-	sent     time.Duration
-	replies  []store.Reply // of the store
-	all      bool          // whether it admits all
-	shares   []share       // then, of each key
-	before   []int64       // or else the events of the claims that fit,
-	blocked  []bool        // and which keys have no room for the next one
-	err      error
-	panicked any
-}
-
-// share is a grant with what is left of it after all claims.
-type share struct {
-	*grant
-	left int
-}
-
-// takeTogether asks the store for what the claims lack and, if ahead, for leases. It takes these in.
-func (d *Store) takeTogether(lacks []lack, claims []claim, ahead bool) *batch {
-	b := &batch{d: d, lacks: slices.Clone(lacks), replies: make([]store.Reply, len(lacks)), shares: make([]share, len(lacks)), before: make([]int64, len(lacks)), blocked: make([]bool, len(lacks))}
-	for i := range b.lacks {
-		l := &b.lacks[i]
-		l.request.N = 0
-		for _, c := range claims {
-			l.request.N += c.n[i]
+		if waited {
+			claims = d.answerHere(ln.lacks, claims)
 		}
-		l.want = l.request.N
-		l.leads = d.leadFor(l, ahead)
-	}
-	b.sent = d.now()
-	b.ask()
-	for i := range b.lacks {
-		b.takeIn(i)
-	}
-	return b
-}
-
-// ask asks the store. A panic belongs on the callers' goroutines, which may expect it.
-func (b *batch) ask() {
-	defer func() {
-		if b.panicked = recover(); b.err != nil || b.panicked != nil {
-			b.d.stats.lost.Add(1)
-		} else {
-			b.d.stats.asked.Add(1)
-		}
-	}()
-	ctx := context.Background() // no caller's: the store has a timeout
-	b.err = b.d.Store.Decide(ctx, requestsOf(b.lacks), b.replies)
-	if b.d.patience.Heard(b.err); b.err != nil {
-		return
-	}
-	b.all = allOK(b.lacks, b.replies)
-	for i := range b.lacks {
-		if l := &b.lacks[i]; b.all && l.leads {
-			l.full = b.d.fullAfter(ctx, l, b.replies[i])
+		if left = claims; len(left) > 0 {
+			var f *fetch
+			if f, wait = d.newFetch(ln.lacks, left); f != nil {
+				return f
+			}
 		}
 	}
 }
 
-// leadFor makes the next call one that fetches a lease of l, unless one is under way.
-func (d *Store) leadFor(l *lack, ahead bool) bool {
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	e, now := l.entry, d.now()
-	d.tidy(e, now)
-	swept := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
-	if swept || e.fetching || e.owed > 0 || e.spare.left > 0 || e.limits != l.limits || !d.begin() {
-		return false
+// answerHere answers claims without the store, up to the first one that needs it. It returns that and
+// those after it.
+func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
+	if slices.ContainsFunc(lacks, lack.stale) {
+		return claims
 	}
-	e.fetching = true
-	l.wish = max(l.want, int64(e.ask(now, int(l.want), d.termsOf(e.ns))))
-	if ahead { // all or none: no more than there is, as far as is known
-		l.want = max(l.want, min(l.wish, int64(e.remaining)))
+	requests := make([]store.Request, len(lacks))
+	for i := range lacks {
+		requests[i] = lacks[i].request
 	}
-	return true
-}
-
-// fullAfter is the denial that the next event of l meets after r, if r admits about all there is.
-// It is nil if there is more, or nobody has looked.
-func (d *Store) fullAfter(ctx context.Context, l *lack, r store.Reply) *store.Reply {
-	ns, by := l.request.Namespace, l.limits.by
-	if l.want == l.request.N || l.want == l.wish || r.Available(ns.Rule, by)-l.want >= l.wish {
-		return nil
-	}
-	denial, err := denialOf(ctx, d.Store, d.patience, ns, l.request.Key, by, 1)
-	if err != nil { // then it is learned from the next call
-		return nil
-	}
-	return &denial
-}
-
-// takeIn takes the lease of key i, or what the store has said of it.
-func (b *batch) takeIn(i int) {
-	d, l, r := b.d, &b.lacks[i], b.replies[i]
-	if b.all {
-		says := r.Report(l.request.Namespace.Rule, l.limits.by, l.want, l.want)
-		b.shares[i].grant = &grant{at: r.X, reset: says.Reset, room: int(says.Remaining), limits: l.limits}
-	}
-	if !l.leads {
-		return
-	}
-	defer d.running.Done()
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	now, e := d.now(), l.entry
-	e.fetching = false
-	defer d.serve(l.shard, e)
-	switch {
-	case b.err != nil || b.panicked != nil:
-		e.failed()
-	case b.all:
-		b.shares[i].left = d.takeLease(l, b.shares[i].grant, b.sent, now)
-	case e.limits == l.limits: // or else it says nothing of today's limit
-		if e.remaining = int(b.room(i)); e.remaining > 0 {
-			e.denied, e.last = 0, &remembered{fits(e.ns.Rule, l.limits.by, r, 1), now}
+	for len(claims) > 0 {
+		c, replies := claims[0], make([]store.Reply, len(lacks))
+		for i := range requests {
+			requests[i].N = c.N[i]
 		}
-	}
-}
-
-// takeLease takes what g has for others, and returns how much that is.
-func (d *Store) takeLease(l *lack, g *grant, sent, now time.Duration) int {
-	e, n := l.entry, int(l.request.N)
-	d.stats.granted.Add(l.want)
-	held := e.receive(grants{
-		granted: int(l.want), want: int(l.wish), room: g.room,
-		sent: sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, g.reset, l.limits.by),
-	}, d.termsOf(e.ns))
-	held.grant = g
-	held.left -= n
-	left := held.left
-	e.remaining, e.last = g.room, nil
-	if l.full != nil && l.limits == e.limits {
-		d.remember(e, *l.full, sent, now)
-	}
-	if l.limits != e.limits { // the limit has changed meanwhile
-		d.giveUp(e)
-	}
-	return left
-}
-
-// fits is r, a reply beside a denial, as one to n events that there is room for.
-func fits(rule *store.Rule, by store.Limit, r store.Reply, n int64) store.Reply {
-	told := plain(rule, by, r, n, 0)
-	told.Outcome = store.AdmittedPlainly
-	return told
-}
-
-// decides answers the claims that b is of, unless they are denied.
-func (b *batch) decides(claims []claim) bool {
-	switch {
-	case b.panicked != nil:
-		for _, c := range claims {
-			c.Panic(b.panicked)
-		}
-	case b.err != nil:
-		for _, c := range claims {
-			c.Answer(verdict{}, b.err)
-		}
-	case b.all:
-		b.admit(claims)
-	default:
-		return false
-	}
-	return true
-}
-
-// admit admits the claims. What is of those who have left goes back.
-func (b *batch) admit(claims []claim) {
-	after := make([]int, len(b.lacks)) // events of the claims that follow
-	for i := range b.lacks {
-		after[i] = int(b.lacks[i].request.N)
-	}
-	for _, c := range claims {
-		v := verdict{all: true, replies: make([]store.Reply, len(c.n))}
-		for i, n := range c.n {
-			after[i] -= int(n)
-			v.replies[i] = b.shares[i].admit(store.AdmittedPlainly, b.shares[i].left+after[i], n)
-		}
-		if c.Answer(v, nil) {
-			continue
-		}
-		for i, n := range c.n {
-			request := b.lacks[i].request
-			request.N = n
-			b.d.putBack(&request, v.replies[i])
-		}
-	}
-}
-
-// room is how many events of key i there are beside a denial.
-func (b *batch) room(i int) int64 {
-	l := &b.lacks[i]
-	return b.replies[i].Available(l.request.Namespace.Rule, l.limits.by)
-}
-
-// fit is how many of the claims there is room for, from the first on. The next one is blocked.
-func (b *batch) fit(claims []claim) (fit int) {
-	for _, c := range claims {
-		blocked := false
-		for i, n := range c.n {
-			b.blocked[i] = b.before[i]+n > b.room(i)
-			blocked = blocked || b.blocked[i]
-		}
-		if blocked {
+		if lacking := d.decideHere(requests, replies); lacking != nil {
+			d.putBack(requests, replies, lacking)
 			break
 		}
-		for i, n := range c.n {
-			b.before[i] += n
+		all := batch.AllOK(requests, replies)
+		if !c.Answer(batch.Verdict{OK: all, Replies: replies}, nil) && all {
+			d.putBack(requests, replies, nil)
 		}
-		fit++
+		claims = claims[1:]
 	}
-	return fit
+	return claims
 }
 
-// deny denies claims. The first and those that are alike are told for how long. The others ask the store.
-func (b *batch) deny(claims []claim) {
-	if len(claims) == 0 {
-		return
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			for _, c := range claims {
-				c.Panic(p)
-			}
-		}
-	}()
-	v, err := b.denial(claims[0].n)
-	for _, c := range claims {
-		if slices.Equal(c.n, claims[0].n) {
-			c.Answer(v, err)
-		} else {
-			c.Answer(verdict{again: true}, nil)
-		}
-	}
-}
-
-// denial is the denial of n events of each key.
-func (b *batch) denial(n []int64) (v verdict, err error) {
-	if !slices.Contains(b.blocked, true) { // the store denies what it says there is room for
-		return verdict{again: true}, nil
-	}
-	v.replies = make([]store.Reply, len(n))
-	for i, n := range n {
-		l, told := &b.lacks[i], &v.replies[i]
-		rule, by := l.request.Namespace.Rule, l.limits.by
-		switch {
-		case !b.blocked[i]:
-			*told = fits(rule, by, b.replies[i], n)
-			told.Y -= b.before[i]
-			continue
-		case l.want == n: // exactly what was asked for
-			*told = plain(rule, by, b.replies[i], n, 0)
-		default:
-			b.sent = b.d.now()
-			*told, err = denialOf(context.Background(), b.d.Store, b.d.patience, l.request.Namespace, l.request.Key, by, n)
-			if err != nil {
-				return verdict{}, err
-			}
-		}
-		if n == 1 {
-			*told = b.d.rememberFor(l, *told, b.sent)
-		}
-	}
-	return v, nil
-}
-
-// rememberFor remembers the denial r of l, if it says something of today's limit.
-func (d *Store) rememberFor(l *lack, r store.Reply, sent time.Duration) store.Reply {
+// stale reports whether others ask for the key under another limit now.
+func (l lack) stale() bool {
 	l.shard.mu.Lock()
 	defer l.shard.mu.Unlock()
-	if l.entry.limits != l.limits {
-		return r
-	}
-	return d.remember(l.entry, r, sent, d.now())
+	return l.entry.limits != l.limits
 }

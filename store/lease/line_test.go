@@ -251,8 +251,9 @@ func TestACallForSeveralAllsThatFails(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					d, s := onStopped(t, time.Second)
-					tight := newLimiter(t, "fixed_window", d, ratelimit.PerHour(30))
-					all, err := ratelimit.NewAll(tight, newLimiter(t, "fixed_window", d, ratelimit.PerDay(7200)))
+					tight := newLimiter(t, "sliding_log", d, ratelimit.PerHour(3600))
+					require.True(t, allowN(t, tight, fullKey(t, tight)-30).Allowed)
+					all, err := ratelimit.NewAll(tight, newLimiter(t, "sliding_log", d, ratelimit.PerDay(24*3600)))
 					require.NoError(t, err)
 					calls := 0
 					s.set(20*time.Millisecond, func(asked string) error {
@@ -716,12 +717,11 @@ func TestOfTheGrantThatEmptiesALimit(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			require.False(t, allow(t, all).Allowed)
 			time.Sleep(1600 * time.Millisecond)
-			s.n = nil
+			s.reset()
 			for range 2 {
 				require.True(t, allow(t, all).Allowed)
 			}
-			require.Len(t, s.n, 2)
-			require.EqualValues(t, 64, s.n[1][0])
+			require.Equal(t, []int{64}, asked(s.reset(), "TakeUpTo"))
 			require.NoError(t, d.Close(t.Context()))
 		})
 	}

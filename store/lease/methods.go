@@ -3,39 +3,27 @@ package lease
 import (
 	"cmp"
 	"context"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// takeWithin decides on n events whose turn must come in time. Events that are held have their turn
-// now. For others it asks the store each time.
-func (d *Store) takeWithin(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	before := l.Before()
-	l = l.TurnBefore(0)
-	if r, ok := d.held(ns, key, l, n); ok {
-		return r, nil
-	}
-	ls := *newLimits(ns.Rule, l, d.terms.life)
-	ls.own, ls.by = ls.own.TurnBefore(before), ls.by.TurnBefore(before)
-	return d.ask(ctx, ns, key, &ls, n)
-}
-
 // takeUpTo admits n events of what is held, or as many as there is room for. If some are held,
 // they are given back to the store first, so that it decides on all.
-func (d *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if r, ok := d.held(ns, key, l, n); ok {
+func (d *Store) takeUpTo(ctx context.Context, q *store.Request) (r store.Reply, err error) {
+	if _, held := d.spendFor(q, &r); held {
 		return r, nil
 	}
+	ns, key := q.Namespace, q.Key
 	if err := d.surrender(ctx, ns, key); err != nil {
 		return store.Reply{}, err
 	}
 	d.stats.asked.Add(1)
-	ls := newLimits(ns.Rule, l, d.terms.life)
-	r, err := store.TakeUpTo(ctx, d.Store, ns, key, ls.by, n)
-	if err != nil {
+	ls := newLimits(ns.Rule, q.Limit, d.terms.life)
+	if r, err = store.TakeUpTo(ctx, d.Store, ns, key, ls.by, q.N); err != nil {
 		return store.Reply{}, err
 	}
-	n = max(1, min(n, r.Available(ns.Rule, ls.by)))
+	n := max(1, min(q.N, r.Available(ns.Rule, ls.by)))
 	return ls.told(r, n, n), nil
 }
 
@@ -59,37 +47,19 @@ func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) 
 	return cmp.Or(errs[0], errs[1])
 }
 
-// held admits n events if all of them are held.
-func (d *Store) held(ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, ok bool) {
-	s, id := d.shardOf(ns, key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.keys[id] == nil {
-		return r, false
-	}
-	e := d.entry(s, id, ns, key, l)
-	if e == nil {
-		return r, false
-	}
-	now := d.now()
-	e.used = now
-	d.tidy(e, now)
-	held := e.spend(now, int(n))
-	if held == nil {
-		return r, false
-	}
-	return d.admit(held, n), true
-}
-
-// putBack takes back the events that were spent for r. If their lease has ended meanwhile, they go
+// putBackOne takes back the events that were spent for r. If their lease has ended meanwhile, they go
 // back to the store.
-func (d *Store) putBack(r *store.Request, spent store.Reply) {
+func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, n := s.keys[id], int(r.N)
 	if e == nil {
 		e = &entry{ns: r.Namespace, key: r.Key}
+	}
+	if spent.X == lentAt {
+		d.giveBack(e, e.unlend(d.now()), n)
+		return
 	}
 	for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
 		if held == &e.spare && held.left == 0 { // the next grant may need the place
@@ -103,23 +73,13 @@ func (d *Store) putBack(r *store.Request, spent store.Reply) {
 	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)}, n)
 }
 
-// peek asks the store, and adds what is held here.
-func (d *Store) peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	ls := newLimits(ns.Rule, l, d.terms.life)
-	r, err := store.Peek(ctx, d.Store, ns, key, ls.by, n)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return d.seen(ns, key, ls, r, n), nil
-}
-
 // seen is r, the store's reply to a look for n events, with what is held here.
 func (d *Store) seen(ns *store.Namespace, key string, ls *limits, r store.Reply, n int64) store.Reply {
 	left := d.heldOf(ns, key, ls.own)
 	if left == 0 {
 		return ls.told(r, n, 0)
 	}
-	p := plain(ns.Rule, ls.by, r, n, 0)
+	p := r.Plainly(ns.Rule, ls.by, n, 0)
 	if p.Y = min(ls.by.Burst, p.Y+left); left >= n {
 		p.Outcome = store.AdmittedPlainly
 	}
@@ -131,12 +91,8 @@ func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64)
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e, now := s.keys[id], d.now(); e != nil && e.limits.own == l {
-		for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
-			if now < held.until {
-				n += int64(held.left)
-			}
-		}
+	if e := s.keys[id]; e != nil && e.limits.own == l {
+		n = int64(e.held(d.now()))
 	}
 	return n
 }
@@ -204,23 +160,30 @@ func (d *Store) returned(ns *store.Namespace, key string, c store.Receipt) int64
 
 // refundLent gives back an event that was admitted by overdraft.
 func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string) error {
+	var g *grant
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
-	e := s.keys[id]
-	switch {
-	case e == nil: // it was paid long ago
-		s.mu.Unlock()
-		return nil
-	case e.owed > 0 && !e.fetching:
-		e.owed--
-	case e.grant != nil && d.now() < e.until:
-		e.left, e.most = e.left+1, e.most+1
-	case e.grant != nil: // which has ended
-		g := e.grant
-		s.mu.Unlock()
-		return d.Store.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
+	if e := s.keys[id]; e != nil { // or else it was paid long ago
+		g = e.unlend(d.now())
 	}
 	s.mu.Unlock()
+	if g == nil {
+		return nil
+	}
+	return d.Store.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
+}
+
+// unlend takes back an event that was admitted by overdraft. If the grant that has paid for it has ended,
+// it returns that.
+func (e *entry) unlend(now time.Duration) *grant {
+	switch {
+	case e.owed > 0:
+		e.owed--
+	case e.grant != nil && now < e.until:
+		e.left, e.most = e.left+1, e.most+1
+	default:
+		return e.grant
+	}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store/lease"
 )
 
@@ -249,6 +251,132 @@ func TestKeysThatAreFullForLong(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.Equal(t, overdraft, d.Stats().Keys)
 			closeLease(t, d)
+		})
+	}
+}
+
+// lendingTwo is an All of two limits with an overdraft of n, on a store that tells what it is asked.
+func lendingTwo(t *testing.T, algorithm string, n int, tight ratelimit.Limit) (all *ratelimit.All, limits []ratelimit.Limiter, d *lease.Store, s *recorder) {
+	t.Helper()
+	s = &recorder{Store: memory(t, stopped)}
+	d, err := lease.New(s, life, lease.WithOverdraft(n))
+	require.NoError(t, err)
+	limits = []ratelimit.Limiter{newLimiter(t, algorithm, d, tight), newLimiter(t, algorithm, d, ratelimit.PerMinute(600_000))}
+	all, err = ratelimit.NewAll(limits...)
+	require.NoError(t, err)
+	return all, limits, d, s
+}
+
+// Nobody waits for several limits either, unless as much of one of them is owed already.
+func TestOverdraftOfSeveralLimitsDoesNotWait(t *testing.T) {
+	eachLending(t, func(t *testing.T, algorithm string) {
+		all, limits, d, s := lendingTwo(t, algorithm, 8, perSecond)
+		fresh := []int{fullKey(t, limits[0]), fullKey(t, limits[1])}
+		s.set(trip, nil)
+		began := time.Now()
+		for range 8 {
+			r := allow(t, all)
+			require.True(t, r.Allowed)
+			require.Equal(t, ratelimit.SourceLease, r.Source())
+		}
+		require.Zero(t, time.Since(began))
+		require.EqualValues(t, 2*8, d.Stats().Overdrawn)
+		r := allow(t, all)
+		require.True(t, r.Allowed)
+		require.Positive(t, time.Since(began))
+		require.NoError(t, all.Refund(t.Context(), "key", r, 1))
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, []int{fresh[0] - 8, fresh[1] - 8}, []int{remaining(t, limits[0]), remaining(t, limits[1])})
+	})
+}
+
+// What one limit was lent for an All that another one denies is not owed.
+func TestADenialOfAnAllOwesNothing(t *testing.T) {
+	eachLending(t, func(t *testing.T, algorithm string) {
+		all, limits, d, _ := lendingTwo(t, algorithm, 3, perSecond)
+		fresh := fullKey(t, limits[1])
+		_, _, err := limits[0].(limiting).AllowUpTo(t.Context(), "key", 1000)
+		require.NoError(t, err)
+		admitted := 0
+		for range 200 {
+			if allow(t, all).Allowed {
+				admitted++
+			}
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+		}
+		if algorithm != "token_bucket" { // into which events would flow, if the store's clock did not stand still
+			require.LessOrEqual(t, admitted, 3)
+		}
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, fresh-admitted, remaining(t, limits[1]))
+		require.Zero(t, remaining(t, limits[0]))
+	})
+}
+
+// Whatever callers of one limit and of several do, and leave, in two processes: each limit admits at most its overdraft
+// too much in each process, and in the end the store has charged each event once.
+func TestOverdraftOfOneLimitAndOfSeveral(t *testing.T) {
+	for _, algorithm := range lending[:2] { // events would flow into a bucket, if the store's clock did not stand still
+		t.Run(algorithm, func(t *testing.T) {
+			for seed := range uint64(effort.Of(10, 100, 1000)) {
+				synctest.Test(t, func(t *testing.T) {
+					const overdraft = 5
+					random := rand.New(rand.NewPCG(seed, 3))
+					s := &recorder{Store: memory(t, stopped)}
+					s.set(time.Duration(random.IntN(20))*time.Millisecond, nil)
+					rates := []int{40 + random.IntN(400), 40 + random.IntN(400)}
+					var stores []*lease.Store
+					var limits [2][]ratelimit.Limiter // of each process
+					for p := range limits {
+						d, err := lease.New(s, life, lease.WithOverdraft(overdraft))
+						require.NoError(t, err)
+						stores = append(stores, d)
+						for i, rate := range rates {
+							limits[p] = append(limits[p], newLimiter(t, algorithm, d, ratelimit.Limit{Rate: rate, Period: time.Duration(1+i) * time.Second}))
+						}
+						all, err := ratelimit.NewAll(limits[p]...)
+						require.NoError(t, err)
+						limits[p] = append(limits[p], all)
+					}
+					fresh := []int{fullKey(t, limits[0][0]), fullKey(t, limits[0][1])}
+					var charged [2]atomic.Int64
+					var group sync.WaitGroup
+					for range 600 {
+						l, of, n := limits[random.IntN(2)], random.IntN(3), 1+random.IntN(2)*random.IntN(2)
+						at, patience := time.Duration(random.IntN(500))*time.Millisecond, time.Duration(1+random.IntN(60))*time.Millisecond
+						refunds := random.IntN(5) == 0
+						group.Go(func() {
+							time.Sleep(at)
+							ctx, cancel := context.WithTimeout(t.Context(), patience)
+							defer cancel()
+							r, err := l[of].AllowN(ctx, "key", n)
+							if err == nil && r.Allowed && refunds {
+								require.NoError(t, l[of].Refund(t.Context(), "key", r, n))
+							} else if err == nil && r.Allowed {
+								for i := range charged {
+									if of == i || of == 2 {
+										charged[i].Add(int64(n))
+									}
+								}
+							}
+						})
+					}
+					group.Wait()
+					s.set(0, nil)
+					time.Sleep(10 * life)
+					for _, d := range stores {
+						require.NoError(t, d.Close(t.Context()))
+					}
+					synctest.Wait()
+					for i, most := range fresh {
+						n := int(charged[i].Load())
+						require.LessOrEqual(t, n, most+2*overdraft, "seed %d, limit %d", seed, i)
+						require.Equal(t, max(0, most-n), remaining(t, limits[0][i]), "seed %d, limit %d: %d of %d", seed, i, n, most)
+					}
+				})
+			}
 		})
 	}
 }

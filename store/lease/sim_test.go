@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
@@ -306,8 +307,7 @@ func (m *model) doFetch(p *process) {
 	}
 	sent := m.clock(p)
 	m.tidy(p, sent)
-	f := &fetch{callers: make([]*caller, p.waiting), owed: p.owed, limits: m.limits, patience: new(pending.Patience)}
-	f.want = p.ask(sent, p.waiting, &m.terms)
+	f := oneKey(m.space, m.limits, p.waiting, p.ask(sent, p.waiting, &m.terms), p.owed)
 	p.fetching, p.waiting = true, 0
 
 	over := false // what comes later is not read
@@ -327,10 +327,10 @@ func (m *model) doFetch(p *process) {
 	}
 	m.at(at, func() {
 		decided := m.now // by the first call of a fetch
-		l := f.ask(context.Background(), &slowly{m.store, m, true}, m.space, "key")
-		m.ok(l.err)
+		f.Ask(context.Background(), &slowly{m.store, m, true})
+		m.ok(f.Err)
 		if at, ok := m.arrives(); ok {
-			m.byProcess(p, at, once(func() { m.decideOn(p, f, &l, sent, decided) }))
+			m.byProcess(p, at, once(func() { m.decideOn(p, f, sent, decided) }))
 		}
 	})
 }
@@ -375,26 +375,39 @@ func (m *model) ok(err error) {
 	}
 }
 
-// land is what Store.land does.
-func (m *model) decideOn(p *process, f *fetch, l *outcome, sent, decided time.Duration) {
-	now, callers := m.clock(p), len(f.callers)
-	p.owed -= l.forced
-	if l.granted > 0 {
+// oneKey is a call of the store for one key, for so many callers of one event.
+func oneKey(ns *store.Namespace, ls *limits, waiting, want, owed int) *batch.Batch {
+	request := store.Request{Namespace: ns, Key: "key", Limit: ls.by}
+	claims := slices.Repeat([]batch.Claim{{N: []int64{1}}}, waiting)
+	b := new(batch.Batch)
+	b.Make(1, claims, new(pending.Patience))
+	b.Requests[0] = request
+	b.Parts[0].Want, b.Parts[0].Owed = int64(want), int64(owed)
+	return b
+}
+
+// decideOn is what Store.takeIn does.
+func (m *model) decideOn(p *process, f *batch.Batch, sent, decided time.Duration) {
+	now, part := m.clock(p), &f.Parts[0]
+	p.owed -= int(part.Forced)
+	if part.Granted > 0 {
 		if m.removed == fromSending {
 			sent = now
 		}
+		reset := part.Reply.Report(m.space.Rule, m.limits.by, part.Granted, part.Granted).Reset
 		held := p.receive(grants{
-			granted: l.granted, want: f.want, owed: f.owed, room: l.room,
-			sent: sent, now: now, window: m.windowEnds(l.reset),
+			granted: int(part.Granted), want: int(part.Want), owed: int(part.Owed), room: int(part.Room),
+			sent: sent, now: now, window: m.windowEnds(reset),
 		}, &m.terms)
-		held.grant = &grant{at: l.at, reset: l.reset, room: l.room, limits: m.limits}
-		for ; callers > 0 && held.left > 0; callers-- {
+		held.grant = &grant{at: part.Reply.X, reset: reset, room: int(part.Room), limits: m.limits}
+		for range f.Fit {
 			held.left--
 			m.admit(decided) // by the store
 		}
 	}
-	if l.granted < f.want {
-		p.refused(micros(l.denial.X), pause(m.algorithm, m.limits.by, m.life), sent, now, &m.terms)
+	if f.Next != nil {
+		denial := f.Next[0].Plainly(m.space.Rule, m.limits.by, 1, 0)
+		p.refused(micros(denial.X), pause(m.algorithm, m.limits.by, m.life), sent, now, &m.terms)
 		if m.removed == fullIsKept {
 			p.full = 0
 		}

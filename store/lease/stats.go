@@ -35,12 +35,7 @@ func (d *Store) Stats() Stats {
 		now := d.now()
 		for _, e := range sh.keys {
 			s.Keys++
-			if now < e.until {
-				s.Held += e.left
-			}
-			if now < e.spare.until {
-				s.Held += e.spare.left
-			}
+			s.Held += e.held(now)
 		}
 		sh.mu.Unlock()
 	}

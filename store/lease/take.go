@@ -2,18 +2,20 @@ package lease
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/batch"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
-	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Take admits n events of what is held, or asks the store.
 func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if l.Before() > 1 {
-		return d.takeWithin(ctx, ns, key, l, n)
+		return d.takeOne(ctx, store.Request{Namespace: ns, Key: key, Limit: l, N: n}, nil)
 	}
 	l = l.TurnBefore(0) // events of a bucket have their turn now if they are there
 	s, id := d.shardOf(ns, key)
@@ -21,65 +23,248 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	e := d.entry(s, id, ns, key, l)
 	if e == nil {
 		s.mu.Unlock()
-		return d.askUnleased(ctx, ns, key, l, n)
+		asked := &d.stats.unleased
+		if d.closed.Load() { // then no key can have a lease
+			asked = &d.stats.asked
+		}
+		return d.ask(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life), n, asked)
 	}
 	now := d.now()
-	e.used = now
-	d.tidy(e, now)
-	if held := e.spend(now, int(n)); held != nil {
+	if held := d.spend(e, now, n); held != nil {
 		r := d.admit(held, n)
 		if e.low() && now >= e.denied {
-			d.startFetch(s, e)
+			d.fetchAhead(s, e)
 		}
 		s.mu.Unlock()
 		return r, nil
 	}
-	return d.without(ctx, s, e, n, now)
-}
-
-// without decides on n events that are not held. It unlocks s.
-func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now time.Duration) (store.Reply, error) {
 	ls := e.limits
 	switch {
 	case n > 1: // by the store alone: exact, and what is held stays held
 		s.mu.Unlock()
-		return d.ask(ctx, e.ns, e.key, ls, n)
+		return d.ask(ctx, e.ns, e.key, ls, n, &d.stats.asked)
 	case now < e.denied:
 		r := d.deny(e, now)
 		s.mu.Unlock()
 		return r, nil
 	case e.borrow(now, &d.terms):
-		d.stats.overdrawn.Add(1)
-		if e.settle(&d.terms) {
-			d.startFetch(s, e)
-		}
-		r := store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
+		r := d.lend(s, e)
 		s.mu.Unlock()
 		return r, nil
 	}
-	c := pending.New[answer]()
-	e.queue = append(e.queue, c)
-	f := e.begun()
-	if !e.fetching {
-		if f = d.newFetch(e); f == nil { // it is closed
-			e.queue = nil
-			s.mu.Unlock()
-			return d.ask(ctx, e.ns, e.key, ls, n)
+	s.mu.Unlock()
+	return d.takeOne(ctx, store.Request{Namespace: e.ns, Key: e.key, Limit: l, N: n}, &lack{limits: ls, shard: s, entry: e})
+}
+
+// takeOne decides on r, which lacks all that it asks for if l is not nil.
+func (d *Store) takeOne(ctx context.Context, r store.Request, l *lack) (store.Reply, error) {
+	requests, replies := [1]store.Request{r}, [1]store.Reply{}
+	if l == nil {
+		err := d.takeLacking(ctx, requests[:], replies[:], d.decideHere(requests[:], replies[:]))
+		return replies[0], err
+	}
+	l.request = r
+	_, err := d.claim(ctx, []lack{*l}, replies[:])
+	return replies[0], err
+}
+
+// lack is one of several requests, of which not all events are held.
+type lack struct {
+	request store.Request // as it was asked for
+	limits  *limits
+	at      int  // its place among the requests
+	known   bool // there is a reply without the store
+
+	shard *shard
+	entry *entry // nil if it cannot have a lease
+}
+
+// Decide admits what is held. If that is not all, the store decides on the rest, on all of it or
+// none, and gives leases of it in the same call. Looks are answered as those alone, but for gates: what
+// is held here opens none, since the store decides on all.
+func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	if len(requests) == 1 {
+		switch r := &requests[0]; r.Op {
+		case store.OpTake:
+			replies[0], err = d.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
+			return err
+		case store.OpUpTo:
+			replies[0], err = d.takeUpTo(ctx, r)
+			return err
+		case store.OpOverdraw:
+			replies[0], err = d.overdraw(ctx, r.Namespace, r.Key, r.Limit, r.N, r.Most)
+			return err
 		}
 	}
-	s.mu.Unlock()
+	return d.takeLacking(ctx, requests, replies, d.decideHere(requests, replies))
+}
+
+// takeLacking asks the store for what is lacking. What was spent of the rest goes back if that is denied.
+func (d *Store) takeLacking(ctx context.Context, requests []store.Request, replies []store.Reply, lacks []lack) (err error) {
+	if len(lacks) == 0 {
+		return nil
+	}
+	all := false
+	defer func() { // also if the store panics
+		if !all {
+			d.putBack(requests, replies, lacks)
+		}
+	}()
+	if slices.ContainsFunc(lacks, lack.alone) {
+		all, err = d.takeAlone(ctx, lacks, replies)
+	} else {
+		all, err = d.claim(ctx, lacks, replies)
+	}
+	return err
+}
+
+// alone reports whether l is asked for by one call alone.
+func (l lack) alone() bool {
+	return l.entry == nil || !l.request.Votes() || l.request.N > batch.MostEvents
+}
+
+// decideHere decides on requests by what is held and known, if it can. If not, it returns what is to be
+// asked for, and has spent what is held of the rest.
+func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (lacks []lack) {
+	for i := range requests {
+		if l, held := d.spendFor(&requests[i], &replies[i]); !held {
+			l.at, l.request = i, requests[i]
+			if l.limits == nil {
+				l.limits = newLimits(l.request.Namespace.Rule, l.request.Limit, d.terms.life)
+			}
+			lacks = append(lacks, l)
+		}
+	}
 	switch {
-	case f == nil: // another one's is under way
-	case f.want == 1: // for this caller alone
-		d.doFetch(ctx, s, e, f)
-	default:
-		go d.doFetch(context.Background(), s, e, f) // no caller's: the store has a timeout
+	case len(lacks) == 0:
+		return nil
+	case denyAll(lacks, replies):
+		d.putBack(requests, replies, lacks)
+		return nil
+	case d.lendAll(lacks, replies):
+		return nil
 	}
-	a, err := c.Wait(ctx, d.patience)
-	if err == nil && a.again {
-		return d.ask(ctx, e.ns, e.key, ls, n)
+	return lacks
+}
+
+// spendFor spends the events of r, if they are held. If not, but if it is known what the store
+// would say, that is reply.
+func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held bool) {
+	own := r.Limit.TurnBefore(0)
+	s, id := d.shardOf(r.Namespace, r.Key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo // or else events of a bucket have their turn if they are there
+	if r.Looks() || leaseless && s.keys[id] == nil {
+		return l, false
 	}
-	return a.reply, err
+	e := d.entry(s, id, r.Namespace, r.Key, own)
+	if e == nil {
+		return l, false
+	}
+	now := d.now()
+	if held := d.spend(e, now, r.N); held != nil {
+		*reply = d.admit(held, r.N)
+		return l, true
+	}
+	if leaseless {
+		return l, false
+	}
+	l.shard, l.entry, l.limits = s, e, e.limits
+	switch {
+	case r.N > 1:
+	case now < e.denied:
+		l.known, *reply = true, d.deny(e, now)
+	case e.last != nil && e.last.reply.OK() && now-e.last.told < d.terms.life/2:
+		l.known, *reply = true, e.last.reply
+	}
+	return l, false
+}
+
+// lendAll admits all of lacks before the store knows them, if it may.
+func (d *Store) lendAll(lacks []lack, replies []store.Reply) bool {
+	for i := range lacks {
+		if l := &lacks[i]; d.terms.overdraft == 0 || !d.lendFor(l, &replies[l.at]) {
+			for _, l := range lacks[:i] {
+				d.putBackOne(&l.request, replies[l.at])
+			}
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Store) lendFor(l *lack, reply *store.Reply) (lent bool) {
+	if e := l.entry; e != nil && l.request.N == 1 {
+		l.shard.mu.Lock()
+		defer l.shard.mu.Unlock()
+		if lent = e.limits == l.limits && e.borrow(d.now(), &d.terms); lent {
+			*reply = d.lend(l.shard, e)
+		}
+	}
+	return lent
+}
+
+// lend is the admission of an event that e has borrowed.
+func (d *Store) lend(s *shard, e *entry) store.Reply {
+	d.stats.overdrawn.Add(1)
+	if e.settle(&d.terms) {
+		d.fetchAhead(s, e)
+	}
+	return store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
+}
+
+// denyAll is whether all replies are known, and one denies.
+func denyAll(lacks []lack, replies []store.Reply) bool {
+	denied := false
+	for i := range lacks {
+		l := &lacks[i]
+		if !l.known {
+			return false
+		}
+		denied = denied || l.request.Votes() && !replies[l.at].OK()
+	}
+	return denied
+}
+
+// putBack takes back what was spent for requests, but for lacks.
+func (d *Store) putBack(requests []store.Request, replies []store.Reply, lacks []lack) {
+	for i := range requests {
+		if len(lacks) > 0 && lacks[0].at == i {
+			lacks = lacks[1:]
+			continue
+		}
+		d.putBackOne(&requests[i], replies[i])
+	}
+}
+
+// takeAlone asks the store for what one call lacks.
+func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
+	if len(lacks) > 1 || lacks[0].request.Op != store.OpLook { // for events
+		d.stats.asked.Add(1)
+	}
+	requests, told := make([]store.Request, len(lacks)), make([]store.Reply, len(lacks))
+	for i := range lacks {
+		requests[i] = lacks[i].request
+		requests[i].Limit = lacks[i].limits.by
+	}
+	if err = d.Store.Decide(ctx, requests, told); err != nil {
+		return false, err
+	}
+	all = batch.AllOK(requests, told)
+	for i := range lacks {
+		l, r := &lacks[i], &requests[i]
+		charged := int64(0)
+		if all && !r.Looks() {
+			charged = r.N
+		}
+		if r.Op == store.OpLook {
+			replies[l.at] = d.seen(r.Namespace, r.Key, l.limits, told[i], r.N)
+		} else {
+			replies[l.at] = told[i].Plainly(r.Namespace.Rule, l.limits.by, r.N, charged)
+		}
+	}
+	return all, nil
 }
 
 // shardOf is where key is, and its hash.
@@ -89,19 +274,8 @@ func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) 
 }
 
 // ask asks the store, and counts that.
-func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64) (store.Reply, error) {
-	d.stats.asked.Add(1)
-	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
-	return ls.told(r, n, n), err
-}
-
-// askUnleased asks the store about a key that cannot have a lease, and counts that.
-func (d *Store) askUnleased(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	ls := newLimits(ns.Rule, l, d.terms.life)
-	if d.closed.Load() { // then no key can
-		return d.ask(ctx, ns, key, ls, n)
-	}
-	d.stats.unleased.Add(1)
+func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64, asked *atomic.Int64) (store.Reply, error) {
+	asked.Add(1)
 	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
 	return ls.told(r, n, n), err
 }
@@ -142,10 +316,13 @@ func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string
 func (d *Store) change(e *entry, ls *limits) {
 	d.giveUp(e)
 	e.limits, e.denied, e.last = ls, 0, nil // full stays: limits that take turns would lend each time
-	for _, c := range e.queue {             // who waits for a decision by the other limit
-		c.Answer(answer{again: true}, nil)
-	}
-	e.queue = nil
+}
+
+// spend admits n events of what is held of e, and returns of which grant. It is nil if they are not there.
+func (d *Store) spend(e *entry, now time.Duration, n int64) *slot[*grant] {
+	e.used = now
+	d.tidy(e, now)
+	return e.spend(now, int(n))
 }
 
 // tidy gives back what has lapsed.

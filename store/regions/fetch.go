@@ -22,14 +22,27 @@ func (s *Store) now() time.Duration { return time.Since(s.base) }
 
 // fetch is one for a key that lacks room.
 type fetch struct {
-	ns       *store.Namespace
-	key      string
-	limit    store.Limit // of all regions
-	share    store.Limit // of the own one
-	own      look        // as it was, less what has been fetched since
-	lacks    int64       // events; 0 or less if there is room
+	ns    *store.Namespace
+	key   string
+	limit store.Limit // of all regions
+	share store.Limit // of the own one
+	own   look        // as it was, less what has been fetched since
+	lacks int64       // events; 0 or less if there is room
+	*patience
+}
+
+// patience is what is left of the wait of one call, for all of its keys.
+type patience struct {
 	deadline time.Time
 	whole    bool // whether the next region has all of the wait
+}
+
+func (s *Store) patience(ctx context.Context) *patience {
+	p := &patience{time.Now().Add(s.wait), true}
+	if d, ok := ctx.Deadline(); ok && d.Before(p.deadline) {
+		p.deadline, p.whole = d, false
+	}
+	return p
 }
 
 // goesOn reports whether another region is to be asked.
@@ -39,7 +52,7 @@ func (f *fetch) goesOn(ctx context.Context) bool {
 
 // fetch moves room for want events of key to the own share, as far as there is any, if r denies
 // them. It reports whether the share is worth asking again.
-func (s *Store) fetch(ctx context.Context, ns *store.Namespace, key string, l, share store.Limit, want int64, r store.Reply) (again bool) {
+func (s *Store) fetch(ctx context.Context, p *patience, ns *store.Namespace, key string, l, share store.Limit, want int64, r store.Reply) (again bool) {
 	if r.OK() || want > share.Burst {
 		return false
 	}
@@ -56,10 +69,7 @@ func (s *Store) fetch(ctx context.Context, ns *store.Namespace, key string, l, s
 	}()
 	s.fetches.Add(1)
 	l, share = l.TurnBefore(0), share.TurnBefore(0)
-	f := &fetch{ns: ns, key: key, limit: l, share: share, deadline: time.Now().Add(s.wait), whole: true}
-	if d, ok := ctx.Deadline(); ok && d.Before(f.deadline) {
-		f.deadline, f.whole = d, false
-	}
+	f := &fetch{ns: ns, key: key, limit: l, share: share, patience: p}
 	var err error
 	if f.own, err = s.own.look(ctx, ns, key, share); err != nil {
 		s.failed.Add(1)

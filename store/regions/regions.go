@@ -199,7 +199,7 @@ func (s *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 	if r.OK() && fit < n {
 		denied := r.After(ns.Rule, fit)
 		denied.Outcome &^= store.Admitted
-		s.fetch(ctx, ns, key, l, share, 1, denied)
+		s.fetch(ctx, s.patience(ctx), ns, key, l, share, 1, denied)
 	}
 	return r.Plainly(ns.Rule, share, fit, fit), nil
 }
@@ -210,7 +210,7 @@ func (s *Store) ask(ctx context.Context, op operation, ns *store.Namespace, key 
 		return r, share, err
 	}
 	r, err = op(ctx, s.Store, ns, key, share, n)
-	if err == nil && s.fetch(ctx, ns, key, l, share, want, r) && ctx.Err() == nil {
+	if err == nil && s.fetch(ctx, s.patience(ctx), ns, key, l, share, want, r) && ctx.Err() == nil {
 		r, err = op(ctx, s.Store, ns, key, share, n)
 	}
 	return r, share, err
@@ -259,12 +259,13 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 
 // fetchAll fetches for each of the shares that denies, unless one of those that vote finds nothing.
 func (s *Store) fetchAll(ctx context.Context, requests, shares []store.Request, replies []store.Reply) (again bool) {
+	p := s.patience(ctx)
 	for i := range shares {
 		q := &shares[i]
 		if q.Looks() || replies[i].OK() {
 			continue
 		}
-		found := s.fetch(ctx, q.Namespace, q.Key, requests[i].Limit, q.Limit, q.N, replies[i])
+		found := s.fetch(ctx, p, q.Namespace, q.Key, requests[i].Limit, q.Limit, q.N, replies[i])
 		if !found && q.Votes() {
 			return false
 		}

@@ -581,6 +581,22 @@ func TestTheWaitForOthersIsBounded(t *testing.T) {
 	}
 }
 
+// The wait is that of a call, however many of its limits deny.
+func TestSeveralLimitsWaitForOthersTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newTwo(t, "fixed_window", ratelimit.PerDay(10), regions.WithWait(200*time.Millisecond))
+		all, err := ratelimit.NewAll(x.Limiter, limiter(t, "token_bucket", x.shared, ratelimit.PerDay(20)))
+		require.NoError(t, err)
+		require.Equal(t, 10, use(t, all, "key", 10))
+		x.far.before = slow(80 * time.Millisecond)
+		began := time.Now()
+		require.Zero(t, use(t, all, "key", 1), "there is time for one of them")
+		require.Equal(t, 160*time.Millisecond+40*time.Millisecond, time.Since(began))
+		time.Sleep(time.Second)
+		require.Equal(t, 1, use(t, all, "key", 1), "and now for the other one")
+	})
+}
+
 // A caller who leaves while another region gives does not lose what that gives.
 func TestADebitIsCreditedAfterItsCallerHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

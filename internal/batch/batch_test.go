@@ -1,0 +1,239 @@
+package batch_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/batch"
+	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// seen is a store that keeps the last requests.
+type seen struct {
+	store.Store
+	requests []store.Request
+}
+
+func (s *seen) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.requests = append([]store.Request(nil), requests...)
+	return s.Store.Decide(ctx, requests, replies)
+}
+
+// requestsOf are what limiters of these limits ask a store for.
+func requestsOf(t *testing.T, s store.Store, algorithms []string, limits []ratelimit.Limit) (requests []store.Request) {
+	t.Helper()
+	for i, algorithm := range algorithms {
+		of := &seen{Store: s}
+		l, err := ratelimit.New(algorithm, of, limits[i])
+		require.NoError(t, err)
+		_, err = l.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		of.requests[0].Op = store.OpTake
+		requests = append(requests, of.requests[0])
+	}
+	return requests
+}
+
+// What the store is foreseen to say to the next claim is what it says.
+func TestTheNextClaimIsToldWhatTheStoreSays(t *testing.T) {
+	algorithms := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+	random := rand.New(rand.NewPCG(5, 1))
+	known := 0
+	for range 2000 {
+		now := time.Unix(1_800_000_000, 0)
+		mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+		require.NoError(t, err)
+		var names []string
+		var limits []ratelimit.Limit
+		for range 1 + random.IntN(3) {
+			rate := 1 + random.IntN(20)
+			names, limits = append(names, algorithms[random.IntN(5)]), append(limits, ratelimit.Limit{Rate: rate, Period: time.Duration(1+random.IntN(7)) * time.Second})
+		}
+		requests := requestsOf(t, mem, names, limits)
+		ask := func(claims int) *batch.Batch {
+			b := new(batch.Batch)
+			same := make([]batch.Claim, claims)
+			n := 1 + random.IntN(3)*random.IntN(2)
+			for i := range same {
+				same[i] = batch.NewClaim(len(requests), func(int) int64 { return int64(n) })
+			}
+			b.Make(len(requests), same, new(pending.Patience))
+			copy(b.Requests, requests)
+			for i := range b.Parts {
+				if len(requests) > 1 || n > 1 { // or else all that is wanted is taken
+					b.Parts[i].Want += int64(random.IntN(3) * random.IntN(2))
+				}
+			}
+			b.Ask(t.Context(), mem)
+			require.NoError(t, b.Err)
+			require.Nil(t, b.Panicked)
+			return b
+		}
+		for range 1 + random.IntN(4) {
+			ask(1 + random.IntN(4))
+			now = now.Add(time.Duration(random.Int64N(int64(3 * time.Second))))
+		}
+		b := ask(1 + random.IntN(30))
+		if b.Next == nil {
+			continue
+		}
+		known++
+		for i, r := range b.Next {
+			q := requests[i]
+			want, err := store.Peek(t.Context(), mem, q.Namespace, q.Key, q.Limit, b.NextN[i])
+			require.NoError(t, err)
+			rule, n := q.Namespace.Rule, b.NextN[i]
+			if got := r.Plainly(rule, q.Limit, n, 0); r.Outcome != store.Admitted {
+				require.Equal(t, want.Plainly(rule, q.Limit, n, 0), got, "%s %+v", rule.Name, q.Limit)
+			} else {
+				require.True(t, want.OK())
+				require.Equal(t, want.Available(rule, q.Limit), r.Available(rule, q.Limit), rule.Name)
+				require.Equal(t, want.Report(rule, q.Limit, n, 0), r.Report(rule, q.Limit, n, 0), rule.Name)
+			}
+		}
+	}
+	require.Greater(t, known, 500)
+}
+
+// As many claims are charged as fit, from the first on, and nothing else.
+func TestAsManyClaimsAreChargedAsFit(t *testing.T) {
+	random := rand.New(rand.NewPCG(6, 1))
+	for range 2000 {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		room := []int{1 + random.IntN(40), 1 + random.IntN(40)}
+		requests := requestsOf(t, mem, []string{"fixed_window", "sliding_log"}, []ratelimit.Limit{ratelimit.PerDay(room[0]), ratelimit.PerDay(room[1])})
+		claims := make([]batch.Claim, random.IntN(20))
+		fit, full := 0, false
+		left := [2]int64{int64(room[0]), int64(room[1])}
+		for c := range claims {
+			claims[c] = batch.NewClaim(2, func(int) int64 { return int64(1 + random.IntN(4)) })
+			if n := claims[c].N; !full && n[0] <= left[0] && n[1] <= left[1] {
+				fit++
+				left = [2]int64{left[0] - n[0], left[1] - n[1]}
+			} else {
+				full = true
+			}
+		}
+		b := new(batch.Batch)
+		b.Make(2, claims, new(pending.Patience))
+		copy(b.Requests, requests)
+		b.Ask(t.Context(), mem)
+		require.NoError(t, b.Err)
+		require.Equal(t, fit, b.Fit)
+		require.LessOrEqual(t, b.Asked, 2)
+		for i, q := range requests {
+			r, err := store.Peek(t.Context(), mem, q.Namespace, q.Key, q.Limit, 1)
+			require.NoError(t, err)
+			require.Equal(t, left[i], r.Available(q.Namespace.Rule, q.Limit))
+		}
+		again := b.Answer(func(batch.Claim, []store.Reply) {}, func(batch.Claim, []store.Reply) {})
+		for _, c := range again {
+			require.NotEqual(t, b.NextN, c.N)
+			require.False(t, c.Done())
+		}
+		for c, claim := range claims {
+			if claim.Done() {
+				v, err := claim.Wait(t.Context(), new(pending.Patience))
+				require.NoError(t, err)
+				require.Equal(t, c < fit, v.OK)
+			}
+		}
+	}
+}
+
+// busy is a store of which others give back, or take, before each call.
+type busy struct {
+	store.Store
+	before func()
+}
+
+func (s busy) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.before()
+	return s.Store.Decide(ctx, requests, replies)
+}
+
+// Whatever others do between the calls, who is admitted is charged, and who is not is told so.
+func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
+	algorithms := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+	random := rand.New(rand.NewPCG(7, 1))
+	soon := 0
+	for range 4000 {
+		mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Unix(1_800_000_000, 0) }))
+		require.NoError(t, err)
+		names := []string{algorithms[random.IntN(4)], algorithms[random.IntN(4)]}[:1+random.IntN(2)]
+		rates := []int{1 + random.IntN(20), 1 + random.IntN(20)}
+		var limits []ratelimit.Limit
+		for i := range names {
+			limits = append(limits, ratelimit.Limit{Rate: rates[i], Period: time.Duration(1+i) * time.Hour})
+		}
+		requests := requestsOf(t, mem, names, limits)
+		others := make([]store.Reply, len(requests))
+		taken := make([]int64, len(requests)) // by others
+		for i, q := range requests {
+			n := int64(1 + random.IntN(rates[i]))
+			others[i], err = mem.Take(t.Context(), q.Namespace, q.Key, q.Limit, n)
+			require.NoError(t, err)
+			taken[i] = n
+		}
+		charged := slices.Clone(taken)
+		s := busy{mem, func() {
+			for i, q := range requests {
+				if n := min(taken[i], int64(random.IntN(4)*random.IntN(2))); n > 0 {
+					require.NoError(t, mem.Refund(t.Context(), q.Namespace, q.Key, q.Limit, others[i].Receipt(q.Namespace.Rule, q.Limit, charged[i], n)))
+					taken[i] -= n
+				}
+			}
+		}}
+		claims := make([]batch.Claim, 1+random.IntN(8))
+		for c := range claims {
+			claims[c] = batch.NewClaim(len(requests), func(int) int64 { return int64(1 + random.IntN(3)*random.IntN(2)) })
+		}
+		admitted := make([]int64, len(requests))
+		for rounds := 0; len(claims) > 0; rounds++ {
+			require.Less(t, rounds, 20)
+			b := new(batch.Batch)
+			b.Make(len(requests), claims, new(pending.Patience))
+			copy(b.Requests, requests)
+			b.Ask(t.Context(), s)
+			require.NoError(t, b.Err)
+			again := b.Answer(func(c batch.Claim, _ []store.Reply) {
+				for i, n := range c.N {
+					admitted[i] += n
+				}
+			}, func(batch.Claim, []store.Reply) {})
+			for _, c := range claims {
+				if !c.Done() {
+					continue
+				}
+				v, err := c.Wait(t.Context(), new(pending.Patience))
+				require.NoError(t, err)
+				if v.OK {
+					continue
+				}
+				require.False(t, batch.AllOK(b.Requests, v.Replies))
+				for i, r := range v.Replies {
+					if !r.OK() && r.X == 1 {
+						soon++
+						require.Less(t, r.Y, c.N[i])
+					}
+				}
+			}
+			claims = again
+		}
+		for i, q := range requests {
+			r, err := store.Peek(t.Context(), mem, q.Namespace, q.Key, q.Limit, 1)
+			require.NoError(t, err)
+			require.Equal(t, int64(rates[i])-taken[i]-admitted[i], r.Available(q.Namespace.Rule, q.Limit), names[i])
+		}
+	}
+	require.Positive(t, soon)
+}
