@@ -57,8 +57,9 @@ type config struct {
 	asks      bool       // whether the limiter may use the context
 	spent     *sync.Pool // of slots that nobody else has seen
 
-	onPause func(key string, d time.Duration) // of a Transport
-	retries int                               // too
+	onPause   func(key string, d time.Duration, field string) // of a Transport
+	retries   int                                             // too
+	remaining bool                                            // too
 }
 
 func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
@@ -257,10 +258,42 @@ func WithMaxPause(d time.Duration) ClientOption {
 	return clientOption(func(c *config) error { return c.WithMaxPause(d) })
 }
 
-// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. It is
+// WithRemaining begins a pause after an answer that says that nothing is left of a limit, so that the next request is not refused.
+// By default only refusals begin one. With the option every answer counts except 429 and 503 that say themselves when
+// to come back: also a 403, by which GitHub refuses. The pause is until the time in the answer, up to [WithMaxPause], and of
+// several limits with nothing left until the last one has room. These fields are read, with times as of Retry-After, durations
+// such as 6m0s and 120ms, and times of RFC 3339:
+//
+//   - RateLimit of the IETF's drafts 7 to 10, and RateLimit-Remaining with RateLimit-Reset of draft 6. Limits whose unit
+//     in RateLimit-Policy is concurrent-requests do not count, because a request that ends makes room.
+//   - X-RateLimit-Remaining with X-RateLimit-Reset. If RateLimit or RateLimit-Remaining says that nothing is left, this
+//     is the same limit, and does not count.
+//   - All other fields whose names have RateLimit or Rate-Limit and then Remaining, with the field that has Reset in place of it:
+//     x-ratelimit-remaining-tokens of OpenAI and anthropic-ratelimit-requests-remaining are such fields.
+//
+// What is left must be 0. A negative or unreadable number, a limit without a time, fields in a trailer and an answer with an
+// Age, which comes from a cache, begin no pause. Neither does the answer to a request that is not counted
+// ([WithSkip], or a cost of 0). If a server reports none of these fields the option has no effect: [Transport.Pauses] says how
+// many pauses have begun.
+//
+// Many servers report the time until the whole quota is back, not the next request. Then requests go in bursts,
+// at the same rate on the whole. Drafts and Unix times count whole seconds, so do not use the option if the server's limit has room again
+// sooner, and less than a second's requests fit into its burst, such as 10 a second one by one: a pause lasts a second.
+//
+// One key must stand for one quota of the server, or a quota of searches that is used up makes all other requests wait: see [WithKey].
+func WithRemaining() ClientOption {
+	return clientOption(func(c *config) error {
+		c.remaining = true
+		return nil
+	})
+}
+
+// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. field is the header field by which it did so,
+// as net/http spells it: Retry-After, Ratelimit, or X-Ratelimit-Remaining-Tokens if [WithRemaining] has read it. It is empty if
+// the server did not say when to come back, before a retry. f is
 // not told of a later answer that only makes a pause longer. f is called before the answer is
 // returned. It must be fast and safe for concurrent use. [Transport.Pauses] counts them.
-func WithOnPause(f func(key string, d time.Duration)) ClientOption {
+func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption {
 	return clientOption(func(c *config) error {
 		c.onPause = f
 		return guard.Given(f != nil, "WithOnPause")
