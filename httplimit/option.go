@@ -258,29 +258,33 @@ func WithMaxPause(d time.Duration) ClientOption {
 	return clientOption(func(c *config) error { return c.WithMaxPause(d) })
 }
 
-// WithRemaining begins a pause after an answer that says that nothing is left of a limit, so that the next request is not refused.
-// By default only refusals begin one. With the option every answer counts except 429 and 503 that say themselves when
-// to come back: also a 403, by which GitHub refuses. The pause is until the time in the answer, up to [WithMaxPause], and of
-// several limits with nothing left until the last one has room. These fields are read, with times as of Retry-After, durations
-// such as 6m0s and 120ms, and times of RFC 3339:
+// WithRemaining makes later requests wait as soon as an answer reports that nothing is left of a limit, as they would
+// after a refusal, so that they are not refused. By default only refusals begin a pause. The pause ends when the answer says that
+// there is room again, at most after [WithMaxPause]. If nothing is left of several limits it ends when the last of them has room.
+// Requests that are on their way when the answer arrives can still be refused.
 //
-//   - RateLimit of the IETF's drafts 7 to 10, and RateLimit-Remaining with RateLimit-Reset of draft 6. Limits whose unit
-//     in RateLimit-Policy is concurrent-requests do not count, because a request that ends makes room.
-//   - X-RateLimit-Remaining with X-RateLimit-Reset. If RateLimit or RateLimit-Remaining says that nothing is left, this
-//     is the same limit, and does not count.
-//   - All other fields whose names have RateLimit or Rate-Limit and then Remaining, with the field that has Reset in place of it:
-//     x-ratelimit-remaining-tokens of OpenAI and anthropic-ratelimit-requests-remaining are such fields.
+// Answers of every status count, such as the 403 by which GitHub refuses. For a 429 or 503 these fields count only
+// if the answer does not say otherwise when to come back. Times are read as in Retry-After, or as durations such as 6m0s and
+// 120ms, or as times of RFC 3339:
 //
-// What is left must be 0. A negative or unreadable number, a limit without a time, fields in a trailer and an answer with an
-// Age, which comes from a cache, begin no pause. Neither does the answer to a request that is not counted
-// ([WithSkip], or a cost of 0). If a server reports none of these fields the option has no effect: [Transport.Pauses] says how
-// many pauses have begun.
+//   - RateLimit of the IETF's drafts 7 to 10, and RateLimit-Remaining with RateLimit-Reset of draft 6. A limit whose unit
+//     in RateLimit-Policy is concurrent-requests is ignored, because it has room as soon as a request ends.
+//   - X-RateLimit-Remaining with X-RateLimit-Reset, unless one of the fields above reports that nothing is left: then they
+//     report the same limit.
+//   - Each other field whose name has RateLimit or Rate-Limit and then Remaining, with the field that has Reset in its
+//     place, such as x-ratelimit-remaining-tokens (OpenAI) and anthropic-ratelimit-requests-remaining.
 //
-// Many servers report the time until the whole quota is back, not the next request. Then requests go in bursts,
-// at the same rate on the whole. Drafts and Unix times count whole seconds, so do not use the option if the server's limit has room again
-// sooner, and less than a second's requests fit into its burst, such as 10 a second one by one: a pause lasts a second.
+// A pause begins only if the number is 0 and there is a time. It does not begin after a negative number, after an answer with an Age,
+// which comes from a cache, by a field in the trailer, or after a request that is not counted ([WithSkip], or a cost of 0). The option
+// has no effect if a server reports none of these fields: see [Transport.Pauses] and [WithOnPause].
 //
-// One key must stand for one quota of the server, or a quota of searches that is used up makes all other requests wait: see [WithKey].
+// Use a [WithKey] that gives each quota of the server a key of its own. If a server counts searches apart, and the key is the
+// host, all requests wait when the searches are used up.
+//
+// Many servers report when the whole quota is back, rather than when there is room for one request. Then the requests go in
+// bursts, with the same throughput. It is half as much if the server estimates a sliding window, as [ratelimit.SlidingWindow] does.
+// Most fields count in whole seconds, so a pause takes at least a second. Do not use the option if the server
+// admits requests sooner and its burst is less than what it admits in a second.
 func WithRemaining() ClientOption {
 	return clientOption(func(c *config) error {
 		c.remaining = true
@@ -288,9 +292,10 @@ func WithRemaining() ClientOption {
 	})
 }
 
-// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. field is the header field by which it did so,
-// as net/http spells it: Retry-After, Ratelimit, or X-Ratelimit-Remaining-Tokens if [WithRemaining] has read it. It is empty if
-// the server did not say when to come back, before a retry. f is
+// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. The field is the header
+// field that said so, in the form of [http.CanonicalHeaderKey]: Retry-After, Ratelimit, or with [WithRemaining] one such as
+// X-Ratelimit-Remaining-Tokens. It is empty for a refusal that does not say when to come back. The server chooses the end of
+// such a name, of at most 100 bytes, so do not make it the label of a metric. f is
 // not told of a later answer that only makes a pause longer. f is called before the answer is
 // returned. It must be fast and safe for concurrent use. [Transport.Pauses] counts them.
 func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption {

@@ -13,6 +13,9 @@ import (
 // in the middle of a number.
 const maxField = 4 << 10
 
+// maxName is how long the name of a field can be that a server has made up, and that is told to people.
+const maxName = 100
+
 // value returns the field name of h.
 func value(h http.Header, name string) string {
 	if text := h.Get(name); len(text) <= maxField {
@@ -83,7 +86,7 @@ func parseRemaining(h http.Header, now time.Time) (longest time.Duration, field 
 // the field with Reset in place of Remaining.
 func parsePair(h http.Header, name string, now time.Time) time.Duration {
 	before, after, ok := strings.Cut(name, "Remaining")
-	if !ok || !strings.Contains(before, "Ratelimit-") && !strings.Contains(before, "Rate-Limit-") || !nothing(value(h, name)) {
+	if !ok || len(name) > maxName || !strings.Contains(before, "Ratelimit-") && !strings.Contains(before, "Rate-Limit-") || !nothing(value(h, name)) {
 		return 0
 	}
 	d, _ := parseWait(value(h, before+"Reset"+after), now)
