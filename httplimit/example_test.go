@@ -568,6 +568,52 @@ func ExampleNewTransport() {
 	// true
 }
 
+// The server reports with the second answer that nothing is left, so the third request is not sent, and not refused.
+func ExampleWithRemaining() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	quota, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(2), ratelimit.WithName("server"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	supplier := httptest.NewServer(httplimit.Middleware(quota)(ok))
+	defer supplier.Close()
+
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(10), ratelimit.WithName("web"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	transport, err := httplimit.NewTransport(http.DefaultTransport, limiter,
+		httplimit.WithRemaining(), httplimit.WithMaxPause(time.Hour),
+		httplimit.WithOnPause(func(_ string, d time.Duration, field string) {
+			fmt.Println("pause of", d.Round(time.Minute), "by", field)
+		}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
+	for range 3 {
+		res, err := client.Get(supplier.URL)
+		if errors.Is(err, ratelimit.ErrWouldExceedDeadline) {
+			fmt.Println("not sent")
+			continue
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		_ = res.Body.Close()
+		fmt.Println(res.StatusCode, res.Header.Get("X-RateLimit-Remaining"), "left")
+	}
+	// Output:
+	// 200 1 left
+	// pause of 30m0s by Ratelimit
+	// 200 0 left
+	// not sent
+}
+
 // Other libraries count each path for itself. Route counts those of one pattern together.
 func ExamplePath() {
 	mem, err := memstore.New()

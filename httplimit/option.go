@@ -57,8 +57,9 @@ type config struct {
 	asks      bool       // whether the limiter may use the context
 	spent     *sync.Pool // of slots that nobody else has seen
 
-	onPause func(key string, d time.Duration) // of a Transport
-	retries int                               // too
+	onPause   func(key string, d time.Duration, field string) // of a Transport
+	retries   int                                             // too
+	remaining bool                                            // too
 }
 
 func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
@@ -257,10 +258,47 @@ func WithMaxPause(d time.Duration) ClientOption {
 	return clientOption(func(c *config) error { return c.WithMaxPause(d) })
 }
 
-// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. It is
+// WithRemaining makes later requests wait as soon as an answer reports that nothing is left of a limit, as they would
+// after a refusal, so that they are not refused. By default only refusals begin a pause. The pause ends when the answer says that
+// there is room again, at most after [WithMaxPause]. If nothing is left of several limits it ends when the last of them has room.
+// Requests that are on their way when the answer arrives can still be refused.
+//
+// Answers of every status count, such as the 403 by which GitHub refuses. For a 429 or 503 these fields count only
+// if the answer does not say otherwise when to come back. Times are read as in Retry-After, or as durations such as 6m0s and
+// 120ms, or as times of RFC 3339:
+//
+//   - RateLimit of the IETF's drafts 7 to 10, and RateLimit-Remaining with RateLimit-Reset of draft 6. A limit whose unit
+//     in RateLimit-Policy is concurrent-requests is ignored, because it has room as soon as a request ends.
+//   - X-RateLimit-Remaining with X-RateLimit-Reset, unless one of the fields above reports that nothing is left: then they
+//     report the same limit.
+//   - Each other field whose name has RateLimit or Rate-Limit and then Remaining, with the field that has Reset in its
+//     place, such as x-ratelimit-remaining-tokens (OpenAI) and anthropic-ratelimit-requests-remaining.
+//
+// A pause begins only if the number is 0 and there is a time. It does not begin after a negative number, after an answer with an Age,
+// which comes from a cache, by a field in the trailer, or after a request that is not counted ([WithSkip], or a cost of 0). The option
+// has no effect if a server reports none of these fields: see [Transport.Pauses] and [WithOnPause].
+//
+// Use a [WithKey] that gives each quota of the server a key of its own. If a server counts searches apart, and the key is the
+// host, all requests wait when the searches are used up.
+//
+// Many servers report when the whole quota is back, rather than when there is room for one request. Then the requests go in
+// bursts, with the same throughput. It is half as much if the server estimates a sliding window, as [ratelimit.SlidingWindow] does.
+// Most fields count in whole seconds, so a pause takes at least a second. Do not use the option if the server
+// admits requests sooner and its burst is less than what it admits in a second.
+func WithRemaining() ClientOption {
+	return clientOption(func(c *config) error {
+		c.remaining = true
+		return nil
+	})
+}
+
+// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. The field is the header
+// field that said so, in the form of [http.CanonicalHeaderKey]: Retry-After, Ratelimit, or with [WithRemaining] one such as
+// X-Ratelimit-Remaining-Tokens. It is empty for a refusal that does not say when to come back. The server chooses the end of
+// such a name, of at most 100 bytes, so do not make it the label of a metric. f is
 // not told of a later answer that only makes a pause longer. f is called before the answer is
 // returned. It must be fast and safe for concurrent use. [Transport.Pauses] counts them.
-func WithOnPause(f func(key string, d time.Duration)) ClientOption {
+func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption {
 	return clientOption(func(c *config) error {
 		c.onPause = f
 		return guard.Given(f != nil, "WithOnPause")

@@ -28,9 +28,10 @@ import (
 // that wait already, wait as long as Retry-After says, in seconds or as a date. If that
 // cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. In each of them a fraction of
 // a second counts as a whole one, and a number of more than ten years that is a time in Unix seconds
-// or milliseconds, within ten years of now, is that time. No field of more than
-// 4 KiB is read. Servers are believed up to a minute ([WithMaxPause]). RateLimit fields of
-// other answers do not count: theirs is the time of the whole quota. After a pause requests go on
+// or milliseconds, within ten years of now, is that time. A duration such as 1m30s, and a time of RFC 3339,
+// are read too. No field of more than
+// 4 KiB is read. Servers are believed up to a minute ([WithMaxPause]). Fields of
+// other answers count with [WithRemaining]. After a pause requests go on
 // in the order in which they came to it, and after those that the limiter held until then.
 //
 // If the limiter counts slots (package inflight), a request waits for one ([inflight.Wait]), and
@@ -229,22 +230,30 @@ func (t *Transport) limited(ctx context.Context, key string, r ratelimit.Result)
 	return &LimitedError{key, r.RetryAfter}
 }
 
-// heed begins a cooldown of key if res, of that try, says so. It reports whether res can be
+// heed begins a cooldown of key if res, of that try, says so. It reports whether res is a refusal that can be
 // answered by another try: it is 429 or says when to come back, which is not later than maxPause.
 func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	many := res.StatusCode == http.StatusTooManyRequests
-	if !many && res.StatusCode != http.StatusServiceUnavailable {
+	refusal := many || res.StatusCode == http.StatusServiceUnavailable
+	if !refusal && !t.c.remaining {
 		return false
 	}
-	d, ok := parseRetryAfter(res.Header, time.Now())
-	ok = (ok || many) && d <= t.c.MaxPause
+	var d time.Duration
+	var field string
+	if refusal {
+		d, field = parseRetryAfter(res.Header, time.Now())
+	}
+	if field == "" && t.c.remaining {
+		d, field = parseRemaining(res.Header, time.Now())
+	}
+	ok := refusal && (field != "" || many) && d <= t.c.MaxPause
 	if ok && d == 0 && !t.c.Refuse && try < t.c.retries {
 		d = leastPause << min(try, 20) // some 29 h
 	}
 	if d = min(d, t.c.MaxPause); t.c.Pauses.Add(key, d) { // none of 0
 		t.pauses.Add(1)
 		if t.c.onPause != nil {
-			t.c.onPause(key, d)
+			t.c.onPause(key, d, field)
 		}
 	}
 	return ok

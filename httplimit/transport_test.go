@@ -135,6 +135,15 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 				"RateLimit-Reset": strings.Repeat("9", 8<<20), "X-RateLimit-Reset": strings.Repeat("9", 8<<20)}
 		}, 0},
 		{"draft 7", 429, func() map[string]string { return map[string]string{"RateLimit": "limit=9, remaining=0, reset=30"} }, 30 * time.Second},
+		{"draft 7, of a request that needs more than is left", 429, func() map[string]string {
+			return map[string]string{"RateLimit": "limit=9, remaining=1, reset=30"}
+		}, 30 * time.Second},
+		{"draft 10, of slots", 429, func() map[string]string {
+			return map[string]string{"RateLimit": `"a";r=0;t=30`, "RateLimit-Policy": `"a";q=1;qu="concurrent-requests"`}
+		}, 30 * time.Second},
+		{"what only WithRemaining reads", 429, func() map[string]string {
+			return map[string]string{"X-RateLimit-Remaining-Tokens": "0", "X-RateLimit-Reset-Tokens": "30"}
+		}, 0},
 		{"draft 6", 429, func() map[string]string { return map[string]string{"RateLimit-Reset": "30"} }, 30 * time.Second},
 		{"legacy", 429, func() map[string]string {
 			return map[string]string{"X-RateLimit-Reset": fmt.Sprint(time.Now().Unix() + 30)}

@@ -214,19 +214,20 @@ const (
 // ParseWait reads how long from now a field such as Retry-After asks to wait: a number of seconds, of which a
 // fraction counts as a whole one. Many services write a time in Unix seconds or milliseconds instead, so a number
 // of more than ten years is that time if it is within ten years of now. Otherwise it is what it says, or the
-// most that a time.Duration can hold.
+// most that a time.Duration can hold. Text that is not a number can be a duration, such as 6m0s or 120ms, or a time
+// of RFC 3339.
 func ParseWait(text string, now time.Time) (d time.Duration, ok bool) {
-	whole, fraction, pointed := strings.Cut(strings.TrimSpace(text), ".")
-	n, err := strconv.ParseUint(whole, 10, 64)
-	switch {
-	case err != nil && !errors.Is(err, strconv.ErrRange): // beyond the range n is the largest uint64
-		return 0, false
-	case pointed && (fraction == "" || strings.Trim(fraction, "0123456789") != ""):
+	text = strings.TrimSpace(text)
+	if text == "" || text[0] < '0' || text[0] > '9' {
 		return 0, false
 	}
-	n = min(n, maxSeconds*1000)
-	if strings.Trim(fraction, "0") != "" {
-		n++
+	n, ok := parseSeconds(text)
+	if !ok {
+		if d, err := time.ParseDuration(text); err == nil {
+			return d, true
+		}
+		at, err := time.Parse(time.RFC3339, text)
+		return max(at.Sub(now), 0), err == nil
 	}
 	wait := time.Duration(min(n, maxSeconds)) * time.Second
 	if wait <= decade {
@@ -238,4 +239,21 @@ func ParseWait(text string, now time.Time) (d time.Duration, ok bool) {
 		}
 	}
 	return wait, true
+}
+
+// parseSeconds reads a number, rounded up, and at most 1,000 maxSeconds.
+func parseSeconds(text string) (n uint64, ok bool) {
+	whole, fraction, pointed := strings.Cut(text, ".")
+	n, err := strconv.ParseUint(whole, 10, 64)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange): // beyond the range n is the largest uint64
+		return 0, false
+	case pointed && (fraction == "" || strings.Trim(fraction, "0123456789") != ""):
+		return 0, false
+	}
+	n = min(n, maxSeconds*1000)
+	if strings.Trim(fraction, "0") != "" {
+		n++
+	}
+	return n, true
 }

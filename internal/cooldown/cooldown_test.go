@@ -166,12 +166,16 @@ func TestAWaitIsReadUpToTheLongestDuration(t *testing.T) {
 		fmt.Sprint(now.Add(decade).UnixMilli()): decade - 500, fmt.Sprint(now.Add(decade).UnixMilli() + 1): longest,
 		fmt.Sprint(now.Add(-decade).UnixMilli() + 1): 0, fmt.Sprint(now.Add(-decade).UnixMilli() - 1): longest,
 		"9223372036": longest, "9223372037": longest, "18446744073709551615.9": longest, "18446744073709551616": longest, "99999999999999999999999": longest,
+		"6m0s": 6 * time.Minute, "120ms": 120 * time.Millisecond, " 1.5s ": 1500 * time.Millisecond, "0s": 0, "1h2m3s": time.Hour + 2*time.Minute + 3*time.Second,
+		"2562047h": 2562047 * time.Hour, "2026-11-29T10:00:30Z": 30*time.Second - 500, "2026-11-29T11:00:30.25+01:00": 30250*time.Millisecond - 500,
+		"2026-11-29T09:00:00Z": 0, "0000-01-01T00:00:00Z": 0, "9999-12-31T23:59:59Z": math.MaxInt64,
 	} {
 		d, ok := ParseWait(text, now)
 		require.True(t, ok, text)
 		require.Equal(t, want, d, text)
 	}
-	for _, text := range []string{"", " ", "-5", "+5", "1.", ".5", "1.-5", "1.5.0", "1. 5", "1e3", "1.5e3", "0x10", "soon", "5 s"} {
+	for _, text := range []string{"", " ", "-5", "+5", "1.", ".5", "1.-5", "1.5.0", "1. 5", "1e3", "1.5e3", "0x10", "soon", "5 s",
+		"-6m0s", "+5s", ".5s", "6m0", "99999999h", "1d", "2026-11-29", "2026-11-29T10:00:30", "2026-13-29T10:00:30Z"} {
 		_, ok := ParseWait(text, now)
 		require.False(t, ok, text)
 	}
