@@ -1,5 +1,5 @@
-// Package accesslist puts an allow list and a deny list in front of a limiter. A key or IP
-// prefix on the allow list is never limited, and one on the deny list is always denied.
+// Package accesslist puts an allow list and a deny list in front of a limiter. A key or IP prefix
+// on the allow list is never limited, and one on the deny list is always denied.
 //
 //	deny, err := accesslist.NewList("192.0.2.0/24", "=user:666")
 //	...
@@ -7,9 +7,9 @@
 //	...
 //	limiter.Replace(accesslist.Lists{Deny: newer}) // while it is in use
 //
-// Behind the middleware of package httplimit or an interceptor of grpclimit, prefixes are
-// compared with the address of the client, whatever the key is. A client that is denied
-// gets status 403, or PermissionDenied.
+// Behind the middleware of package httplimit or an interceptor of grpclimit, prefixes are compared
+// with the client's address, whatever the key is. A client on the deny list gets status 403, or
+// PermissionDenied.
 package accesslist
 
 import (
@@ -27,36 +27,35 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Lists are the two lists of a [Limiter]. A key on both is denied, whichever entry is
-// longer.
+// Lists are the two lists of a [Limiter]. A key on both lists is denied, whichever entry is longer.
 type Lists struct {
-	Allow *List // what is let through uncounted
+	Allow *List // admitted without being counted
 	Deny  *List
 }
 
-// Limiter wraps a [ratelimit.Limiter] and asks it only about keys that are on no list.
+// Limiter wraps a [ratelimit.Limiter] and asks it only about keys that are on neither list.
 //
-// A key on the deny list is denied with a RetryAfter of [ratelimit.Never], as by a limit of 0.
-// A key on the allow list is let through uncounted, as by [ratelimit.Unlimited]: Limit and
-// Remaining are 2^31-1. Source is [ratelimit.SourceList] for both. What the inner limiter holds
-// of a listed key does not change.
+// A key on the deny list is denied with a RetryAfter of [ratelimit.Never], as by a limit of 0. A
+// key on the allow list is admitted without being counted, as by [ratelimit.Unlimited]: its Limit
+// and Remaining are 2^31-1. In both cases, Source returns [ratelimit.SourceList], and the wrapped
+// limiter's state of the key does not change.
 //
-// Bound: what the inner limiter admits, and without bound what the allow list does.
+// Bound: the bound of the wrapped limiter. Events that the allow list admits have no bound.
 //
-// Prefixes are compared with the address of the client that a middleware has put into ctx
-// (package clientaddr), whatever the key is. Without one it is the key itself, if that is an
-// address or a network. Zones do not count, and IPv4 addresses written as IPv6 are IPv4 ones
-// ([clientaddr.Unmap]). A network is on a list if one prefix holds all of it. [WithAddr] finds
-// the address in another way.
+// Prefixes are compared with the client's address, which a middleware has put into ctx (package
+// clientaddr), whatever the key is. If ctx has no address, they are compared with the key itself,
+// if it is an address or a network. Zones are ignored, and IPv4 addresses written as IPv6 count as
+// IPv4 ([clientaddr.Unmap]). A network is on a list if one prefix contains all of it. Use
+// [WithAddr] to find the address in another way.
 //
-// If a list has prefixes and the address is not known, the error is [ErrNoAddr], and nothing is
-// consumed. The same goes for a key that is a network if a prefix holds only a part of it.
+// If a list has prefixes but the address is not known, the methods return [ErrNoAddr] and charge
+// nothing. They do the same for a key that is a network of which a prefix contains only a part.
 //
-// Replace changes both lists at once, for every call that begins after it.
+// Replace changes both lists atomically, for every call that begins after it.
 //
-// A call takes no lock and allocates nothing. With 100,000 prefixes it takes some 60 ns longer
-// for an IPv4 address and 120 ns for IPv6. It is safe for concurrent use, starts no goroutine
-// and has nothing to close. Make it by [New].
+// A call takes no lock and allocates nothing. With 100,000 prefixes, it takes about 60 ns longer
+// for an IPv4 address and 120 ns longer for IPv6. A Limiter is safe for concurrent use, starts no
+// goroutine and need not be closed. Use [New] to create one.
 type Limiter struct {
 	traits
 	*around
@@ -75,7 +74,7 @@ type (
 // Option configures a [Limiter].
 type Option func(*Limiter) error
 
-// WithLists sets the first lists. Without it both are empty.
+// WithLists sets the first lists. By default, both are empty.
 func WithLists(lists Lists) Option {
 	return func(l *Limiter) error {
 		l.Replace(lists)
@@ -83,10 +82,10 @@ func WithLists(lists Lists) Option {
 	}
 }
 
-// WithAddr asks f for the address of the client, instead of ctx and the key. The zero Addr
-// says that prefixes do not apply to this key. An error of f is returned as it is. While a
-// list has prefixes, each method but Refund and Reset calls the function. It must be safe
-// for concurrent use.
+// WithAddr makes the limiter call f for the client's address, instead of looking at ctx and the
+// key. If f returns the zero Addr, prefixes do not apply to the key. An error of f is returned
+// unchanged. While a list has prefixes, every method except Refund and Reset calls f, which must be
+// safe for concurrent use.
 func WithAddr(f func(ctx context.Context, key string) (netip.Addr, error)) Option {
 	return func(l *Limiter) error {
 		if f == nil {
@@ -97,12 +96,12 @@ func WithAddr(f func(ctx context.Context, key string) (netip.Addr, error)) Optio
 	}
 }
 
-// ErrNoAddr says that a list has prefixes, and that the address to compare with them is not
-// known. It wraps [ratelimit.ErrInvalidOption], since the setup is not correct. Either the
-// middleware does not know the address of its clients, or keys need [WithAddr].
+// ErrNoAddr is returned if a list has prefixes, but the address to compare with them is not known.
+// It wraps [ratelimit.ErrInvalidOption], because the setup is wrong: either the middleware does not
+// know the addresses of its clients, or the keys need [WithAddr].
 var ErrNoAddr = fmt.Errorf("%w: accesslist: the address of the client is not known", ratelimit.ErrInvalidOption)
 
-// New returns a limiter that decides as l does on keys that are on no list. It returns
+// New returns a limiter that decides as l does on keys that are on neither list. It returns
 // [ratelimit.ErrInvalidOption] if l or an option is nil.
 func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 	lim := &Limiter{traits: traits{Answers: true}}
@@ -128,7 +127,7 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 // Replace replaces both lists.
 func (l *Limiter) Replace(lists Lists) { l.lists.Store(&lists) }
 
-// Lists returns the lists in force, for a Replace that keeps one of them.
+// Lists returns the current lists. Use it for a Replace that keeps one of them.
 func (l *Limiter) Lists() Lists {
 	if lists := l.lists.Load(); lists != nil {
 		return *lists
@@ -136,7 +135,7 @@ func (l *Limiter) Lists() Lists {
 	return Lists{}
 }
 
-// verdict is what the lists say about a key.
+// verdict is the decision of the lists on a key.
 type verdict uint8
 
 const (
@@ -176,14 +175,14 @@ func (l *Limiter) of(ctx context.Context, key string) (verdict, error) {
 	return unlisted, nil
 }
 
-// network is where a client is, in most cases a single address. The zero Prefix means that
+// network is the network of a client, in most cases a single address. The zero Prefix means that
 // prefixes do not apply.
 type network struct {
 	netip.Prefix
 	known bool
 }
 
-// network finds where the client is.
+// network returns the network of the client.
 func (l *Limiter) network(ctx context.Context, key string) (network, error) {
 	if l.addr != nil {
 		a, err := l.addr(ctx, key)
@@ -203,8 +202,8 @@ func single(a netip.Addr) network {
 	return network{netip.PrefixFrom(a, a.BitLen()), true}
 }
 
-// decide answers for a key on a list, and asks the inner limiter for others. Events of a key on a list
-// are not charged, and what the allow list lets through has a Delay of 0.
+// decide answers for a key on a list, and asks the wrapped limiter about other keys. Events of a
+// key on a list are not charged, and an admission by the allow list has a Delay of 0.
 func (l *Limiter) decide(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
 	if r, listed, err := l.answer(ctx, c.Key); listed || err != nil {
 		return r, err
@@ -225,13 +224,13 @@ func (l *Limiter) answer(ctx context.Context, key string) (r ratelimit.Result, l
 	return r, false, nil
 }
 
-// Allow is AllowN of 1.
+// Allow is shorthand for AllowN with 1 event.
 func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
 	return l.AllowN(ctx, key, 1)
 }
 
-// AllowN decides on n events at once, by the lists or by the inner limiter. It is what an [ratelimit.Around]
-// does with decide, in straight line.
+// AllowN decides on n events together, by the lists or by the wrapped limiter. It does what an
+// [ratelimit.Around] does with decide, in straight-line code.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if l.around == nil {
 		return ratelimit.Result{}, unmade.Err
@@ -246,8 +245,8 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resu
 	return r, err
 }
 
-// AppendPolicies appends the policies of the inner limiter. For a key on the allow list it
-// appends one with the limit "unlimited", and for one on the deny list one with "0/s".
+// AppendPolicies appends the policies of the wrapped limiter. For a key on the allow list it
+// appends one policy with the limit "unlimited", and for a key on the deny list one with "0/s".
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if l.around == nil {
 		return dst, unmade.Err
@@ -280,7 +279,7 @@ var (
 
 const maxAddr = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")
 
-// networkOf reads key as an address or a network.
+// networkOf parses key as an address or a network.
 func networkOf(key string) (netip.Prefix, bool) {
 	text, _, several := strings.Cut(key, "/")
 	a, ok := addrOf(text)
@@ -297,8 +296,8 @@ func networkOf(key string) (netip.Prefix, bool) {
 	return p.Masked(), err == nil
 }
 
-// addrOf reads key as an address. It keeps other keys and zones from [netip.ParseAddr],
-// which allocates an error for what is not an address, and remembers each zone that it
+// addrOf parses key as an address. It keeps other keys and zones from [netip.ParseAddr], because
+// that allocates an error for a string that is not an address, and remembers each zone that it
 // sees.
 func addrOf(key string) (netip.Addr, bool) {
 	text, zone, zoned := strings.Cut(key, "%")

@@ -51,7 +51,7 @@ func peek(t testing.TB, l ratelimit.Limiter, key string) ratelimit.Result {
 
 var errAsked = errors.New("the limiter was asked")
 
-// asked fails each call, so that a decision without error was made without it.
+// asked fails each call, so a decision without an error was made without asking it.
 func asked() ratelimit.Limiter { return ratelimittest.Static(ratelimit.Result{}, errAsked) }
 
 func TestALimiterWithoutItsPartsIsRefused(t *testing.T) {
@@ -209,8 +209,8 @@ func TestThePoliciesAreThoseInForceOnTheKey(t *testing.T) {
 	}
 }
 
-// Each key is on one of the two lists, whichever of two pairs is in force. A call that saw half
-// a pair would find it on no list.
+// In both pairs of lists, each key is on one list. A call that saw half of each pair would find the
+// key on neither.
 func TestReplaceWhileReading(t *testing.T) {
 	x, y := list(t, "192.0.2.0/24", "=a"), list(t, "198.51.100.0/24", "=b")
 	pairs := []accesslist.Lists{{Allow: x, Deny: y}, {Allow: y, Deny: x}}
@@ -257,7 +257,7 @@ func TestALookUpAllocatesNothing(t *testing.T) {
 	}
 }
 
-// many is a list of n prefixes of 4 in 5 IPv4, /12 to /32 and /32 to /64.
+// many returns a list of n prefixes: 4 in 5 are IPv4, /12 to /32, and the others IPv6, /32 to /64.
 func many(b *testing.B, n int) *accesslist.List {
 	b.Helper()
 	entries := make([]string, n)
@@ -275,8 +275,8 @@ func many(b *testing.B, n int) *accesslist.List {
 }
 
 // BenchmarkLookUp measures a call of Allow whose limiter answers without a store: without lists,
-// and behind a deny list of some 100,000 prefixes. For that list it also measures the look-up
-// alone, of an address that is parsed already.
+// and behind a deny list of about 100,000 prefixes. For that list, it also measures the lookup of a
+// parsed address alone.
 func BenchmarkLookUp(b *testing.B) {
 	deny := many(b, 100_000)
 	answer := ratelimittest.Static(ratelimit.Result{Allowed: true}, nil)

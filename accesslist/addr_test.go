@@ -24,7 +24,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-// keys are of each kind that middlewares make.
+// keys has one key of each kind that middlewares make.
 var keys = []string{
 	"203.0.113.9", "2001:db8:9::/64", "combined:9:192.0.2.9,8:user:ann,", "apikey:x-api-key:ungWv48Bz", "user:ann", "global",
 }
@@ -129,7 +129,7 @@ func TestAFunctionFindsTheAddressOfAKey(t *testing.T) {
 	}
 }
 
-// What decides on a network decides on each of its addresses.
+// A decision on a network agrees with the decision on each of its addresses.
 func TestAKeyThatIsANetworkIsOnAListWhole(t *testing.T) {
 	for _, tt := range []struct {
 		deny, allow []string
@@ -154,7 +154,7 @@ func TestAKeyThatIsANetworkIsOnAListWhole(t *testing.T) {
 	}
 }
 
-// The oracle looks at each prefix in turn.
+// The oracle compares with each prefix, one after the other.
 func TestANetworkIsOnAListThatHoldsIt(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
@@ -212,7 +212,7 @@ func TestAFallbackWithinHasTheAddressToo(t *testing.T) {
 	require.Equal(t, ratelimit.SourceList, allowFrom(t, within, "192.0.2.1").Source())
 }
 
-// allowFrom asks for the user ann, who is at addr.
+// allowFrom asks for the user ann at addr.
 func allowFrom(t *testing.T, l ratelimit.Limiter, addr string) ratelimit.Result {
 	t.Helper()
 	r, err := l.Allow(client(t.Context(), addr), "user:ann")

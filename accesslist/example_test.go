@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// The office is never limited, but for one machine; a network is denied until the
-// lists are replaced.
+// The office is never limited, except one machine. A network is denied until the lists are
+// replaced.
 func ExampleNew() {
 	mem, err := memstore.New()
 	if err != nil {

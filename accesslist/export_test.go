@@ -2,11 +2,11 @@ package accesslist
 
 import "net/netip"
 
-// AddrOf is how a key is read as an address.
+// AddrOf parses a key as an address.
 var AddrOf = addrOf
 
-// NetworkOf is how a key is read as an address or a network.
+// NetworkOf parses a key as an address or a network.
 var NetworkOf = networkOf
 
-// Has is the look-up behind a Limiter, but for keys.
+// Has is the lookup of a network that a Limiter makes, without the keys.
 func (l *List) Has(p netip.Prefix) (bool, error) { return l.hasNetwork(p) }

@@ -14,22 +14,22 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
-// List is a set of exact keys and of IP prefixes. Make it by [NewList] or [ParseList]. It never
-// changes after that. A nil or zero List is empty.
+// List is a set of exact keys and of IP prefixes. Use [NewList] or [ParseList] to create one; it
+// never changes afterwards. A nil List and the zero value are empty.
 //
-// An entry is
+// An entry is one of these:
 //
-//	=user:42          the key behind the "=", byte for byte: 1 byte to 64 KiB
-//	192.0.2.0/24      an IP prefix, without bits set behind its length
-//	2001:db8::1       an address: a prefix of its whole length
-//	::ffff:192.0.2.1  an IPv4 address: mapped ones and those of NAT64 (64:ff9b::/96),
-//	                  and prefixes of them, are IPv4's
+//	=user:42          the key after the "=", byte for byte: 1 byte to 64 KiB
+//	192.0.2.0/24      an IP prefix, without bits set beyond its length
+//	2001:db8::1       an address: a prefix of full length
+//	::ffff:192.0.2.1  an IPv4 address: mapped and NAT64 addresses (64:ff9b::/96),
+//	                  and prefixes of them, count as IPv4
 //
-// An IPv6 prefix holds no IPv4 address, not even ::/0. Zones are refused: the addresses of a
-// prefix are those of every zone. Entries given twice, or inside others, do no harm.
+// An IPv6 prefix contains no IPv4 address, not even ::/0 does. Entries with zones are refused: a
+// prefix contains its addresses in every zone. Duplicate and overlapping entries are allowed.
 //
-// A prefix costs some 60 bytes if prefixes are far from each other, and less if they are near.
-// A key costs its own length and some 30 bytes.
+// A prefix costs about 60 bytes if the prefixes are far apart, and less if they are close together.
+// A key costs its own length and about 30 bytes.
 type List struct {
 	keys     map[string]struct{}
 	prefixes bart.Lite
@@ -37,8 +37,8 @@ type List struct {
 
 const maxKey = 64 << 10 // bytes
 
-// NewList returns the list of these entries. Its error is [ratelimit.ErrInvalidOption], and
-// names the first invalid entry, counted from 1.
+// NewList returns a list of the entries. If an entry is invalid, it returns
+// [ratelimit.ErrInvalidOption]; the text names the first invalid entry, counted from 1.
 func NewList(entries ...string) (*List, error) {
 	l := new(List)
 	for i, entry := range entries {
@@ -49,12 +49,12 @@ func NewList(entries ...string) (*List, error) {
 	return l, nil
 }
 
-// ParseList reads a list with one entry a line. Space around entries, empty lines and what
-// follows a "#" are skipped. In the line of a key a "#" is part of the key. A key that
-// begins or ends with space needs [NewList].
+// ParseList reads a list with one entry per line. It skips empty lines, space around entries, and
+// comments, which begin with "#". In a line with a key, a "#" is part of the key. For a key that
+// begins or ends with space, use [NewList].
 //
-// Its error is that of r, or [ratelimit.ErrInvalidOption]. It names the first invalid line,
-// counted from 1.
+// ParseList returns the error of r, or [ratelimit.ErrInvalidOption] if an entry is invalid or a
+// line too long. The text names the line, counted from 1.
 func ParseList(r io.Reader) (*List, error) {
 	l := new(List)
 	lines := bufio.NewScanner(r)
@@ -78,7 +78,7 @@ func ParseList(r io.Reader) (*List, error) {
 	return l, nil
 }
 
-// entryOf returns the entry of a line, "" if it has none.
+// entryOf returns the entry of a line, or "" if the line has none.
 func entryOf(line string) string {
 	line = strings.TrimSpace(line)
 	if !strings.HasPrefix(line, "=") {
@@ -106,20 +106,20 @@ func (l *List) add(entry string) error {
 	return nil
 }
 
-// parsePrefix returns the prefix of a text, or an address as a prefix of its whole length.
+// parsePrefix parses a prefix, or an address as a prefix of full length.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if !strings.Contains(text, "/") {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			return netip.Prefix{}, fmt.Errorf("an entry is an address, a prefix or \"=\" and a key: %w", err)
+			return netip.Prefix{}, fmt.Errorf("an entry must be an address, a prefix, or \"=\" followed by a key: %w", err)
 		}
 		if a.Zone() != "" {
-			return netip.Prefix{}, errors.New("an address with a zone")
+			return netip.Prefix{}, errors.New("an address must not have a zone")
 		}
 		a = clientaddr.Unmap(a)
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
-	p, err := netip.ParsePrefix(text) // which refuses zones
+	p, err := netip.ParsePrefix(text) // it refuses zones
 	if err != nil {
 		return netip.Prefix{}, err
 	}
@@ -127,24 +127,24 @@ func parsePrefix(text string) (netip.Prefix, error) {
 		return netip.Prefix{}, err
 	}
 	if whole := p.Masked(); p != whole { // a mistyped length would let a whole network in, or lock it out
-		return netip.Prefix{}, fmt.Errorf("bits are set behind the length: %v or %v/%d?", whole, p.Addr(), p.Addr().BitLen())
+		return netip.Prefix{}, fmt.Errorf("bits are set beyond the prefix length: use %v or %v/%d", whole, p.Addr(), p.Addr().BitLen())
 	}
 	return p, nil
 }
 
-// unmapped returns p as a prefix of IPv4 addresses, if it is one written as IPv6.
+// unmapped returns p as an IPv4 prefix if it is one written as IPv6, and otherwise p itself.
 func unmapped(p netip.Prefix) (netip.Prefix, error) {
 	a := clientaddr.Unmap(p.Addr())
 	if !a.Is4() || p.Addr().Is4() {
 		return p, nil
 	}
 	if p.Bits() < 96 {
-		return netip.Prefix{}, errors.New("a prefix of more than the mapped IPv4 addresses: they begin at /96")
+		return netip.Prefix{}, errors.New("the prefix covers more than the IPv4-mapped addresses: use /96 to /128")
 	}
 	return netip.PrefixFrom(a, p.Bits()-96), nil
 }
 
-// Len returns the number of different keys and prefixes.
+// Len returns the number of distinct keys and prefixes.
 func (l *List) Len() int {
 	if l == nil {
 		return 0
@@ -161,8 +161,8 @@ func (l *List) hasKey(key string) bool {
 	return found
 }
 
-// hasNetwork reports whether a prefix of the list holds all of p, which may be the zero
-// Prefix. If prefixes hold only a part of it, the error is ErrNoAddr.
+// hasNetwork reports whether a prefix of the list contains all of p, which may be the zero Prefix.
+// It returns ErrNoAddr if prefixes contain only a part of it.
 func (l *List) hasNetwork(p netip.Prefix) (bool, error) {
 	switch {
 	case p.IsSingleIP():
@@ -175,5 +175,5 @@ func (l *List) hasNetwork(p netip.Prefix) (bool, error) {
 	return false, nil
 }
 
-// hasPrefixes reports whether addresses matter.
+// hasPrefixes reports whether the list has prefixes, so that addresses matter.
 func (l *List) hasPrefixes() bool { return l != nil && l.prefixes.Size() > 0 }

@@ -24,8 +24,8 @@ func list(t testing.TB, entries ...string) *accesslist.List {
 	return l
 }
 
-// has is whether key is on l, as a limiter sees it. It is not if l has prefixes and key has
-// no address.
+// has reports whether key is on l, as a limiter sees it. It reports false if l has prefixes and key
+// has no address.
 func has(t testing.TB, l *accesslist.List, key string) bool {
 	t.Helper()
 	r, err := allowing(t, l).Allow(t.Context(), key)
@@ -35,7 +35,7 @@ func has(t testing.TB, l *accesslist.List, key string) bool {
 	return r.Allowed
 }
 
-// allowing is a limiter that admits what is on l, and nothing else.
+// allowing returns a limiter that admits the keys on l, and nothing else.
 func allowing(t testing.TB, l *accesslist.List) ratelimit.Limiter {
 	t.Helper()
 	return limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), accesslist.Lists{Allow: l})
@@ -80,23 +80,23 @@ func TestWhatAListHolds(t *testing.T) {
 
 func TestAnEntryThatIsWrongIsNamed(t *testing.T) {
 	for entry, why := range map[string]string{
-		"":                        "an entry is",
+		"":                        "an entry must be",
 		"=":                       "0 bytes",
 		"=" + longKey:             "65537 bytes",
-		"user:42":                 "an entry is",
+		"user:42":                 "an entry must be",
 		"10.0.0.0/33":             "prefix length",
 		"10.0.0.0/":               "ParsePrefix",
 		"10.0.0/24":               "ParsePrefix",
 		"10.0.0.01":               "leading zero",
-		" 10.0.0.1":               "an entry is",
-		"10.1.2.3/8":              "10.0.0.0/8 or 10.1.2.3/32?",
-		"2001:db8::1/32":          "2001:db8::/32 or 2001:db8::1/128?",
+		" 10.0.0.1":               "an entry must be",
+		"10.1.2.3/8":              "10.0.0.0/8 or 10.1.2.3/32",
+		"2001:db8::1/32":          "2001:db8::/32 or 2001:db8::1/128",
 		"fe80::1%eth0":            "zone",
 		"fe80::%eth0/64":          "zone",
 		"::ffff:192.0.2.1%eth0":   "zone",
 		"::ffff:0.0.0.0/95":       "/96",
 		"64:ff9b::/64":            "/96",
-		"::ffff:192.0.2.1/120":    "192.0.2.0/24 or 192.0.2.1/32?",
+		"::ffff:192.0.2.1/120":    "192.0.2.0/24 or 192.0.2.1/32",
 		"192.0.2.1/24 # internal": "bad bits after slash",
 	} {
 		l, err := accesslist.NewList("192.0.2.1", entry, "also wrong")
@@ -150,7 +150,7 @@ func TestANilListIsEmpty(t *testing.T) {
 	}
 }
 
-// The oracle looks at each prefix in turn.
+// The oracle compares with each prefix, one after the other.
 func TestAListHoldsWhatItsPrefixesHold(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -172,7 +172,7 @@ func TestAListHoldsWhatItsPrefixesHold(t *testing.T) {
 	}
 }
 
-// randomAddr is one of few networks, so that prefixes and addresses meet.
+// randomAddr returns an address in one of a few networks, so that prefixes and addresses meet.
 func randomAddr(random *rand.Rand) netip.Addr {
 	if random.IntN(2) == 0 {
 		return netip.AddrFrom4([4]byte{10, byte(random.IntN(3)), byte(random.IntN(3)), byte(random.Uint32())})

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 const interval = 500 * time.Millisecond // the default
 
-// The range in most tests.
+// The range of the limit in most tests.
 var (
 	floor   = ratelimit.PerSecond(100)
 	ceiling = ratelimit.PerSecond(1000)
@@ -41,7 +41,7 @@ func newLimit(t testing.TB, signal func() float64, opts ...adaptive.Option) *ada
 
 func constant(load float64) func() float64 { return func() float64 { return load } }
 
-// after is the Rate when l has been asked once in each of this many intervals.
+// after returns the Rate after l has been asked once in each of the given number of intervals.
 func after(l *adaptive.Limit, readings int) int {
 	for range readings {
 		time.Sleep(interval)
@@ -59,7 +59,7 @@ func TestWhatIsNoRangeOrNoSignalIsRefused(t *testing.T) {
 		return l
 	}
 	above := math.MaxInt32
-	above++ // below 0 where an int has 32 bits
+	above++ // negative if an int has 32 bits
 	tests := []struct {
 		name           string
 		floor, ceiling ratelimit.Limit
@@ -433,9 +433,9 @@ func TestALimiterFollowsAndKeysKeepTheirSpend(t *testing.T) {
 	}
 }
 
-// follows spends 60 of 100, shrinks the limit to 10, at which the key has no room, and
-// grows it again. The store's clock stands still, so all of it happens at one instant.
-// The interval is real: the test asks until it has passed.
+// follows spends 60 of 100 events, shrinks the limit to 10, at which the key has no room, and lets
+// it grow again. The store's clock stands still, so all of this happens at one instant. The
+// interval is real: the test asks until it has passed.
 func follows(t *testing.T, algorithm string, st store.Store) {
 	var load atomic.Uint64
 	read := make(chan struct{}, 1)
@@ -461,7 +461,7 @@ func follows(t *testing.T, algorithm string, st store.Store) {
 		return r
 	}
 
-	require.NoError(t, lim.Reset(t.Context(), "key")) // of an earlier run, whose clock stood at the same time
+	require.NoError(t, lim.Reset(t.Context(), "key")) // forget an earlier run, whose clock stood at the same time
 	r := ask(60)
 	require.True(t, r.Allowed)
 	require.Equal(t, [2]int{100, 40}, [2]int{r.Limit, r.Remaining})
@@ -480,12 +480,12 @@ func follows(t *testing.T, algorithm string, st store.Store) {
 
 // ---- Recorded signals.
 
-// course is how a Limit followed a signal.
+// course describes how a Limit followed a signal.
 type course struct {
 	rates   []int
 	changes int
 	turns   int // changes of direction
-	last    int // the reading of the last change, from 1; 0 for none
+	last    int // the reading of the last change, counted from 1; 0 if there was none
 }
 
 // replay asks a Limit once for each load.
@@ -523,7 +523,7 @@ func signal(n int, at func(i int) float64) []float64 {
 	return loads
 }
 
-// recorded reads a column of a file of testdata: a number for each reading.
+// recorded reads a column of a file in testdata, with one number per reading.
 func recorded(t *testing.T, file string, column int) (loads []float64) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/" + file)

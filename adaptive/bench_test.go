@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// BenchmarkForKey is what an adaptive limit adds to a decision while no reading is due.
-// BenchmarkAllow is a decision in memory without and with it.
+// BenchmarkForKey measures what an adaptive limit adds to a decision while no reading is due.
+// BenchmarkAllow measures a decision in memory without it and with it.
 //
 //	go test -run '^$' -bench . -benchmem ./adaptive
 func BenchmarkForKey(b *testing.B) {

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// CPU returns a signal: the processor time, user and system, that this process has used
-// since the last reading. It is a part of the time of GOMAXPROCS processors. The first
-// reading counts from the call of CPU. A reading is a system call of about a microsecond.
+// CPU returns a signal: the processor time, user and system, that this process has used since the
+// last reading, as a part of the time of GOMAXPROCS processors. The first reading counts from the
+// call of CPU. A reading is a system call that takes about a microsecond.
 //
-// The time is the operating system's: getrusage, or GetProcessTimes on Windows. On other
-// systems, such as js and plan9, all readings are NaN and change nothing.
+// The time is measured by the operating system: by getrusage, or by GetProcessTimes on Windows. On
+// other systems, such as js and plan9, all readings are NaN and change nothing.
 //
-// CPU does not see a container's throttling, nor other processes and virtual machines
-// that take the processor. A process starved by them uses little and seems idle. Then use
-// [SchedulerLatency], or the larger of both. GOMAXPROCS follows a container's limit, but
-// is a whole number, on most machines at least 2. With a limit of 0.5 processors a full
-// load reads as 0.25, so lower the band as much ([WithBand]).
+// CPU does not see a container's throttling, nor other processes and virtual machines that take the
+// processor. A process starved by them uses little and seems idle. In that case, use
+// [SchedulerLatency], or the larger of both signals. GOMAXPROCS follows a container's limit, but it
+// is a whole number, and on most machines at least 2. With a limit of 0.5 processors, a full load
+// therefore reads as 0.25, so lower the band in proportion ([WithBand]).
 //
-// Each reading begins a new mean, so use one signal per Limit. It is safe for concurrent
+// Each reading begins a new mean, so use one signal per Limit. The signal is safe for concurrent
 // use.
 func CPU() func() float64 {
 	c := &cpu{used: cpuTime, now: time.Now, procs: func() int { return runtime.GOMAXPROCS(0) }}
@@ -28,15 +28,15 @@ func CPU() func() float64 {
 	return c.load
 }
 
-// cpu turns a growing processor time into a load. It does not use the runtime's
-// /cpu/classes metrics, which move only when a garbage collection ends. A busy loop of
-// two seconds has read as 0.
+// cpu turns a growing processor time into a load. It does not use the runtime's /cpu/classes
+// metrics, because they change only at the end of a garbage collection: with them, a busy loop of
+// two seconds read as 0.
 type cpu struct {
 	used  func() (time.Duration, error)
 	now   func() time.Time
 	procs func() int
 
-	mu   sync.Mutex // protects all below, and orders the readings
+	mu   sync.Mutex // protects the fields below, and orders the readings
 	took time.Duration
 	at   time.Time // zero before the first reading
 }

@@ -7,5 +7,5 @@ import (
 	"time"
 )
 
-// cpuTime is not known on this system.
+// cpuTime returns an error, because the time is not known on this system.
 func cpuTime() (time.Duration, error) { return 0, errors.ErrUnsupported }

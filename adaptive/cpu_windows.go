@@ -18,7 +18,7 @@ func cpuTime() (time.Duration, error) {
 	return duration(kernel) + duration(user), nil
 }
 
-// duration converts a Filetime that counts 100 ns and is not a date.
+// duration converts a Filetime that is a number of 100 ns, not a date.
 func duration(t syscall.Filetime) time.Duration {
 	return time.Duration(int64(t.HighDateTime)<<32|int64(t.LowDateTime)) * 100
 }

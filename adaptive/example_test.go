@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// The limit follows a load. In production that is adaptive.CPU() or another signal, read
-// twice a second. Here it is overload all the time, and read more often.
+// The limit follows a load. In production, use adaptive.CPU() or another signal, which is read
+// twice per second. In this example, the load is always too high, and is read more often.
 func ExampleNew() {
 	overload := func() float64 { return 0.95 }
 	limit, err := adaptive.New(ratelimit.PerMinute(100), ratelimit.PerMinute(1000), overload,
@@ -48,7 +48,7 @@ func ExampleNew() {
 	// 1000 shrank to 100
 }
 
-// Of 10 requests that may be under way, 5 are. A handler calls Start, and defers Done.
+// 5 of at most 10 requests are in progress. A handler calls Start, and defers Done.
 func ExampleInFlight() {
 	requests, err := adaptive.NewInFlight(10)
 	if err != nil {
@@ -74,7 +74,7 @@ func ExampleInFlight() {
 
 // The number of slots follows how long the calls of a service take: at least 4, at most 64.
 func ExampleLatency() {
-	latency, err := adaptive.NewLatency(40 * time.Millisecond) // twice what a call needs
+	latency, err := adaptive.NewLatency(40 * time.Millisecond) // twice the time that a call needs
 	if err != nil {
 		log.Fatal(err)
 	}

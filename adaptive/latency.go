@@ -9,33 +9,33 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Latency is how long calls take: call [Latency.Observe] after each. Its [Latency.Load] is a
-// signal for [New], best for the number of slots of package inflight: where too many run at once,
-// each takes longer.
+// Latency measures how long calls take: call [Latency.Observe] after each call. Its [Latency.Load]
+// is a signal for [New]. It suits the number of slots of package inflight best, because calls take
+// longer when too many run at the same time.
 //
-// Full is yours to say. A shortest time that is learned would be wrong where a service is
-// overloaded from its start on, and would grow with each overload that lasts.
+// You must set the latency that counts as full load. A learned minimum would be wrong for a service
+// that is overloaded from the start, and would grow during each long overload.
 //
 // Observe takes about 20 ns. A Latency is safe for concurrent use.
 type Latency struct {
 	full time.Duration
 
-	mu    sync.Mutex // protects all below
+	mu    sync.Mutex // protects the fields below
 	calls int        // since the last reading
-	sum   float64    // ns; two calls may be more than a Duration holds
+	sum   float64    // ns; two calls may exceed the range of a Duration
 }
 
-// NewLatency returns a signal that is 1 when calls take full on average. It must be above 0,
-// otherwise the error wraps [ratelimit.ErrInvalidOption]. Take twice the time of a call that
-// nothing makes wait. Then the default band of [New] keeps calls at 1.2 to 1.6 times that.
+// NewLatency returns a signal that is 1 when calls take full on average. Choose twice the time of a
+// call that does not have to wait; the default band of [New] then keeps calls at 1.2 to 1.6 times
+// that time. NewLatency returns [ratelimit.ErrInvalidOption] if full is not positive.
 func NewLatency(full time.Duration) (*Latency, error) {
 	if full <= 0 {
-		return nil, fmt.Errorf("%w: NewLatency(%v): above 0", ratelimit.ErrInvalidOption, full)
+		return nil, fmt.Errorf("%w: NewLatency(%v), want above 0", ratelimit.ErrInvalidOption, full)
 	}
 	return &Latency{full: full}, nil
 }
 
-// Observe tells how long a call has taken. One below 0 counts as 0.
+// Observe records how long a call took. A duration below 0 counts as 0.
 func (l *Latency) Observe(d time.Duration) {
 	if l == nil || l.full == 0 {
 		return
@@ -46,8 +46,8 @@ func (l *Latency) Observe(d time.Duration) {
 	l.sum += float64(max(0, d))
 }
 
-// Load returns the mean of the calls since the last reading, as a part of full. Without a call
-// since then it is NaN, which changes nothing, and so it is for a Latency not made by NewLatency.
+// Load returns the mean of the calls since the last reading, as a part of full. It returns NaN,
+// which changes nothing, if there was no call since then, or if l was not created by NewLatency.
 // Each reading begins a new mean, so use one Latency per Limit.
 func (l *Latency) Load() float64 {
 	if l == nil || l.full == 0 {
@@ -55,7 +55,7 @@ func (l *Latency) Load() float64 {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	mean := l.sum / float64(l.calls) // NaN of none
+	mean := l.sum / float64(l.calls) // NaN if there are none
 	l.calls, l.sum = 0, 0
 	return mean / float64(l.full)
 }

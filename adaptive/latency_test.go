@@ -30,7 +30,7 @@ func TestLatencyIsTheMeanSinceTheLastReading(t *testing.T) {
 	require.Zero(t, l.Load())
 	l.Observe(80 * time.Millisecond)
 	require.Equal(t, 2.0, l.Load())
-	for range 2 { // such as time.Since of no time: their sum is more than a Duration holds
+	for range 2 { // such as time.Since of the zero time: their sum exceeds the range of a Duration
 		l.Observe(math.MaxInt64)
 	}
 	require.Greater(t, l.Load(), 1e11)
@@ -48,8 +48,9 @@ func TestALatencyIsMadeByItsConstructor(t *testing.T) {
 	}
 }
 
-// A service does 10 calls at once at full speed; of more, each takes as much longer. Of 50
-// callers that ask again and again, as many get in as it can bear.
+// A service handles 10 calls at the same time at full speed; beyond that, each call takes
+// proportionally longer. Of 50 callers that ask again and again, as many get in as the service can
+// handle.
 func TestSlotsFollowWhatAServiceCanBear(t *testing.T) {
 	const capacity, callers, fast = 10, 50, 20 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {

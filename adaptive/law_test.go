@@ -13,20 +13,20 @@ import (
 	"github.com/ratelimit-go/ratelimit/adaptive"
 )
 
-// Here the loop is closed: in a model of a server, the load depends on what the limit
-// admits, which depends on the load. Demand is above all limits. The models share only
-// the band with the code.
+// In these tests, the loop is closed: in a model of a server, the load depends on what the limit
+// admits, which depends on the load. The demand is above all limits. The models have only the band
+// in common with the code.
 
 const (
 	low, high         = 0.6, 0.8
 	lowest, highest   = 100., 10000. // the range of limits, events in an interval
-	readings, settled = 300, 200     // readings of a run, and those before its tail
+	readings, settled = 300, 200     // readings of a run, and readings before its tail
 )
 
 // server is a model: the load of an interval in which rate events are admitted.
 type server func(rate float64) float64
 
-// processor has a load in proportion to the rate of lag intervals ago, with noise of this
+// processor has a load in proportion to the rate lag intervals ago, with noise of the given
 // standard deviation.
 func processor(capacity float64, lag int, noise float64) func(*rand.Rand) server {
 	return func(rng *rand.Rand) server {
@@ -52,9 +52,9 @@ func failing(capacity, noise float64) func(*rand.Rand) server {
 	}
 }
 
-// queue has the load of a service that queues: the requests in flight, most of them a
-// backlog. The backlog grows while more comes in than goes out, until it is three times
-// as long as wanted.
+// queue has the load of a service with a queue: the requests in flight, most of which are a
+// backlog. The backlog grows while more requests come in than go out, until it is three times as
+// long as it should be.
 func queue(capacity, wanted, noise float64) func(*rand.Rand) server {
 	return func(rng *rand.Rand) server {
 		backlog := 0.
@@ -85,7 +85,8 @@ func between(t *testing.T, floor, ceiling int) law {
 	}
 }
 
-// smoothed is an exponential moving average of loads, in which the newest has this part.
+// smoothed returns an exponential moving average of loads, in which the newest load has the given
+// weight.
 func smoothed(part float64, next law) law {
 	mean := math.NaN()
 	return func(load, rate float64) float64 {
@@ -97,7 +98,7 @@ func smoothed(part float64, next law) law {
 	}
 }
 
-// additive grows by a part of the range and shrinks to a part of itself.
+// additive grows by a part of the range, and shrinks to a part of the rate.
 func additive(grow, shrink float64) law {
 	return func(load, rate float64) float64 {
 		switch {
@@ -110,7 +111,7 @@ func additive(grow, shrink float64) law {
 	}
 }
 
-// multiplicative grows and shrinks by parts of itself.
+// multiplicative grows and shrinks by parts of the rate.
 func multiplicative(grow, shrink float64) law {
 	return func(load, rate float64) float64 {
 		switch {
@@ -123,8 +124,7 @@ func multiplicative(grow, shrink float64) law {
 	}
 }
 
-// proportional goes at once to the rate at which the load would be in the middle of the
-// band.
+// proportional jumps to the rate at which the load would be in the middle of the band.
 func proportional(load, rate float64) float64 {
 	if load < low || load > high {
 		rate *= min(1.25, max(0.5, (low+high)/2/max(load, 0.01)))
@@ -139,11 +139,11 @@ func mapped(part float64) law {
 	}
 }
 
-// run is what a law does with a server.
+// run describes what a law does with a server.
 type run struct {
 	turns    float64 // changes of direction in the tail
-	spread   float64 // largest rate of the tail, by the smallest
-	overload float64 // readings above 0.95, of all
+	spread   float64 // largest rate of the tail, divided by the smallest
+	overload float64 // share of readings above 0.95
 	load     float64 // the last
 }
 
@@ -171,7 +171,7 @@ func loop(l law, s server) (r run) {
 	return r
 }
 
-// mean is the mean of several runs. That of the spread is by its logarithm.
+// mean returns the mean of several runs. The mean of the spread is geometric.
 func mean(law func() law, model func(*rand.Rand) server) (m run) {
 	const runs = 10
 	for seed := range uint64(runs) {
@@ -233,16 +233,16 @@ func TestWithNoiseInTheLoopItMovesNoFurtherThanStated(t *testing.T) {
 	}
 }
 
-// phase is a time in which a server has one capacity, and its results.
+// phase is a time in which a server has one capacity, and the results of that time.
 type phase struct {
-	good  float64 // events answered in time, of a second
-	least float64 // the smallest rate, by the capacity
+	good  float64 // events answered in time, per second
+	least float64 // the smallest rate, divided by the capacity
 	back  float64 // seconds until the rate stays within a third of the capacity
 }
 
-// drops is a queue without a bound in front of a server whose capacity changes each
-// minute. The law begins at twice the first capacity. The load is the number in flight,
-// divided by how many there should be. Answers after more than a second are too late.
+// drops models an unbounded queue in front of a server whose capacity changes each minute. The law
+// begins at twice the first capacity. The load is the number of events in flight, divided by the
+// number there should be. An answer that takes more than a second is too late.
 func drops(l law, wanted, noise float64, rng *rand.Rand, capacities ...float64) (phases []phase) {
 	const steps = 50 // in an interval
 	rate, backlog := 2*capacities[0], 0.
@@ -272,13 +272,13 @@ func drops(l law, wanted, noise float64, rng *rand.Rand, capacities ...float64) 
 func TestAfterADropItStaysNearTheCapacity(t *testing.T) {
 	tests := []struct {
 		wanted, noise float64
-		good          [3]float64 // at least, of the capacities 1000, 400 and 1000
+		good          [3]float64 // the least allowed, for the capacities 1000, 400 and 1000
 	}{
-		// Without noise a single step can change a phase.
+		// Without noise, a single step can change a phase.
 		{50, 0, [3]float64{750, 280, 800}},
 		{100, 0, [3]float64{750, 260, 800}},
 		{200, 0, [3]float64{750, 240, 800}},
-		// This is what it reached with steps down while the load was falling.
+		// These values were reached with steps down while the load was falling.
 		{50, 0.05, [3]float64{681, 259, 772}},
 		{100, 0.05, [3]float64{691, 257, 799}},
 		{200, 0.05, [3]float64{710, 249, 835}},
@@ -298,7 +298,7 @@ func TestAfterADropItStaysNearTheCapacity(t *testing.T) {
 				t.Logf("%v wanted, noise %v: %3.0f/s in time, least %.2f, back in %4.1f s", tt.wanted, tt.noise, p.good, p.least, p.back)
 				require.GreaterOrEqual(t, p.good, tt.good[i])
 				require.LessOrEqual(t, p.back, 15., "seconds")
-				if i < 2 { // the last begins below
+				if i < 2 { // the last phase begins below
 					require.GreaterOrEqual(t, p.least, 2./3)
 				}
 			}

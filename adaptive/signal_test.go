@@ -44,7 +44,7 @@ func TestCPUSeesABusyLoop(t *testing.T) {
 		t.Skip(err)
 	}
 	load := CPU()
-	for load() <= 0 || math.IsNaN(load()) { // until the system has counted some of it
+	for load() <= 0 || math.IsNaN(load()) { // until the system has counted some time
 		runtime.Gosched()
 	}
 }

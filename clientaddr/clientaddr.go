@@ -1,9 +1,9 @@
-// Package clientaddr carries the IP address of a client in a context, to limiters that
-// decide by it, such as those of package accesslist. The key need not be the address: it
-// can be a network, a user or a hash.
+// Package clientaddr carries a client's IP address in a context, for limiters that decide by it,
+// such as those of package accesslist. The key need not be the address: it can be a network, a user
+// or a hash.
 //
-// The middleware of package httplimit and the interceptors of grpclimit put in the address
-// that their Key finds. Code in front of them can put in another one:
+// The middleware of package httplimit and the interceptors of grpclimit store the address that
+// their Key finds. Code in front of them can store another one:
 //
 //	ctx = clientaddr.NewContext(ctx, addr)
 package clientaddr
@@ -15,21 +15,21 @@ import (
 
 type contextKey struct{}
 
-// NewContext returns a context with the address of the client. It overrides what middlewares
-// find, inside and outside of this call. The zero Addr says that the address is not known.
+// NewContext returns a context with the client's address. It overrides the address that middlewares
+// find, whether they are inside or outside of this call. The zero Addr means that the address is
+// not known.
 func NewContext(ctx context.Context, addr netip.Addr) context.Context {
 	return context.WithValue(ctx, contextKey{}, addr)
 }
 
-// NewContextFunc returns a context whose address is find(arg), unless [NewContext] has set
-// one. It is for middlewares, and costs one allocation. Each [FromContext] calls find,
-// which returns the zero Addr if it finds none. The function must be safe for concurrent
-// use.
+// NewContextFunc returns a context whose address is find(arg), unless [NewContext] has set one. It
+// is meant for middlewares, and costs one allocation. Each call of [FromContext] calls find, which
+// must be safe for concurrent use, and returns the zero Addr if it finds no address.
 func NewContextFunc[T any](ctx context.Context, arg T, find func(arg T) netip.Addr) context.Context {
 	return &found[T]{ctx, arg, find}
 }
 
-// found is a context that finds the address when asked for it.
+// found is a context that finds the address when it is asked for it.
 type found[T any] struct {
 	context.Context
 	arg  T
@@ -50,8 +50,9 @@ func (f *found[T]) Value(key any) any {
 	return v
 }
 
-// FromContext returns the address of the client as [Unmap] does, and whether it is known.
-// Call it while the request is served, since middlewares find the address only then.
+// FromContext returns the client's address as [Unmap] returns it, and reports whether it is known.
+// Call it only while the request is served, because a middleware may read the address from the
+// request.
 func FromContext(ctx context.Context) (addr netip.Addr, ok bool) {
 	switch v := ctx.Value(contextKey{}).(type) {
 	case netip.Addr:
@@ -62,10 +63,10 @@ func FromContext(ctx context.Context) (addr netip.Addr, ok bool) {
 	return Unmap(addr), addr.IsValid()
 }
 
-var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
+var nat64 = netip.MustParsePrefix("64:ff9b::/96") // RFC 6052
 
-// Unmap returns addr without its zone. It returns an IPv4 address written as IPv6 as IPv4,
-// whether ::ffff:192.0.2.1 or 64:ff9b::192.0.2.1 (NAT64).
+// Unmap returns addr without its zone. It returns IPv4 addresses written as IPv6 as IPv4, both
+// ::ffff:192.0.2.1 and 64:ff9b::192.0.2.1 (NAT64).
 func Unmap(addr netip.Addr) netip.Addr {
 	addr = addr.WithZone("").Unmap()
 	if nat64.Contains(addr) {

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
-// What is in front of the limiter knows the address, and a limiter decides by it.
+// Code in front of the limiter knows the address, and a limiter decides by it.
 func Example() {
 	ctx := clientaddr.NewContext(context.Background(), netip.MustParseAddr("::ffff:192.0.2.1"))
 	fmt.Println(clientaddr.FromContext(ctx))

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// prefersHTML is whether fields of Accept (RFC 9110, section 12.5.1) want text/html more than
-// application/json. The most specific range that matches a type says how much it is wanted.
+// prefersHTML reports whether the fields of Accept (RFC 9110, section 12.5.1) prefer text/html to
+// application/json. The most specific range that matches a type determines its quality.
 func prefersHTML(accept []string) bool {
 	var html, json quality
 	for _, text := range strings.Split(strings.Join(accept, ","), ",") {
@@ -27,10 +27,10 @@ func prefersHTML(accept []string) bool {
 	return html.q > json.q
 }
 
-// quality is how much a type is wanted, by the most specific range so far.
+// quality is the quality of a type, from the most specific range so far.
 type quality struct {
 	q     float64 // 0 to 1
-	exact int     // 1 for any type, 2 for any of its kind, 3 for itself
+	exact int     // 1 for */*, 2 for kind/*, 3 for the type itself
 }
 
 func (v *quality) match(mediaRange, kind, subtype string, q float64) {

@@ -10,17 +10,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Around returns a limiter that decides as l does, and tells observers of it, in their order:
-// what callers are told, behind a fallback or an All. To see the decisions of one limit, such as
-// the errors of its store, use [ratelimit.WithObserver].
+// Around returns a limiter that decides as l does, and notifies the observers of each decision, in
+// order. The observers see the decisions that callers get, including those of a fallback or an All.
+// To see the decisions of a single limit, such as the errors of its store, use
+// [ratelimit.WithObserver].
 //
-// It tells of Allow, AllowN, AllowWithin, AllowUpTo and Charge, and so of what [ratelimit.Wait]
-// and [ratelimit.Reserve] ask, but not of Peek, Refund and Reset. It measures how long they take.
-// That costs two readings of the clock, some 75 ns for each decision.
+// Observers are notified of Allow, AllowN, AllowWithin, AllowUpTo and Charge, and therefore of the
+// calls that [ratelimit.Wait] and [ratelimit.Reserve] make, but not of Peek, Refund and Reset.
+// Around also measures how long the calls take, which costs two readings of the clock, about 75 ns
+// per decision.
 //
-// If several limits decide in l, an observer that has a method Expect(limits ...string) is given
-// their names. So what it counts by limit can begin at 0, before anything is denied. The error is
-// [ratelimit.ErrInvalidOption]: l or an observer is nil, or there is none.
+// If l consists of several limits, Around passes their names to each observer that has a method
+// Expect(limits ...string), so that its counts per limit can start at 0 before any denial. Around
+// returns [ratelimit.ErrInvalidOption] if l or an observer is nil, or if there are no observers.
 func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Limiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
@@ -33,7 +35,7 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 		if isnil.Is(o) {
 			return nil, fmt.Errorf("%w: an observer is nil", ratelimit.ErrInvalidOption)
 		}
-		if e, ok := o.(interface{ Expect(limits ...string) }); ok && len(names) > 1 { // one limit is not named as that which denies
+		if e, ok := o.(interface{ Expect(limits ...string) }); ok && len(names) > 1 { // a single limit is not named by DeniedBy
 			e.Expect(names...)
 		}
 	}
@@ -59,7 +61,7 @@ func (a *around) tell(ctx context.Context, key string, n int, r ratelimit.Result
 	}
 }
 
-// Allow is the limiter's.
+// Allow calls the limiter and notifies the observers.
 func (a *around) Allow(ctx context.Context, key string) (r ratelimit.Result, err error) {
 	since := time.Now()
 	r, err = a.limiter.Allow(ctx, key)
@@ -67,7 +69,7 @@ func (a *around) Allow(ctx context.Context, key string) (r ratelimit.Result, err
 	return r, err
 }
 
-// AllowN is the limiter's.
+// AllowN calls the limiter and notifies the observers.
 func (a *around) AllowN(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
 	since := time.Now()
 	r, err = a.limiter.AllowN(ctx, key, n)
@@ -75,7 +77,7 @@ func (a *around) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	return r, err
 }
 
-// AllowWithin is the limiter's.
+// AllowWithin calls the limiter and notifies the observers.
 func (a *around) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (r ratelimit.Result, err error) {
 	since := time.Now()
 	r, err = ratelimit.AllowWithin(ctx, a.limiter, key, n, d)
@@ -83,7 +85,7 @@ func (a *around) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 	return r, err
 }
 
-// AllowUpTo is the limiter's.
+// AllowUpTo calls the limiter and notifies the observers.
 func (a *around) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
 	since := time.Now()
 	granted, r, err = ratelimit.AllowUpTo(ctx, a.limiter, key, n)
@@ -91,7 +93,7 @@ func (a *around) AllowUpTo(ctx context.Context, key string, n int) (granted int,
 	return granted, r, err
 }
 
-// Charge is the limiter's.
+// Charge calls the limiter and notifies the observers.
 func (a *around) Charge(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
 	since := time.Now()
 	r, err = ratelimit.Charge(ctx, a.limiter, key, n)
@@ -99,25 +101,25 @@ func (a *around) Charge(ctx context.Context, key string, n int) (r ratelimit.Res
 	return r, err
 }
 
-// Peek is the limiter's.
+// Peek calls the limiter.
 func (a *around) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	return a.limiter.Peek(ctx, key)
 }
 
-// Refund is the limiter's.
+// Refund calls the limiter.
 func (a *around) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	return a.limiter.Refund(ctx, key, charged, n)
 }
 
-// Reset is the limiter's.
+// Reset calls the limiter.
 func (a *around) Reset(ctx context.Context, key string) error { return a.limiter.Reset(ctx, key) }
 
-// AppendPolicies appends those of the limiter.
+// AppendPolicies appends the policies of the limiter.
 func (a *around) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	return ratelimit.AppendPolicies(ctx, dst, a.limiter, key)
 }
 
-// Unwrap returns the limiter that is observed.
+// Unwrap returns the observed limiter.
 func (a *around) Unwrap() ratelimit.Limiter { return a.limiter }
 
 var (

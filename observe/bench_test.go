@@ -17,7 +17,7 @@ type hook struct{}
 
 func (hook) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) {}
 
-// observers are those of this package, beside nothing and one that does nothing.
+// observers are the observers of this package, with none and one that does nothing for comparison.
 func observers(b *testing.B) []struct {
 	name     string
 	observer ratelimit.Observer
@@ -46,7 +46,7 @@ func observers(b *testing.B) []struct {
 }
 
 // BenchmarkObserved measures decisions of a token bucket in memory, on 10,000 keys, with each
-// observer. Compare the figures of one run.
+// observer. Compare only the figures of the same run.
 //
 //	go test -run '^$' -bench Observed/allowed -benchmem ./observe
 func BenchmarkObserved(b *testing.B) {

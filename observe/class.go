@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// classes are those of errors, in the order in which they are looked for. The last is of
-// errors that are none of the others.
+// classes are the classes of errors, in the order in which they are tried. The last one is for
+// errors that match none of the others.
 var classes = [...]struct {
 	name string
 	errs []error
@@ -27,21 +27,21 @@ var classes = [...]struct {
 	{"other", nil},
 }
 
-// ErrorClass is the class of an error of a limiter, for logs and labels. It is one of eleven:
+// ErrorClass returns the class of a limiter's error, for logs and labels. It is one of eleven:
 //
 //	invalid        ErrInvalidN, ErrInvalidKey, ErrInvalidLimit, ErrInvalidOption
 //	canceled       context.Canceled: the caller went away
-//	deadline       context.DeadlineExceeded: the caller's time was up
+//	deadline       context.DeadlineExceeded: the caller's deadline passed
 //	overloaded     store.ErrOverloaded
 //	unavailable    store.ErrUnavailable
 //	timeout        store.ErrTimeout: the only one after which the call may have been charged
 //	out_of_memory  store.ErrOutOfMemory
 //	corrupt        store.ErrCorrupt
-//	clock          store.ErrClock: see to NTP, and not to the store
+//	clock          store.ErrClock: check NTP, not the store
 //	store          any other ErrStore, such as a wrong password
-//	other          any other error, such as that of a function given to WithLimitFunc
+//	other          any other error, such as one from a function given to WithLimitFunc
 //
-// That of nil is "".
+// It returns "" for nil.
 func ErrorClass(err error) string {
 	if err == nil {
 		return ""

@@ -18,7 +18,7 @@ import (
 
 const (
 	sources   = int(ratelimit.SourceBan) + 1
-	tenths    = 11 // of headroom, 0 to 10
+	tenths    = 11 // values of headroom, 0 to 10
 	uncounted = tenths
 	maxNames  = 32 // in DeniedBy
 
@@ -27,7 +27,7 @@ const (
 	otherName      = "other"
 )
 
-// durationBounds are the upper bounds of [Durations]: from memory to a Redis that is far away.
+// durationBounds are the upper bounds of [Durations]: from a store in memory to a Redis far away.
 var durationBounds = [...]time.Duration{
 	50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 	1 * time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
@@ -35,48 +35,48 @@ var durationBounds = [...]time.Duration{
 	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second,
 }
 
-// Counters count the decisions of one limiter. They are a [ratelimit.Observer]. What reads
-// them is [Counters.Snapshot]: a handler, or a collector of metrics.
+// Counters count the decisions of one limiter. They are a [ratelimit.Observer]. Handlers and
+// metrics collectors read them with [Counters.Snapshot].
 //
-// They hold fewer than 100 numbers, whatever the keys, in some 2 KB. A decision costs some 15 ns,
-// of which 6 are the hook of [ratelimit.WithObserver], and no allocation. The numbers only grow, until
-// the process ends.
+// Counters hold fewer than 100 numbers, whatever the keys, in about 2 KB. A decision costs about 15
+// ns, including 6 ns for the hook of [ratelimit.WithObserver], and allocates nothing. The numbers
+// only grow, until the process ends.
 //
-// They are safe for concurrent use. Make them by [NewCounters].
+// Counters are safe for concurrent use. Use [NewCounters] to create them.
 type Counters struct {
 	limiter string
 
-	// Most decisions are on one event. They are in one counter only, so that they cost one
+	// Most decisions are on one event. These are in a single counter, so that they cost one
 	// addition.
-	allowed [sources][tenths + 1]atomic.Int64 // calls, by what is left; the last: uncounted
+	allowed [sources][tenths + 1]atomic.Int64 // calls, by headroom; the last element: uncounted
 	denied  [sources]atomic.Int64             // calls
-	more    [2][sources]atomic.Int64          // events beyond one a call: of admissions, of denials
-	none    [2][sources]atomic.Int64          // calls for no event, which are in no other counter
+	more    [2][sources]atomic.Int64          // events beyond one per call: of admissions, of denials
+	none    [2][sources]atomic.Int64          // calls for no event; they are in no other counter
 	errors  [len(classes)]atomic.Int64
 
-	names    atomic.Pointer[map[string]*atomic.Int64] // never changed, but replaced
+	names    atomic.Pointer[map[string]*atomic.Int64] // the map is replaced, never changed
 	newName  sync.Mutex                               // held to replace names
-	other    atomic.Int64                             // denials by names that found no room
+	other    atomic.Int64                             // denials by names beyond maxNames
 	took     [len(durationBounds) + 1]atomic.Int64
-	tookTime atomic.Int64 // their sum, ns
+	tookTime atomic.Int64 // sum of the durations, ns
 }
 
-// NewCounters returns Counters of a limiter with this name. The name is what metrics have as
-// the label "limiter", so that it should be short, and differ from that of others.
+// NewCounters returns Counters for a limiter with the given name. Metrics use the name as the value
+// of their label "limiter", so it should be short and unique.
 func NewCounters(limiter string) *Counters {
 	return &Counters{limiter: limiter}
 }
 
-// Expect gives each of these limits a row in [Snapshot] before it denies anything, so that a rate
-// over time sees its first denials. [Around] calls it where several limits decide. A
-// name that is not UTF-8 is quoted, as by [strconv.QuoteToASCII].
+// Expect gives each of the limits a row in [Snapshot] before it denies anything, so that a rate
+// over time includes its first denials. [Around] calls it if several limits decide. A name that is
+// not valid UTF-8 is quoted with [strconv.QuoteToASCII].
 func (c *Counters) Expect(limits ...string) {
 	for _, name := range limits {
 		c.named(name)
 	}
 }
 
-// Decided counts a decision. It is for [Around].
+// Decided counts a decision. It implements [ratelimit.Observer].
 func (c *Counters) Decided(_ context.Context, _ string, n int, r ratelimit.Result, err error, took time.Duration) {
 	if took > 0 {
 		c.measure(took)
@@ -85,7 +85,7 @@ func (c *Counters) Decided(_ context.Context, _ string, n int, r ratelimit.Resul
 		c.errors[classOf(err)].Add(1)
 		return
 	}
-	n = min(n, math.MaxInt32) // n can be a stranger's, and what only grows must not overflow
+	n = min(n, math.MaxInt32) // n may come from a client, and a growing sum must not overflow
 	source := min(r.Source(), ratelimit.Source(sources-1))
 	if !r.Allowed {
 		c.count(&c.denied[source], 1, source, n)
@@ -97,8 +97,8 @@ func (c *Counters) Decided(_ context.Context, _ string, n int, r ratelimit.Resul
 	c.count(&c.allowed[source][headroom(&r, source)], 0, source, admitted(&r, n))
 }
 
-// count counts a call for n events. Other limiters than ours may decide on none, or on fewer;
-// taking these from a sum would let it fall.
+// count counts a call for n events. Limiters of other packages may decide on no events, or on a
+// negative number; adding these would let a sum fall.
 func (c *Counters) count(calls *atomic.Int64, outcome int, source ratelimit.Source, n int) {
 	if n < 1 {
 		c.none[outcome][source].Add(1)
@@ -110,8 +110,8 @@ func (c *Counters) count(calls *atomic.Int64, outcome int, source ratelimit.Sour
 	}
 }
 
-// admitted is how many of n events r, an admission, has charged: AllowUpTo may grant fewer,
-// and a limit that counts calls is charged one.
+// admitted returns how many of n events r, an admission, has charged. AllowUpTo may grant fewer
+// than n, and a limit that counts calls is charged one.
 func admitted(r *ratelimit.Result, n int) int {
 	if charged := r.Charged(); charged > 0 && charged < n {
 		return charged
@@ -119,12 +119,12 @@ func admitted(r *ratelimit.Result, n int) int {
 	return n
 }
 
-// headroom is what is left after the admission r, in tenths of its Limit, rounded up.
+// headroom returns what is left after the admission r, in tenths of its Limit, rounded up.
 func headroom(r *ratelimit.Result, source ratelimit.Source) int {
 	if source != ratelimit.SourceStore && !r.Counted() || r.Limit <= 0 {
 		return uncounted
 	}
-	// Not by a division: the processor would wait for it, and guesses the branches of a loop.
+	// A loop is faster than a division, because the processor predicts its branches.
 	left, limit := 10*int64(min(r.Remaining, math.MaxInt32)), int64(min(r.Limit, math.MaxInt32))
 	tenth := 10
 	for tenth > 0 && left <= int64(tenth-1)*limit {
@@ -142,7 +142,7 @@ func (c *Counters) measure(took time.Duration) {
 	c.tookTime.Add(int64(took))
 }
 
-// known are the counters of denials by name.
+// known returns the counters of denials by name.
 func (c *Counters) known() map[string]*atomic.Int64 {
 	if names := c.names.Load(); names != nil {
 		return *names
@@ -150,12 +150,12 @@ func (c *Counters) known() map[string]*atomic.Int64 {
 	return nil
 }
 
-// named is the counter of denials by the limit of this name.
+// named returns the counter of denials by the limit with the given name.
 func (c *Counters) named(name string) *atomic.Int64 {
 	if count, ok := c.known()[name]; ok {
 		return count
 	}
-	if !utf8.ValidString(name) { // of a limiter that is not ours; one bad name would hide all metrics
+	if !utf8.ValidString(name) { // from a limiter of another package; one bad name would hide all metrics
 		return c.named(strconv.QuoteToASCII(name))
 	}
 	if name == otherName || len(c.known()) >= maxNames {
@@ -164,7 +164,7 @@ func (c *Counters) named(name string) *atomic.Int64 {
 	c.newName.Lock()
 	defer c.newName.Unlock()
 	names := c.known()
-	if count, ok := names[name]; ok { // meanwhile
+	if count, ok := names[name]; ok { // another caller has added it
 		return count
 	}
 	if len(names) >= maxNames {
@@ -180,67 +180,70 @@ func (c *Counters) named(name string) *atomic.Int64 {
 	return count
 }
 
-// Snapshot is what [Counters] have counted up to now. All numbers are totals since they
-// were made.
+// Snapshot holds the numbers that [Counters] have counted so far. All are totals since the Counters
+// were created.
 type Snapshot struct {
 	Limiter string `json:"limiter"`
-	// Decisions has a row for each outcome and source that can be, counted or not, so that
-	// a rate over time sees the first of them: admissions, then denials, each by source.
+	// Decisions has a row for each possible outcome and source, even if nothing was counted, so
+	// that a rate over time includes the first decision. Admissions come first, then denials, each
+	// ordered by source.
 	Decisions []Decisions `json:"decisions"`
 	// Errors has a row for each of the eleven classes, in the order of [ErrorClass].
 	Errors []Errors `json:"errors"`
-	// Headroom counts the calls that were admitted and counted by a limit, by the share of
-	// Limit that they left: [0] nothing, [i] more than i-1 tenths and up to i tenths.
+	// Headroom counts the calls that were admitted and counted by a limit, by the share of Limit
+	// that they left: [0] nothing, [i] more than i-1 tenths and up to i tenths.
 	Headroom [tenths]int64 `json:"headroom"`
-	// DeniedBy counts denials by the limit that denied, where several decided together, in
-	// the order of their names. Limits that are known by [Counters.Expect] have a row from the
-	// start. It has the first 32 names. Then "other" is for the rest, and is the last row.
+	// DeniedBy counts denials by the limit that denied, if several limits decided together. It is
+	// sorted by name. Limits passed to [Counters.Expect] have a row from the start. Only the first
+	// 32 names have rows of their own; the last row, "other", counts the denials by all further
+	// ones.
 	DeniedBy []DeniedBy `json:"denied_by"`
-	// Durations are how long decisions took, errors included. Nothing is counted there
-	// without [Around] or [ratelimit.WithTimedObserver].
+	// Durations counts how long decisions took, including those that returned errors. It stays
+	// empty without [Around] or [ratelimit.WithTimedObserver].
 	Durations Durations `json:"durations"`
 }
 
-// Decisions are those of one outcome and source.
+// Decisions counts the decisions with one outcome and source.
 type Decisions struct {
 	Outcome string `json:"outcome"` // "allowed" or "denied"
-	Source  string `json:"source"`  // text of a [ratelimit.Source]
+	Source  string `json:"source"`  // the String of a [ratelimit.Source]
 	Calls   int64  `json:"calls"`
-	// Events are what the calls asked for, none for n below 1. Of an admission that charged
-	// fewer they are those: of [ratelimit.AllowUpTo] what it granted, and of
-	// [ratelimit.CountCalls] one. What that denies counts as asked; [ratelimit.WithObserver]
-	// counts each call as one event. A limiter of another package does not say what it charged
-	// ([ratelimit.Result.Charged]), and counts as asked.
+	// Events is the number of events that the calls asked for, not counting any n below 1. If an
+	// admission charged fewer events, those are counted: the events that [ratelimit.AllowUpTo]
+	// granted, and one with [ratelimit.CountCalls]. A denial by a limit with CountCalls counts all
+	// events that were asked for, but with [ratelimit.WithObserver], each call counts as one event.
+	// A limiter of another package does not report what it charged ([ratelimit.Result.Charged]), so
+	// all events are counted.
 	Events int64 `json:"events"`
 }
 
-// Errors are the calls that ended with an error of one class.
+// Errors counts the calls that returned an error of one class.
 type Errors struct {
-	Class string `json:"class"` // of [ErrorClass]
+	Class string `json:"class"` // see [ErrorClass]
 	Calls int64  `json:"calls"`
 }
 
-// DeniedBy are the calls that one limit denied.
+// DeniedBy counts the calls that one limit denied.
 type DeniedBy struct {
-	Name  string `json:"name"` // of [ratelimit.Result.DeniedBy], or "other"
+	Name  string `json:"name"` // see [ratelimit.Result.DeniedBy], or "other"
 	Calls int64  `json:"calls"`
 }
 
-// Durations are a histogram. In JSON they are nanoseconds.
+// Durations is a histogram. In JSON, its durations are in nanoseconds.
 type Durations struct {
 	Buckets []Bucket      `json:"buckets"` // in ascending order
-	Count   int64         `json:"count"`   // of all, those above the last bound included
+	Count   int64         `json:"count"`   // of all durations, including those above the last bound
 	Sum     time.Duration `json:"sum"`
 }
 
-// Bucket counts the durations up to Bound that are above the bound before.
+// Bucket counts the durations above the previous bound and up to Bound.
 type Bucket struct {
 	Bound time.Duration `json:"bound"`
 	Count int64         `json:"count"`
 }
 
-// Snapshot returns what has been counted. Each number is exact. Decisions made meanwhile may
-// be in some of them and not yet in others.
+// Snapshot returns the current numbers. Each number is exact, but decisions that are made at the
+// same time may be in some of them and not yet in others.
 func (c *Counters) Snapshot() Snapshot {
 	s := Snapshot{Limiter: c.limiter, DeniedBy: c.deniedBy(), Durations: c.durations()}
 	for source := range sources {
@@ -263,15 +266,16 @@ func (c *Counters) Snapshot() Snapshot {
 	return s
 }
 
-// add appends a row, unless there is nothing in it and never will be. calls are those for an
-// event, of which more events were asked; none are those for none.
+// add appends a row, unless it is empty and always will be. calls is the number of calls for at
+// least one event, more the number of events beyond one per call, and none the number of calls for
+// no event.
 func (s *Snapshot) add(outcome string, source int, calls, more, none int64) {
 	if calls+none != 0 || canBe(outcome, ratelimit.Source(source)) {
 		s.Decisions = append(s.Decisions, Decisions{outcome, ratelimit.Source(source).String(), calls + none, calls + more})
 	}
 }
 
-// canBe says whether the limiters of this module make such decisions.
+// canBe reports whether the limiters of this module make decisions with the outcome and source.
 func canBe(outcome string, source ratelimit.Source) bool {
 	switch source {
 	case ratelimit.SourceFailOpen, ratelimit.SourceUnlimited:
@@ -304,7 +308,7 @@ func (c *Counters) durations() Durations {
 	return d
 }
 
-// String is the Snapshot as JSON. So Counters are an expvar.Var, and one line shows them
+// String returns the Snapshot as JSON, which makes Counters an expvar.Var. This line shows them
 // under /debug/vars:
 //
 //	expvar.Publish("ratelimit", counters)

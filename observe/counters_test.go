@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-// inMemory is a limiter on a memory of its own.
+// inMemory returns a limiter with its own store in memory.
 func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	t.Helper()
 	mem, err := memstore.New()
@@ -39,7 +39,7 @@ func observed(t testing.TB, l ratelimit.Limiter, observers ...ratelimit.Observer
 	return l
 }
 
-// row is the one of this outcome and source.
+// row returns the row with the given outcome and source.
 func row(t testing.TB, s observe.Snapshot, outcome, source string) observe.Decisions {
 	t.Helper()
 	for _, d := range s.Decisions {
@@ -51,7 +51,7 @@ func row(t testing.TB, s observe.Snapshot, outcome, source string) observe.Decis
 	return observe.Decisions{}
 }
 
-// rows is how many series s has.
+// rows returns how many series s has.
 func rows(s observe.Snapshot) int {
 	return len(s.Decisions) + len(s.Errors) + len(s.Headroom) + len(s.DeniedBy) + len(s.Durations.Buckets)
 }
@@ -88,7 +88,7 @@ func TestHeadroomIsInTenthsRoundedUp(t *testing.T) {
 	for _, c := range []struct{ limit, remaining, tenth int }{
 		{100, 0, 0}, {100, 1, 1}, {100, 10, 1}, {100, 11, 2}, {100, 99, 10}, {100, 100, 10}, {1, 0, 0}, {3, 1, 4},
 		{1<<31 - 1, 1<<31 - 2, 10},
-		{5, 6, 10}, {5, -1, 0}, {math.MaxInt, math.MaxInt, 10}, // of limiters that are not ours
+		{5, 6, 10}, {5, -1, 0}, {math.MaxInt, math.MaxInt, 10}, // from limiters of other packages
 		{0, 0, -1}, // not counted
 	} {
 		counters := observe.NewCounters("")
@@ -127,7 +127,7 @@ func TestEachSourceIsCounted(t *testing.T) {
 	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 14, "the rows that can be, before anything is counted")
 }
 
-// Callers choose n, and a sum of several must not pass what an int64 holds.
+// Callers choose n, and the sum of several n must not overflow an int64.
 func TestEventsNeverShrink(t *testing.T) {
 	c := observe.NewCounters("")
 	for _, allowed := range []bool{true, false} {
@@ -140,7 +140,7 @@ func TestEventsNeverShrink(t *testing.T) {
 	}
 }
 
-// A limiter that is not ours may admit and deny calls for no events, or for fewer.
+// A limiter of another package may admit and deny calls for no events, or for a negative number.
 func TestCountersNeverFall(t *testing.T) {
 	c := observe.NewCounters("")
 	for _, allowed := range []bool{true, false} {
@@ -155,7 +155,7 @@ func TestCountersNeverFall(t *testing.T) {
 	require.Equal(t, [11]int64{5: 1}, c.Snapshot().Headroom)
 }
 
-// CountCalls limits calls: an admission is one event. Of a denial it is not known.
+// CountCalls limits calls, so an admission is one event. For a denial, this is not known.
 func TestEventsOfCallsThatAreChargedOnce(t *testing.T) {
 	c := observe.NewCounters("")
 	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(1), ratelimit.CountCalls()), c)
@@ -201,7 +201,7 @@ func TestDurationsAreAHistogram(t *testing.T) {
 	require.Equal(t, observe.Bucket{Bound: time.Second, Count: 2}, d.Buckets[len(d.Buckets)-1])
 }
 
-// deniedBy is a denial by the limit of this name.
+// deniedBy returns a denial by the limit with the given name.
 func deniedBy(t testing.TB, name string) ratelimit.Result {
 	t.Helper()
 	mem, err := memstore.New()
@@ -223,7 +223,7 @@ func TestWhatIsCountedIsBounded(t *testing.T) {
 	c := observe.NewCounters("api")
 	const names = 10_000
 	keys := effort.Of(50_000, 200_000, 1_000_000)
-	c.Decided(t.Context(), "key", 1, deniedBy(t, "other"), nil, 0) // a limit may be called so
+	c.Decided(t.Context(), "key", 1, deniedBy(t, "other"), nil, 0) // a limit may have this name
 	for i := range names {
 		c.Decided(t.Context(), "key", 1, deniedBy(t, fmt.Sprint("limit ", i)), nil, 0)
 	}
@@ -244,7 +244,7 @@ func TestWhatIsCountedIsBounded(t *testing.T) {
 	require.EqualValues(t, keys, s.Headroom[5])
 }
 
-// heapBytes is what is in use.
+// heapBytes returns the size of the heap in use.
 func heapBytes() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -299,7 +299,7 @@ func TestCountingAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// TestEachLimitHasARowBeforeItDenies, wherever the All is, and whatever tells the Counters.
+// TestEachLimitHasARowBeforeItDenies holds wherever the All is, and whatever notifies the Counters.
 func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
 	login := inMemory(t, "sliding_log", ratelimit.PerHour(5), ratelimit.WithName("login"))
 	address := inMemory(t, "sliding_log", ratelimit.PerHour(20), ratelimit.WithName("login-address"),
@@ -320,7 +320,7 @@ func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
 	}
 	require.Equal(t, []observe.DeniedBy{{Name: "login", Calls: 4}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
 
-	c = new(observe.Counters) // without a name, for want of NewCounters
+	c = new(observe.Counters) // without NewCounters, and thus without a name
 	require.Empty(t, c.Snapshot().DeniedBy)
 	_, err = observed(t, safe, c).Allow(t.Context(), "key")
 	require.NoError(t, err)

@@ -14,29 +14,30 @@ import (
 const defaultExactKeys = 10_000
 
 // Exact compares decisions with those of an exact log, on a share of the keys. It is a
-// [ratelimit.Observer]. It tells how many admissions exceed Rate within the last Period, and
-// how many denials were needless: by an estimate, such as that of [ratelimit.SlidingWindow],
-// or by the edge of a window.
+// [ratelimit.Observer]. It counts the admissions that exceed Rate within the last Period, and the
+// denials that were needless. Both are caused by an estimate, such as that of
+// [ratelimit.SlidingWindow], or by the edge of a window.
 //
-// The log is a [ratelimit.SlidingLog] in memory, of the events that the limiter has admitted
-// through this process. So use it where this process alone decides on a key, or as a trial.
-// It is for limiters of one limit for all keys; give one with [ratelimit.CountCalls] to
-// [ratelimit.WithObserver], which tells of one event a call. Decisions that no limit has made are
-// left out: those of lists and of Unlimited, and those while a store fails.
+// The log is a [ratelimit.SlidingLog] in memory. It holds the events that the limiter has admitted
+// in this process, so use Exact where only this process decides on a key, or for a trial. Exact is
+// for limiters that have the same single limit for all keys. For a limiter with
+// [ratelimit.CountCalls], use [ratelimit.WithObserver], which reports one event per call. Decisions
+// that no limit has made are left out: those of lists and of Unlimited, and those made while a
+// store fails.
 //
-// Decisions on one key at the same instant may reach the log in another order. What is charged
-// after the fact ([ratelimit.Charge]) counts as an admission. No observer is told of refunds: what is
-// given back stays in the log for its Period, so that more admissions seem to be beyond.
+// Decisions on one key at the same instant may reach the log in another order. A [ratelimit.Charge]
+// counts as an admission. Observers are not notified of refunds, so refunded events stay in the log
+// for its Period, and more admissions seem to exceed the limit.
 //
-// A decision costs a hash of the key. One on a key of the share costs one to two decisions of
-// the log besides, and such a key takes 260 bytes and 7 for each event of its last Period.
-// There are at most 10,000 of them, or [WithMaxKeys].
+// A decision costs a hash of the key. A decision on a key of the share also costs one or two
+// decisions of the log. Each such key takes 260 bytes, and 7 bytes per event of its last Period.
+// There are at most 10,000 of these keys ([WithMaxKeys]).
 //
-// It is safe for concurrent use. Make it by [NewExact].
+// An Exact is safe for concurrent use. Use [NewExact] to create one.
 type Exact struct {
 	log   ratelimit.Limiter
 	seed  maphash.Seed
-	share float64 // of 2^53
+	share float64 // as a part of 2^53
 
 	admitted, beyond, denied, needless atomic.Int64
 }
@@ -46,17 +47,17 @@ type ExactOption func(*exactOptions)
 
 type exactOptions struct{ maxKeys int }
 
-// WithMaxKeys bounds the keys that an [Exact] keeps a log of, 1 to 16,777,216. Beyond n the
-// log forgets keys that have spent little. What it says of them is then wrong, so choose the
-// share by how many keys there are in a Period.
+// WithMaxKeys limits the number of keys that an [Exact] logs to n, 1 to 16,777,216. Beyond n, the
+// log forgets keys that have spent little, and is then wrong about them. Choose the share by the
+// number of keys per Period.
 func WithMaxKeys(n int) ExactOption { return func(o *exactOptions) { o.maxKeys = n } }
 
-// NewExact returns an Exact for a limiter of l, on this percentage of all keys, above 0 and up
-// to 100. Which keys they are depends on a hash that is another one in each process. The Burst
-// of l does not matter, since a log has none.
+// NewExact returns an Exact for a limiter with limit l, on the given percentage of all keys, above
+// 0 and up to 100. A hash chooses the keys; it differs from process to process. The Burst of l is
+// ignored, because a log has none.
 //
-// Its errors are [ratelimit.ErrInvalidLimit] (l cannot be kept by a log, or has a Rate of 0 or
-// none) and [ratelimit.ErrInvalidOption] (the percentage, or an option).
+// NewExact returns [ratelimit.ErrInvalidLimit] if a log cannot have the limit l or its Rate is
+// below 1, and [ratelimit.ErrInvalidOption] if the percentage or an option is invalid.
 func NewExact(l ratelimit.Limit, percent float64, opts ...ExactOption) (*Exact, error) {
 	if !(percent > 0 && percent <= 100) { // NaN is neither
 		return nil, fmt.Errorf("%w: %v percent of the keys, want more than 0 and up to 100", ratelimit.ErrInvalidOption, percent)
@@ -83,12 +84,12 @@ func NewExact(l ratelimit.Limit, percent float64, opts ...ExactOption) (*Exact, 
 	return &Exact{log: log, seed: maphash.MakeSeed(), share: percent / 100 * (1 << 53)}, nil
 }
 
-// Decided compares a decision on a key of the share. It is for [Around].
+// Decided compares a decision on a key of the share. It implements [ratelimit.Observer].
 func (e *Exact) Decided(_ context.Context, key string, n int, r ratelimit.Result, err error, _ time.Duration) {
 	if err != nil || float64(maphash.String(e.seed, key)>>11) >= e.share || !byLimit(&r) {
 		return
 	}
-	ctx := context.Background() // the caller's may be over, and the decision stands
+	ctx := context.Background() // the caller's may have ended, but the decision still counts
 	if !r.Allowed {
 		e.denied.Add(1)
 		if exact, err := e.log.Peek(ctx, key); err == nil && n <= exact.Remaining {
@@ -105,7 +106,7 @@ func (e *Exact) Decided(_ context.Context, key string, n int, r ratelimit.Result
 	}
 }
 
-// byLimit says whether a limit has decided.
+// byLimit reports whether a limit made the decision.
 func byLimit(r *ratelimit.Result) bool {
 	switch r.Source() {
 	case ratelimit.SourceStore, ratelimit.SourceLocal, ratelimit.SourceDenyCache, ratelimit.SourceLease:
@@ -114,18 +115,18 @@ func byLimit(r *ratelimit.Result) bool {
 	return false
 }
 
-// Exactness is what [Exact] has found, in calls.
+// Exactness holds the numbers of calls that [Exact] has counted.
 type Exactness struct {
-	Decisions int64 `json:"decisions"` // Admitted and Denied
+	Decisions int64 `json:"decisions"` // Admitted + Denied
 	Admitted  int64 `json:"admitted"`
-	Beyond    int64 `json:"beyond"` // of Admitted: the log would have denied them
+	Beyond    int64 `json:"beyond"` // admissions that the log would have denied
 	Denied    int64 `json:"denied"`
-	Needless  int64 `json:"needless"` // of Denied: the log had room for them
+	Needless  int64 `json:"needless"` // denials for which the log had room
 }
 
-// Snapshot returns what has been found since e was made.
+// Snapshot returns the numbers since e was created.
 func (e *Exact) Snapshot() Exactness {
-	// A part is read before the whole, which is counted first.
+	// The total is counted before its part, so it is read after it.
 	s := Exactness{Beyond: e.beyond.Load(), Needless: e.needless.Load()}
 	s.Admitted, s.Denied = e.admitted.Load(), e.denied.Load()
 	s.Decisions = s.Admitted + s.Denied

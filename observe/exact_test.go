@@ -29,7 +29,7 @@ func newExact(t testing.TB, l ratelimit.Limit, percent float64, opts ...observe.
 	return e
 }
 
-// Traffic under a limit of 100 a minute: each calls ask, and lets time pass.
+// Traffic under a limit of 100 per minute. Each function calls ask, and lets time pass in between.
 var limitedTraffic = []struct {
 	name string
 	run  func(rng *rand.Rand, ask func())
@@ -56,7 +56,7 @@ var limitedTraffic = []struct {
 	}},
 }
 
-// burst asks n times, within d.
+// burst asks n times within d.
 func burst(n int, d time.Duration, ask func()) {
 	for range n {
 		ask()
@@ -64,7 +64,7 @@ func burst(n int, d time.Duration, ask func()) {
 	}
 }
 
-// TestWhatAnEstimateMeans measures the table of docs/promises.md, which has its lines.
+// TestWhatAnEstimateMeans measures the table in docs/promises.md, and prints its lines.
 //
 //	go test -v -run WhatAnEstimateMeans ./observe
 func TestWhatAnEstimateMeans(t *testing.T) {
@@ -90,7 +90,7 @@ func TestWhatAnEstimateMeans(t *testing.T) {
 	}
 }
 
-// typeName is FixedWindow for fixed_window.
+// typeName returns FixedWindow for fixed_window.
 func typeName(algorithm string) (name string) {
 	for word := range strings.SplitSeq(algorithm, "_") {
 		name += strings.ToUpper(word[:1]) + word[1:]
@@ -98,7 +98,7 @@ func typeName(algorithm string) (name string) {
 	return name
 }
 
-// measure is what the algorithm does with traffic under a limit of 100 a minute.
+// measure returns what the algorithm does with traffic under a limit of 100 per minute.
 func measure(t *testing.T, algorithm string, run func(rng *rand.Rand, ask func())) (s observe.Exactness) {
 	synctest.Test(t, func(t *testing.T) {
 		exact := newExact(t, ratelimit.PerMinute(100), 100)
@@ -165,7 +165,7 @@ func TestExactLeavesOutWhatNoLimitHasDecided(t *testing.T) {
 	require.Equal(t, observe.Exactness{Decisions: 4, Denied: 4, Needless: 4}, e.Snapshot(), "store, local, deny_cache and lease")
 }
 
-// A limit has admitted what a lease holds. An overdraft has charged nothing yet, and counts.
+// Events from a lease were admitted by a limit. An overdraft has not been charged yet, but counts.
 func TestExactCountsWhatALeaseAdmits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newExact(t, ratelimit.PerMinute(60), 100)

@@ -21,7 +21,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// newLimiter is a limiter of three events a day that tells observers.
+// newLimiter returns a limiter of three events per day with the given observers.
 func newLimiter(observers ...ratelimit.Observer) ratelimit.Limiter {
 	mem, err := memstore.New()
 	if err != nil {
@@ -86,7 +86,7 @@ func ExampleTopKeys() {
 	// ann 1
 }
 
-// A key of httplimit.APIKey is a hash. Whoever has issued the API keys can find the owner of one.
+// Keys of httplimit.APIKey are hashes. Whoever issued the API keys can find the owner of a hash.
 func ExampleTopKeys_owners() {
 	top, err := observe.NewTopKeys(0)
 	if err != nil {
@@ -116,7 +116,7 @@ func ExampleTopKeys_owners() {
 	// Output: 97 denials of mallory
 }
 
-// All keys are compared with an exact log here. On a busy server take a few percent.
+// This example compares all keys with an exact log. On a busy server, choose a few percent.
 func ExampleExact() {
 	exact, err := observe.NewExact(ratelimit.PerDay(3), 100)
 	if err != nil {
@@ -136,7 +136,7 @@ func ExampleLogger() {
 	// Output: level=INFO msg="ratelimit: denied" limiter=api key=ann n=1 limit=3 source=store
 }
 
-// Who has used 80 % of a day's quota is told so, once.
+// Users who have used 80% of a day's quota are notified once.
 func ExampleNear() {
 	near, err := observe.NewNear(80, func(_ context.Context, key string, r ratelimit.Result) {
 		fmt.Printf("%s has used %d of %d\n", key, r.Limit-r.Remaining, r.Limit)
@@ -158,7 +158,7 @@ func ExampleNear() {
 	// Output: user:42 has used 8 of 10
 }
 
-// The page is for operators, on a port of its own.
+// The page is for operators. Serve it on a port of its own.
 func ExampleHandler() {
 	counters := observe.NewCounters("api")
 	top, err := observe.NewTopKeys(0)
@@ -187,7 +187,7 @@ func (l eachDenial) Decided(ctx context.Context, key string, n int, r ratelimit.
 	}
 }
 
-// An observer of one's own, which logs each denial.
+// A custom observer that logs each denial.
 func ExampleAround() {
 	all, err := ratelimit.NewAll(newLimiter(observe.NewCounters("api"))) // and other limits
 	if err != nil {
@@ -204,7 +204,7 @@ func ExampleAround() {
 	// level=INFO msg=denied limit=api source=store key=ann n=1
 }
 
-// withoutTimes leaves out what differs from run to run.
+// withoutTimes removes the parts that differ from run to run.
 func withoutTimes(_ []string, a slog.Attr) slog.Attr {
 	if a.Key == slog.TimeKey || a.Key == "retry_after" {
 		return slog.Attr{}
@@ -212,8 +212,9 @@ func withoutTimes(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// Two limits on Redis decide together, and a fallback for both. Counters and a Logger inside of it
-// see the errors of Redis, and those around it what clients are told. Here nothing listens.
+// Two limits on Redis decide together, and a fallback covers both. The Counters and the Logger
+// inside the fallback see the errors of Redis, and those outside it see the decisions that clients
+// get. In this example, no Redis is running.
 func ExampleCounters_fallback() {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer func() { _ = client.Close() }()

@@ -9,18 +9,19 @@ import (
 	"time"
 )
 
-// maxTopKeys is how many keys of a TopKeys a Handler shows.
+// maxTopKeys is the maximum number of keys that a Handler shows of each TopKeys.
 const maxTopKeys = 100
 
-// Page is what a [Handler] shows. Limits, TopKeys and Exact are by the name of their limiter.
+// Page is the content that a [Handler] shows. The keys of Limits, TopKeys and Exact are the names
+// of limiters.
 type Page struct {
 	Counters []*Counters
-	Limits   map[string]string // as text, to stand beside the Counters
+	Limits   map[string]string // as text, shown next to the Counters
 	TopKeys  map[string]*TopKeys
 	Exact    map[string]*Exact
 }
 
-// page is its JSON, and what page.html shows.
+// page is the JSON of a Page, and the data of page.html.
 type page struct {
 	Counters []Snapshot           `json:"counters"`
 	Limits   map[string]string    `json:"limits,omitempty"`
@@ -31,16 +32,17 @@ type page struct {
 //go:embed page.html
 var pageHTML string
 
-// Handler returns a handler that answers GET and HEAD with p as it stands then: the Snapshots,
-// and the 100 keys of each TopKeys that are denied most, or ask most. What is nil is left out.
+// Handler returns a handler that responds to GET and HEAD with the current numbers of p: the
+// Snapshots, and from each TopKeys the 100 keys that are denied most, or that ask most. Elements
+// that are nil are left out.
 //
-// The answer is JSON, with each number. Whoever asks for text/html rather than that, as browsers
-// do, gets a page without scripts. It leaves out sources and errors that have not been.
+// The response is JSON with all numbers. A client that prefers text/html, as browsers do, gets a
+// page without scripts. The page leaves out sources and errors that have not occurred.
 //
-// It shows keys, which may be personal data, and asks nobody who they are. So serve it on a
-// port that only operators reach.
+// The response contains keys, which may be personal data, and the handler authenticates nobody.
+// Serve it on a port that only operators can reach.
 func Handler(p Page) http.Handler {
-	// Parsed here, so that programs without a Handler link little of package template.
+	// The page is parsed here so that programs without a Handler link little of package template.
 	html := template.Must(template.New("page").Funcs(template.FuncMap{"mean": mean}).Parse(pageHTML))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -61,7 +63,7 @@ func Handler(p Page) http.Handler {
 			return
 		}
 		h.Set("Content-Type", "application/json")
-		_, _ = w.Write(append(text, '\n')) // an error is the client's
+		_, _ = w.Write(append(text, '\n')) // an error means that the client is gone
 	})
 }
 
@@ -74,10 +76,10 @@ func writeHTML(w http.ResponseWriter, html *template.Template, s page) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-	_, _ = w.Write(text.Bytes()) // an error is the client's
+	_, _ = w.Write(text.Bytes()) // an error means that the client is gone
 }
 
-// mean is for page.html.
+// mean is a function of page.html.
 func mean(d Durations) time.Duration {
 	return (d.Sum / time.Duration(d.Count)).Round(time.Microsecond)
 }

@@ -53,7 +53,7 @@ func TestHandlerShowsWhatThereIs(t *testing.T) {
 	require.Equal(t, map[string]observe.Exactness{"api": {Decisions: 300, Admitted: 150, Denied: 150}}, got.Exact)
 }
 
-// A browser names HTML. Programs, which name JSON, anything or nothing, get what they always got.
+// A browser asks for HTML. Programs, which ask for JSON, for anything or for nothing, get JSON.
 func TestHandlerShowsPeopleAPage(t *testing.T) {
 	h := observe.Handler(observe.Page{})
 	for _, c := range []struct {
@@ -64,16 +64,16 @@ func TestHandlerShowsPeopleAPage(t *testing.T) {
 		{[]string{"text/html"}, true},
 		{[]string{"TEXT/HTML; charset=utf-8"}, true},
 		{[]string{"text/*"}, true},
-		{[]string{"application/json;q=0.5", "text/html"}, true}, // two fields are one list
+		{[]string{"application/json;q=0.5", "text/html"}, true}, // two fields form one list
 		{[]string{"application/*;q=0.1, */*"}, true},
 		{[]string{"text/html, application/json;q=0"}, true},
 		{nil, false},
 		{[]string{""}, false},
 		{[]string{"*/*"}, false}, // curl
 		{[]string{"application/json, text/plain, */*"}, false}, // axios
-		{[]string{"application/json, text/html"}, false},       // none is preferred
+		{[]string{"application/json, text/html"}, false},       // neither is preferred
 		{[]string{"text/html;q=0.5, application/json"}, false},
-		{[]string{"text/html;q=0, */*"}, false}, // the specific range decides, wherever it stands
+		{[]string{"text/html;q=0, */*"}, false}, // the specific range decides, in any position
 		{[]string{"*/*, text/html;q=0"}, false},
 		{[]string{"text/plain"}, false},
 		{[]string{"text/html;q=2"}, false},
@@ -95,7 +95,7 @@ func TestHandlerShowsPeopleAPage(t *testing.T) {
 	}
 }
 
-// getHTML is the page of p.
+// getHTML returns the page of p.
 func getHTML(t testing.TB, p observe.Page) string {
 	t.Helper()
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -145,7 +145,7 @@ func TestThePageShowsWhatThereIs(t *testing.T) {
 	require.NotContains(t, got, "<script")
 }
 
-// Names and keys are text, whatever they are: a key is often what a stranger has sent.
+// Names and keys are shown as text, whatever they contain: a key often comes from a client.
 func TestThePageEscapesHostileNames(t *testing.T) {
 	plain := tags(getHTML(t, named(t, "name")))
 	for _, hostile := range []string{
@@ -160,7 +160,7 @@ func TestThePageEscapesHostileNames(t *testing.T) {
 	}
 }
 
-// named is a Page in which all names and keys are this one.
+// named returns a Page in which all names and keys are the given one.
 func named(t testing.TB, name string) observe.Page {
 	t.Helper()
 	counters, top := observe.NewCounters(name), newTopKeys(t, 0, observe.WithAskers())
@@ -174,7 +174,7 @@ func named(t testing.TB, name string) observe.Page {
 	}
 }
 
-// tags are the tags of a page, with what stands in them.
+// tags returns the tags of a page, with their attributes.
 func tags(page string) []string { return regexp.MustCompile(`<[^>]*>`).FindAllString(page, -1) }
 
 func TestHandlerAnswersGetAndHeadOnly(t *testing.T) {

@@ -6,18 +6,18 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
 
-// index finds the counters of keys by their hashes, which are evenly spread: a table with
-// linear probing, at most half full. A map in its place would grow while keys come and go.
-type index []*counter // 2^n
+// index finds the counters of keys by their hashes, which are evenly distributed. It is a hash
+// table with linear probing, at most half full. A map would grow as keys come and go.
+type index []*counter // its length is a power of 2
 
 func newIndex(k int) index { return make(index, 1<<bits.Len(uint(2*k-1))) }
 
-// home is where the search for id begins.
+// home returns the slot where the search for id begins.
 func (x index) home(id keyhash.Hash) int { return int(id.Lo & uint64(len(x)-1)) }
 
 func (x index) next(i int) int { return (i + 1) & (len(x) - 1) }
 
-// place is where id is, or where it would be.
+// place returns the slot that holds id, or the slot where it would be inserted.
 func (x index) place(id keyhash.Hash) int {
 	i := x.home(id)
 	for x[i] != nil && x[i].id != id {
@@ -30,7 +30,7 @@ func (x index) of(id keyhash.Hash) *counter { return x[x.place(id)] }
 
 func (x index) put(c *counter) { x[x.place(c.id)] = c }
 
-// drop removes id, and moves those back that it has kept from their places.
+// drop removes id, and moves counters behind it closer to their home slots.
 func (x index) drop(id keyhash.Hash) {
 	gap := x.place(id)
 	for i := x.next(gap); x[i] != nil; i = x.next(i) {

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	maxLines   = 10 // a second
-	maxDenials = 8  // of them, so that a flood of keys does not hide that a store fails
+	maxLines   = 10 // per second
+	maxDenials = 8  // of maxLines, so that a flood of keys does not hide a failing store
 
 	maxEpisodes  = 4096 // keys, in each of two sets
 	episode      = time.Minute
@@ -23,8 +23,8 @@ const (
 // LogOption configures a [Logger].
 type LogOption func(*logger)
 
-// WithLoggedKey logs f(key) in place of a key, for example a hash of it. If that is "", or f is
-// nil, no key is logged. f must be safe for concurrent use.
+// WithLoggedKey logs f(key) instead of a key, for example a hash of it. If f returns "" or is nil,
+// no key is logged. f must be safe for concurrent use.
 func WithLoggedKey(f func(key string) string) LogOption {
 	if f == nil {
 		f = func(string) string { return "" }
@@ -32,25 +32,25 @@ func WithLoggedKey(f func(key string) string) LogOption {
 	return func(l *logger) { l.key = f }
 }
 
-// Logger returns an observer that logs where something begins or ends:
+// Logger returns an observer that logs when something begins or ends:
 //
-//   - The first denial of a key, at level Info. Further ones are not logged until the key
-//     has not been denied for one to two minutes.
-//   - A store that fails, so that package fallback decides, and its return. That is at levels
-//     Warn and Info, with the [ratelimit.Source] before and after.
-//   - Errors, at level Warn: each class ([ErrorClass]) at most once a minute, with how many
-//     calls had one since the last line. Those of class "canceled" are at level Info.
+//   - The first denial of a key, at level Info. Further denials are logged only after the key has
+//     not been denied for one to two minutes.
+//   - A failing store, which makes package fallback decide, at level Warn, and its recovery at
+//     level Info. The lines have the [ratelimit.Source] before and after.
+//   - Errors, at level Warn: each class ([ErrorClass]) at most once per minute, with the number
+//     of calls that had one since the last line. Errors of class "canceled" are at level Info.
 //
-// It logs at most 10 lines a second, 8 of them denials. How many were left out is a line of
-// its own, with the next decision of a later second.
+// It logs at most 10 lines per second, 8 of which may be denials. With the next decision in a later
+// second, it logs a line with the number of lines that were left out.
 //
-// Lines have the first 128 bytes of the key. That may be personal data: see [WithLoggedKey].
-// To say which limiter it is, give l an attribute: l.With("limiter", "api"). If l is nil it is
-// [slog.Default]. The texts of the lines may change.
+// Lines contain the first 128 bytes of the key, which may be personal data: see [WithLoggedKey]. To
+// show which limiter a line is about, give l an attribute: l.With("limiter", "api"). If l is nil,
+// Logger uses [slog.Default]. The texts of the lines may change.
 //
-// An admission costs the hook and 5 ns. A denial of a key that has been denied before costs 100 ns.
-// Nothing of it allocates. It remembers 4,096 to 8,192 keys that are denied, in 400 KB. If
-// there are more, some are logged again.
+// An admission costs the hook and 5 ns. A denial of a key that was denied before costs 100 ns.
+// Neither allocates. The observer remembers 4,096 to 8,192 denied keys, in 400 KB. If more keys are
+// denied, some are logged again.
 func Logger(l *slog.Logger, opts ...LogOption) ratelimit.Observer {
 	if l == nil {
 		l = slog.Default()
@@ -73,21 +73,21 @@ type logger struct {
 	seeds keyhash.Seeds
 	base  time.Time
 
-	source  atomic.Uint32 // that of the last Result that says whether the store works
+	source  atomic.Uint32 // of the last Result that shows whether the store works
 	leftOut atomic.Int64  // lines
 
-	mu        sync.Mutex // protects what follows; not held to log
+	mu        sync.Mutex // protects the fields below; not held while logging
 	now, last map[keyhash.Hash]struct{}
-	minute    int64 // that of now
+	minute    int64 // the minute that now belongs to
 	errors    [len(classes)]struct {
-		logged time.Duration // when, plus 1; 0 for never
-		calls  int64         // since then
+		logged time.Duration // when it was last logged, plus 1; 0 for never
+		calls  int64         // since the last line
 	}
 	second int64
 	lines  int // in this second
 }
 
-// Decided logs what is new about a decision. It is for [Around].
+// Decided logs what is new in a decision. It implements [ratelimit.Observer].
 func (l *logger) Decided(ctx context.Context, key string, n int, r ratelimit.Result, err error, _ time.Duration) {
 	if l.leftOut.Load() > 0 {
 		l.catchUp(ctx)
@@ -140,7 +140,7 @@ func (l *logger) failed(ctx context.Context, err error) {
 			slog.String("class", classes[class].name), slog.Int64("calls", calls), slog.Any("error", err))
 		return
 	}
-	l.mu.Lock() // the next one is due in a second, and tells of these calls too
+	l.mu.Lock() // the next line is due in a second, and counts these calls too
 	defer l.mu.Unlock()
 	e.logged, e.calls = now+1+time.Second-errorsWithin, e.calls+calls
 }
@@ -154,7 +154,7 @@ func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Res
 		attrs = append(attrs, slog.String("key", key))
 	}
 	limit, longest := r.Limit, time.Duration(0)
-	for _, part := range r.Parts() { // that which DeniedBy names
+	for _, part := range r.Parts() { // find the limit that DeniedBy names
 		if !part.Allowed && part.RetryAfter > longest {
 			limit, longest = part.Limit, part.RetryAfter
 		}
@@ -171,7 +171,7 @@ func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Res
 	l.log.LogAttrs(ctx, slog.LevelInfo, "ratelimit: denied", attrs...)
 }
 
-// isNew remembers a denial of key, and says whether it is the first of an episode.
+// isNew remembers a denial of key, and reports whether it is the first of an episode.
 func (l *logger) isNew(key string) bool {
 	id := l.seeds.Hash(key)
 	l.mu.Lock()
@@ -183,7 +183,7 @@ func (l *logger) isNew(key string) bool {
 	return !now && !last
 }
 
-// turn begins a new set if it is time, or if the set is full. The lock is held.
+// turn begins a new set if its time has come, or if the set is full. The lock is held.
 func (l *logger) turn() {
 	minute := int64(time.Since(l.base) / episode)
 	if minute == l.minute && len(l.now) < maxEpisodes {
@@ -197,7 +197,7 @@ func (l *logger) turn() {
 	l.minute = minute
 }
 
-// mayLog takes one of the lines of this second, of which there are at most most.
+// mayLog takes one of the at most most lines of this second, and reports whether one was left.
 func (l *logger) mayLog(ctx context.Context, level slog.Level, most int) bool {
 	if !l.log.Enabled(ctx, level) {
 		return false
@@ -213,7 +213,7 @@ func (l *logger) mayLog(ctx context.Context, level slog.Level, most int) bool {
 	return true
 }
 
-// catchUp begins a new second if it is time, and says how many lines were left out before.
+// catchUp begins a new second if its time has come, and logs how many lines were left out before.
 func (l *logger) catchUp(ctx context.Context) {
 	l.mu.Lock()
 	var leftOut int64

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// lines are what a logger writes, without the time. It is safe for concurrent use.
+// lines collects the lines that a logger writes, without the time. It is safe for concurrent use.
 type lines struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -31,7 +31,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-// take returns the lines since the last call of it.
+// take returns the lines since its last call.
 func (l *lines) take() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,7 +57,7 @@ func (l *lines) logger(level slog.Level) *slog.Logger {
 
 var denied = ratelimit.Result{Limit: 10, RetryAfter: 1500 * time.Millisecond}
 
-// tell tells o of a decision on one event.
+// tell notifies o of a decision on one event.
 func tell(o ratelimit.Observer, key string, r ratelimit.Result, err error) {
 	o.Decided(context.Background(), key, 1, r, err, 0)
 }
@@ -71,7 +71,7 @@ func TestTheFirstDenialOfAnEpisodeIsLogged(t *testing.T) {
 		first := `level=INFO msg="ratelimit: denied" limiter=api key=user:1 n=1 limit=10 source=store retry_after=1.5s`
 		tell(o, "user:1", denied, nil)
 		require.Equal(t, []string{first}, out.take())
-		for range 5 { // an episode goes on while denials do
+		for range 5 { // an episode lasts as long as the denials
 			time.Sleep(50 * time.Second)
 			tell(o, "user:1", denied, nil)
 			require.Empty(t, out.take())
@@ -86,7 +86,7 @@ func TestTheFirstDenialOfAnEpisodeIsLogged(t *testing.T) {
 	})
 }
 
-// The limit is that of the limit that denied, whichever has the fewest events left.
+// The logged limit is the limit that denied, even if another one has fewer events left.
 func TestTheLimitOfADenialIsThatOfItsName(t *testing.T) {
 	mem := ratelimit.Must(memstore.New())
 	calls := ratelimit.Must(ratelimit.NewSlidingLog(mem, ratelimit.PerHour(20), ratelimit.WithName("calls"), ratelimit.CountCalls()))
@@ -101,7 +101,7 @@ func TestTheLimitOfADenialIsThatOfItsName(t *testing.T) {
 	}
 }
 
-// TestAWaitHasItsUnitInJSON, where a duration is a number of nanoseconds.
+// TestAWaitHasItsUnitInJSON exists because a duration in JSON is a number of nanoseconds.
 func TestAWaitHasItsUnitInJSON(t *testing.T) {
 	var out lines
 	tell(observe.Logger(slog.New(slog.NewJSONHandler(&out, nil))), "user:1", denied, nil)
@@ -176,7 +176,7 @@ func TestLinesLeftOutAreCounted(t *testing.T) {
 			tell(o, fmt.Sprint("user:", i), denied, nil)
 		}
 		require.Len(t, out.take(), 8)
-		for _, err := range []error{store.ErrTimeout, store.ErrCorrupt, store.ErrUnavailable} { // room is kept for them
+		for _, err := range []error{store.ErrTimeout, store.ErrCorrupt, store.ErrUnavailable} { // lines are reserved for errors
 			tell(o, "key", ratelimit.Result{}, err)
 		}
 		require.Len(t, out.take(), 2)
@@ -190,8 +190,8 @@ func TestLinesLeftOutAreCounted(t *testing.T) {
 	})
 }
 
-// TestAnErrorWhoseLineWasLeftOut is logged a second later, and not a minute later: it may be the only
-// one that says why.
+// An error whose line was left out is logged a second later, not a minute later, because it may be
+// the only error that shows the cause.
 func TestAnErrorWhoseLineWasLeftOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out lines

@@ -11,40 +11,42 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
 
-// maxNear is how many keys each of the two sets of a Near holds.
+// maxNear is the maximum number of keys in each of the two sets of a Near.
 const maxNear = 16384
 
-// Near tells when a key has used a share of its limit, such as 80 %, so that somebody can be warned
-// before they are denied. It is a [ratelimit.Observer]. Of several limits that decide together it
-// looks at each. What no limit counts is not looked at.
+// Near calls a function when a key has used a share of its limit, such as 80%, so that users can be
+// warned before they are denied. It is a [ratelimit.Observer]. If several limits decide together,
+// it looks at each of them. It ignores decisions that no limit counts.
 //
-// It tells once for a key and window: after that it is silent until ResetAfter of the Result that
-// it told of has passed. That is the end of the window of a [ratelimit.FixedWindow], and for the
-// others when the key would be whole again. Each process tells for itself, and again after it has
-// been started anew.
+// Near calls the function once per key and window: after a call, it is silent until the ResetAfter
+// of the reported Result has passed. For a [ratelimit.FixedWindow] that is the end of the window,
+// and for the other algorithms the time when the key would have its full limit again. Each process
+// reports on its own, and again after a restart.
 //
-// A decision below the share costs the hook and 15 ns, and one of several limits some 100 ns and
-// an allocation more. One above it costs 100 ns. It remembers the last 16,384 to 32,768 keys that it
-// told of, in up to 3 MB. If there are more, some are told of again.
+// A decision below the share costs the hook and 15 ns. If several limits decide together, it costs
+// about 100 ns more, and an allocation. A decision above the share costs 100 ns. Near remembers the
+// last 16,384 to 32,768 keys that it reported, in up to 3 MB. If there are more, some are reported
+// again.
 //
-// It is safe for concurrent use. Make it by [NewNear].
+// A Near is safe for concurrent use. Use [NewNear] to create one.
 type Near struct {
 	percent int64
 	tell    func(ctx context.Context, key string, r ratelimit.Result)
 	seeds   keyhash.Seeds
 	base    time.Time
 
-	mu        sync.Mutex                     // protects what follows; not held to tell
-	now, last map[keyhash.Hash]time.Duration // since base, until when they are silent
+	mu        sync.Mutex                     // protects the fields below; not held during tell
+	now, last map[keyhash.Hash]time.Duration // when their silence ends, since base
 }
 
-// NewNear returns a Near that calls tell when a key has used so many percent of its limit, 1 to
-// 100. It gives it the Result of that limit. The caller is answered after tell, which must be fast
-// and safe for concurrent use. Otherwise the error is [ratelimit.ErrInvalidOption].
+// NewNear returns a Near that calls tell when a key has used the given percentage of a limit, 1 to
+// 100, with the Result of that limit. The caller gets its decision only after tell has returned, so
+// tell must be fast. It must be safe for concurrent use. NewNear returns
+// [ratelimit.ErrInvalidOption] if the percentage is out of range or tell is nil.
 func NewNear(percent int, tell func(ctx context.Context, key string, r ratelimit.Result)) (*Near, error) {
 	switch {
 	case percent < 1 || percent > 100:
-		return nil, fmt.Errorf("%w: NewNear of %d %%, want 1 to 100", ratelimit.ErrInvalidOption, percent)
+		return nil, fmt.Errorf("%w: NewNear with %d percent, want 1 to 100", ratelimit.ErrInvalidOption, percent)
 	case isnil.Is(tell):
 		return nil, fmt.Errorf("%w: NewNear without a function", ratelimit.ErrInvalidOption)
 	}
@@ -54,7 +56,7 @@ func NewNear(percent int, tell func(ctx context.Context, key string, r ratelimit
 	}, nil
 }
 
-// Decided tells of key if it has used so much of a limit. It is for [Around].
+// Decided calls tell if key has used the share of a limit. It implements [ratelimit.Observer].
 func (n *Near) Decided(ctx context.Context, key string, _ int, r ratelimit.Result, err error, _ time.Duration) {
 	if err != nil {
 		return
@@ -68,7 +70,7 @@ func (n *Near) Decided(ctx context.Context, key string, _ int, r ratelimit.Resul
 	}
 }
 
-// look tells of r, of limit i, if it is near and new.
+// look calls tell with r, the Result of limit i, if the limit is nearly used up and this is new.
 func (n *Near) look(ctx context.Context, key string, r *ratelimit.Result, i int) {
 	used := int64(r.Limit) - int64(r.Remaining)
 	if r.Limit <= 0 || 100*used < n.percent*int64(r.Limit) || !n.isNew(key, i, r.ResetAfter) {
@@ -77,7 +79,8 @@ func (n *Near) look(ctx context.Context, key string, r *ratelimit.Result, i int)
 	n.tell(ctx, key, *r)
 }
 
-// isNew remembers that limit i of key is told of for so long, and says whether it was not yet.
+// isNew remembers that limit i of key is silent for a time, and reports whether it was not silent
+// yet.
 func (n *Near) isNew(key string, i int, silent time.Duration) bool {
 	id := n.seeds.Hash(key)
 	id.Lo ^= uint64(i)

@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// nearTo is a Near that notes what it tells, as key: used/limit.
+// nearTo returns a Near that records each report as key: used/limit.
 func nearTo(t *testing.T, percent int) (*observe.Near, func() []string) {
 	t.Helper()
 	var told []string

@@ -1,14 +1,19 @@
-// Package observe shows what limiters decide. [Around] tells its observers what callers are told,
-// and the option [ratelimit.WithObserver] what a single limit decides:
+// Package observe shows the decisions of limiters. [Around] notifies observers of the decisions
+// that callers get, and the option [ratelimit.WithObserver] notifies them of the decisions of a
+// single limit:
 //
-//		counters := observe.NewCounters("api")
-//		watched, err := observe.Around(limiter, counters)
+//	counters := observe.NewCounters("api")
+//	watched, err := observe.Around(limiter, counters)
 //
-//	  - [Counters] always: how many are admitted and denied, by what, and how the store fails.
-//	  - [TopKeys] to find the clients that are denied most.
-//	  - [Logger] for lines in the log where something begins or ends.
-//	  - [Near] to warn those who have used most of a limit.
-//	  - [Exact] to see how far off an algorithm's estimate is on real traffic.
+// The observers are:
 //
-// [Handler] shows them as JSON. What they keep is bounded, whatever keys there are, and none of them has a goroutine or anything to close.
+//   - [Counters], which you always want: they count admissions and denials by their source, and
+//     errors of the store.
+//   - [TopKeys], to find the clients that are denied most.
+//   - [Logger], to log when something begins or ends.
+//   - [Near], to warn users who have used most of a limit.
+//   - [Exact], to measure the error of an algorithm's estimate on real traffic.
+//
+// [Handler] serves Counters, TopKeys and Exact, as a page or as JSON. The memory of the observers is
+// bounded, whatever keys there are. None of them starts a goroutine or needs to be closed.
 package observe

@@ -2,28 +2,28 @@ package observe
 
 import "github.com/ratelimit-go/ratelimit/internal/keyhash"
 
-// maxShown is how many bytes of a key are kept to be shown.
+// maxShown is how many bytes of a key are kept for display.
 const maxShown = 128
 
-// shown is the part of key that is shown.
+// shown returns the part of key that is displayed.
 func shown(key string) string { return key[:min(len(key), maxShown)] }
 
-// sketch counts the most frequent of any number of keys, by the algorithm space-saving. A key
-// that is not counted yet takes the place of the one with the least count. It takes its count
-// too, since it may have come as often before.
+// sketch counts the most frequent keys among any number of keys, with the algorithm Space-Saving. A
+// key that is not counted yet replaces the key with the least count, and inherits its count,
+// because it may have occurred as often before.
 //
-// Source: Metwally, Agrawal and El Abbadi, Efficient Computation of Frequent and Top-k
-// Elements in Data Streams, 2005.
+// Source: Metwally, Agrawal and El Abbadi, Efficient Computation of Frequent and Top-k Elements in
+// Data Streams, 2005.
 type sketch struct {
-	counters []*counter // a heap by count: the least is the first
+	counters []*counter // a min-heap by count
 	index    index
 	total    int64
 }
 
-// counter is that of one key. Its count is too high by at most excess.
+// counter counts one key. Its count is too high by at most excess.
 type counter struct {
 	id     keyhash.Hash
-	key    []byte // shown of it
+	key    []byte // as shown returns it
 	count  int64
 	excess int64
 	at     int // its place in the heap
@@ -46,12 +46,12 @@ func (s *sketch) add(id keyhash.Hash, key string) {
 	s.sink(c)
 }
 
-// free is a counter for a key that has none.
+// free returns a counter for a key that has none.
 func (s *sketch) free() *counter {
 	if n := len(s.counters); n < cap(s.counters) {
 		s.counters = s.counters[:n+1]
 		c := s.counters[n]
-		if c == nil { // not left over by reset
+		if c == nil { // reset has left none over
 			c = new(counter)
 			s.counters[n] = c
 		}
@@ -65,7 +65,7 @@ func (s *sketch) free() *counter {
 	return c
 }
 
-// least is what a key that is not counted may have come at most.
+// least returns the maximum number of times that a key without a counter may have occurred.
 func (s *sketch) least() int64 {
 	if len(s.counters) < cap(s.counters) {
 		return 0
@@ -73,13 +73,13 @@ func (s *sketch) least() int64 {
 	return s.counters[0].count
 }
 
-// reset forgets all keys, and keeps the memory.
+// reset forgets all keys, but keeps the memory.
 func (s *sketch) reset() {
 	clear(s.index)
 	s.counters, s.total = s.counters[:0], 0
 }
 
-// rise moves c up to where the count above it is no higher.
+// rise moves c up until the count above it is not higher.
 func (s *sketch) rise(c *counter) {
 	for c.at > 0 {
 		above := s.counters[(c.at-1)/2]
@@ -90,7 +90,7 @@ func (s *sketch) rise(c *counter) {
 	}
 }
 
-// sink moves c down to where no count below it is lower.
+// sink moves c down until no count below it is lower.
 func (s *sketch) sink(c *counter) {
 	for {
 		i := 2*c.at + 1

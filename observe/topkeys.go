@@ -21,51 +21,50 @@ const (
 	topMinute = time.Minute
 )
 
-// TopKeys finds the keys that are denied most, of any number of keys. It is a
-// [ratelimit.Observer]. It counts calls that were denied, whatever their n, in the last one
-// to two minutes.
+// TopKeys finds the keys that are denied most, among any number of keys. It is a
+// [ratelimit.Observer]. It counts denied calls, whatever their n, over the last one to two minutes.
 //
-// Bound: with k entries and N denials it has each key that was denied more than N/k times. A
-// Count is never too low, and too high by at most its Error.
+// Bound: with k entries and N denials, TopKeys contains every key that was denied more than N/k
+// times. A Count is never too low, and too high by at most its Error.
 //
-// [WithAskers] makes it find the keys that ask most, too, with the same bound.
+// With [WithAskers], it also finds the keys that ask most, with the same bound.
 //
-// An admission costs nothing but the hook. A denial costs 50 to 160 ns, or up to 460 ns with
-// 65,536 entries, and no allocation. Denials of one TopKeys wait for each other, and for some
-// milliseconds while [TopKeys.Top] copies 65,536 entries. An entry takes 220 bytes, or 450 if
-// keys are long: up to 115 KB for 256 entries, and up to 30 MB for 65,536.
+// An admission costs only the hook. A denial costs 50 to 160 ns, or up to 460 ns with 65,536
+// entries, and allocates nothing. Denials of the same TopKeys wait for each other, and for some
+// milliseconds while [TopKeys.Top] copies 65,536 entries. An entry takes 220 bytes, or 450 if keys
+// are long: up to 115 KB for 256 entries, and up to 30 MB for 65,536.
 //
-// An API key of httplimit or grpclimit is shown as its hash. To find its owner, hash the keys that
-// you have issued with their HashedAPIKey: the example has the lines.
+// API keys of httplimit and grpclimit are shown as hashes. To find the owner of a hash, hash the
+// keys that you have issued with HashedAPIKey, as the example does.
 //
-// The keys that it shows may be personal data: addresses, users. They are no labels for
-// metrics, since an attacker makes as many as it likes.
+// The keys may be personal data, such as addresses and users. Do not use them as metric labels,
+// because an attacker can create any number of them.
 //
-// It is safe for concurrent use. Make it by [NewTopKeys].
+// A TopKeys is safe for concurrent use. Use [NewTopKeys] to create one.
 type TopKeys struct {
 	seeds keyhash.Seeds
 	base  time.Time
 
-	mu     sync.Mutex // protects what follows; held for some 50 ns
+	mu     sync.Mutex // protects the fields below; held for about 50 ns
 	denied *minutes
 	asked  *minutes // nil without WithAskers
 	minute int64    // since base
 }
 
-// minutes are what is counted in this minute, and in the one before.
+// minutes holds the counts of the current minute, and of the one before.
 type minutes struct{ now, last *sketch }
 
-// TopOption is an optional setting of [NewTopKeys].
+// TopOption configures a [TopKeys].
 type TopOption func(*TopKeys, int)
 
-// WithAskers makes a TopKeys find the keys that ask most, too: of all calls that were decided on,
-// whatever their n. It takes as much memory again, and an admission costs what a denial does.
+// WithAskers makes a TopKeys also find the keys that ask most, among all calls, admitted or denied,
+// whatever their n. It doubles the memory, and an admission costs as much as a denial.
 func WithAskers() TopOption {
 	return func(t *TopKeys, k int) { t.asked = newMinutes(k) }
 }
 
-// NewTopKeys returns a TopKeys with k entries, 16 to 65,536; 0 means 256. Otherwise the error
-// is [ratelimit.ErrInvalidOption].
+// NewTopKeys returns a TopKeys with k entries, 16 to 65,536; 0 means 256. It returns
+// [ratelimit.ErrInvalidOption] if k is out of range or an option is nil.
 func NewTopKeys(k int, opts ...TopOption) (*TopKeys, error) {
 	if k == 0 {
 		k = defaultEntries
@@ -85,7 +84,8 @@ func NewTopKeys(k int, opts ...TopOption) (*TopKeys, error) {
 
 func newMinutes(k int) *minutes { return &minutes{newSketch(k), newSketch(k)} }
 
-// Decided counts key if it was denied, and with [WithAskers] in any case. It is for [Around].
+// Decided counts key if it was denied, and with [WithAskers] in any case. It implements
+// [ratelimit.Observer].
 func (t *TopKeys) Decided(_ context.Context, key string, _ int, r ratelimit.Result, err error, _ time.Duration) {
 	if r.Allowed && t.asked == nil || err != nil {
 		return
@@ -102,7 +102,7 @@ func (t *TopKeys) Decided(_ context.Context, key string, _ int, r ratelimit.Resu
 	}
 }
 
-// turn begins a new minute if it is time. The lock is held.
+// turn begins a new minute if its time has come. The lock is held.
 func (t *TopKeys) turn() {
 	minute := int64(time.Since(t.base) / topMinute)
 	if minute == t.minute {
@@ -116,7 +116,7 @@ func (t *TopKeys) turn() {
 	}
 }
 
-// turn begins a new minute. After a gap nothing was counted in the one before.
+// turn begins a new minute. After a gap, nothing was counted in the previous minute.
 func (m *minutes) turn(gap bool) {
 	m.now, m.last = m.last, m.now
 	m.now.reset()
@@ -125,25 +125,25 @@ func (m *minutes) turn(gap bool) {
 	}
 }
 
-// Top is what [TopKeys] has found.
+// Top is the result of [TopKeys.Top].
 type Top struct {
-	Since   time.Time `json:"since"`   // from when on calls are counted: one to two minutes ago
+	Since   time.Time `json:"since"`   // when counting began: one to two minutes ago
 	Denials int64     `json:"denials"` // of all keys
-	Keys    []TopKey  `json:"keys"`    // those that were denied most, the highest Count first
+	Keys    []TopKey  `json:"keys"`    // the keys that were denied most, highest Count first
 
-	// These are of WithAskers alone.
+	// The fields below need WithAskers.
 	Calls  int64    `json:"calls,omitempty"`  // of all keys
-	Askers []TopKey `json:"askers,omitempty"` // the keys of most calls, the highest Count first
+	Askers []TopKey `json:"askers,omitempty"` // the keys with the most calls, highest Count first
 }
 
-// TopKey is a key that was denied, or that asks.
+// TopKey is a key that was denied, or that asked.
 type TopKey struct {
-	Key   string `json:"key"`   // at most its first 128 bytes; longer keys are still told apart
-	Count int64  `json:"count"` // calls that were denied, or all of an asker
-	Error int64  `json:"error"` // Count is too high by at most so many
+	Key   string `json:"key"`   // at most its first 128 bytes; longer keys are still counted separately
+	Count int64  `json:"count"` // denied calls, or all calls of an asker
+	Error int64  `json:"error"` // Count is too high by at most this number
 }
 
-// Top returns the n keys that are denied most, and with [WithAskers] the n that ask most, or
+// Top returns the n keys that are denied most, and with [WithAskers] the n keys that ask most, or
 // fewer if there are fewer.
 func (t *TopKeys) Top(n int) Top {
 	top := t.all()
@@ -154,15 +154,15 @@ func (t *TopKeys) Top(n int) Top {
 	return top
 }
 
-// highest are the n keys with the highest Count.
+// highest returns the n keys with the highest Count.
 func highest(keys []TopKey, n int) []TopKey {
 	slices.SortFunc(keys, func(a, b TopKey) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Error, b.Error), cmp.Compare(a.Key, b.Key))
 	})
-	return slices.Clone(keys[:max(0, min(n, len(keys)))]) // without the memory of the rest
+	return slices.Clone(keys[:max(0, min(n, len(keys)))]) // so that the rest can be freed
 }
 
-// all is the keys of all sketches, in no order.
+// all returns the keys of all sketches, in no order.
 func (t *TopKeys) all() Top {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -175,7 +175,7 @@ func (t *TopKeys) all() Top {
 	return top
 }
 
-// all is how many calls were counted, and of which keys, in no order.
+// all returns the number of counted calls, and their keys, in no order.
 func (m *minutes) all() (total int64, keys []TopKey) {
 	keys = make([]TopKey, 0, len(m.now.counters)+len(m.last.counters))
 	for _, c := range m.now.counters {
@@ -189,8 +189,8 @@ func (m *minutes) all() (total int64, keys []TopKey) {
 	return m.now.total + m.last.total, keys
 }
 
-// sum is c with what the other sketch has counted of its key. That may have dropped it at its
-// least count.
+// sum adds to c what the other sketch has counted for its key. The other sketch may have dropped
+// the key at its least count.
 func sum(c *counter, other *sketch) TopKey {
 	count, excess := other.least(), other.least()
 	if o := other.index.of(c.id); o != nil {

@@ -25,7 +25,7 @@ func newTopKeys(t testing.TB, k int, opts ...observe.TopOption) *observe.TopKeys
 	return top
 }
 
-// denials are n of them, one of each key in turn.
+// denials makes n denials, one of each key in turn.
 func denials(o ratelimit.Observer, n int, key func() string) {
 	for range n {
 		o.Decided(context.Background(), key(), 1, ratelimit.Result{}, nil, 0)
@@ -55,7 +55,7 @@ func TestTopKeysCountsDenialsOnly(t *testing.T) {
 	require.Empty(t, top.Top(-1).Keys)
 }
 
-// Who asks most need not be who is denied most. Both are forgotten together.
+// The keys that ask most are not always those that are denied most. Both are forgotten together.
 func TestTopKeysFindsAskersToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		top := newTopKeys(t, 16, observe.WithAskers())
@@ -66,7 +66,7 @@ func TestTopKeysFindsAskersToo(t *testing.T) {
 				require.NoError(t, err)
 			}
 		}
-		for range 3 { // each is one call, whatever its n
+		for range 3 { // each counts as one call, whatever its n
 			_, err := limiter.AllowN(t.Context(), "large", 1000)
 			require.NoError(t, err)
 		}
@@ -103,7 +103,7 @@ func TestTopKeysHas16To65536Entries(t *testing.T) {
 	}
 }
 
-// traffic is keys in some order.
+// traffic holds sequences of keys.
 var traffic = map[string]func(rng *rand.Rand) func() string{
 	"Zipf 1.1": zipf(1.1),
 	"Zipf 1.5": zipf(1.5),
@@ -137,7 +137,7 @@ func zipf(s float64) func(rng *rand.Rand) func() string {
 	}
 }
 
-// requirePromise compares top with what was counted.
+// requirePromise compares top with the true counts.
 func requirePromise(t testing.TB, top *observe.TopKeys, k int, counts map[string]int64) {
 	t.Helper()
 	got, found := top.Top(2*k), make(map[string]bool)

@@ -14,10 +14,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// users is a table of a database.
+// users stands for a table of a database.
 type users struct{ *sql.DB }
 
-// planOf is asked for keys such as "user:ann" and "192.0.2.1".
+// planOf is called for keys such as "user:ann" and "192.0.2.1".
 func (u users) planOf(ctx context.Context, key string) (plan string, err error) {
 	user, known := strings.CutPrefix(key, "user:")
 	if !known {
@@ -30,7 +30,7 @@ func (u users) planOf(ctx context.Context, key string) (plan string, err error) 
 	return plan, err
 }
 
-// Plans of a table of users, each asked for once a minute.
+// Plans from a table of users, each queried at most once per minute.
 func ExampleNew_database() {
 	db, err := sql.Open("postgres", "postgres://localhost/service")
 	if err != nil {
@@ -53,7 +53,8 @@ func ExampleNew_database() {
 	fmt.Println(r, err)
 }
 
-// A plan of a rate and of a quota is one answer of the database. Each limit takes its own of it.
+// One answer of the database has a plan with a rate and a quota. Each limit takes its own part of
+// it.
 func ExampleNew_severalLimits() {
 	type plan struct{ rate, quota ratelimit.Limit }
 	plans, err := plancache.New(func(context.Context, string) (plan, error) {
@@ -100,8 +101,8 @@ func ExampleNew_severalLimits() {
 	// 1 query
 }
 
-// The database is down before it has said anything of the key: the constructor's limit then, in
-// place of an error.
+// The database is down before it has answered for the key. Instead of an error, the limit given to
+// the constructor applies.
 func ExampleCache_Get() {
 	ctx := context.Background()
 	plans, err := plancache.New(func(context.Context, string) (string, error) {

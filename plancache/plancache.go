@@ -1,5 +1,5 @@
-// Package plancache remembers what a database says of keys: their limits, their tiers, or the
-// keys to count by.
+// Package plancache caches what a database knows about keys: their limits, their tiers, or the keys
+// to count by.
 //
 //	plans, err := plancache.New(planOf, time.Minute) // planOf asks the database
 //	...
@@ -20,24 +20,25 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Cache remembers the answers of a function of a key, for [ratelimit.WithLimitFunc],
-// [ratelimit.WithTiers] and [ratelimit.WithKeyFunc]. V is what these functions return: a Limit, or
-// a string. For a plan of several limits it is a struct of them, and a function for each limit
-// asks the Cache.
+// Cache caches the answers of a function of a key, for [ratelimit.WithLimitFunc],
+// [ratelimit.WithTiers] and [ratelimit.WithKeyFunc]. V is the type that the function returns: a
+// Limit, or a string. For a plan of several limits, V is a struct of them, and a function for each
+// limit asks the Cache.
 //
-// Bound: an answer is at most the ttl old while the function answers within 50 ms. If it fails or
-// hangs, the last answer is served for an hour longer ([WithStale]), and the function is asked again
-// at most once a second. So a limiter goes on with the plans that it knows while their database is
-// down. A key without an answer waits for the function, and has its error for a second.
+// Bound: while the function answers within 50 ms, an answer is at most ttl old. If the function
+// fails or hangs, the Cache serves the last answer for another hour ([WithStale]), and calls the
+// function at most once per second. A limiter therefore continues with the plans that it knows
+// while their database is down. For a key without an answer, calls wait for the function; its error
+// is returned to all calls for a second.
 //
-// All calls that want the answer of one key at one time are one query. The first call after the
-// ttl makes it. Those who have an older answer wait 50 ms for it. A caller whose context ends
-// leaves, and the query goes on for the others, in a goroutine of its own, for at most 5 s
-// ([WithTimeout]).
+// All concurrent calls for the answer of a key share one query, which the first call after the ttl
+// starts. Callers for whom there is an older answer wait 50 ms for the new one. If a caller's
+// context ends, it returns, and the query continues for the others, in a goroutine of its own, for
+// at most 5 s ([WithTimeout]).
 //
-// It remembers 65,536 keys ([WithMaxKeys]), of some 200 bytes each, and forgets those that were
-// not asked for lately. An answer from memory takes some 100 ns and no allocation. There is nothing
-// to close. It is safe for concurrent use. Make it by [New].
+// A Cache holds 65,536 keys ([WithMaxKeys]) of about 200 bytes each, and forgets the keys that were
+// not used recently. A cached answer takes about 100 ns and allocates nothing. A Cache is safe for
+// concurrent use and need not be closed. Use [New] to create one.
 //
 // [ratelimit.WithLimitFunc]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#WithLimitFunc
 // [ratelimit.WithTiers]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#WithTiers
@@ -48,40 +49,41 @@ type Cache[V any] struct {
 	settings
 
 	mu    sync.Mutex
-	young map[string]*entry[V] // at most maxKeys/2, as old: see entryOf
+	young map[string]*entry[V] // at most maxKeys/2, like old: see entryOf
 	old   map[string]*entry[V]
 	stats Stats
 }
 
-// entry is what is known of a key. Without an answer or a query under way it is never kept.
+// entry is what is known about a key. An entry with neither an answer nor a query in progress is
+// never kept.
 type entry[V any] struct {
 	answer V
-	known  bool  // whether there is an answer
-	err    error // of the last query, nil if that has answered
+	known  bool  // there is an answer
+	err    error // of the last query; nil if it succeeded
 
-	asked time.Time // when the last answer was asked for
+	asked time.Time // when the query of the answer began
 	next  time.Time // when to ask again
-	query *query[V] // under way
+	query *query[V] // in progress, or nil
 }
 
-// query is one call of the function, for all that wait for it.
+// query is one call of the function, for all callers that wait for it.
 type query[V any] struct {
 	began time.Time
-	older V         // what is served if the query takes long or fails,
-	until time.Time // until then, or never
+	older V         // is served if the query takes long or fails,
+	until time.Time // until this time; zero if there is none
 
-	done   chan struct{} // closed when the rest is there
+	done   chan struct{} // closed when the fields below are set
 	answer V
 	err    error
 }
 
-// Stats is what a [Cache] has done so far.
+// Stats counts what a [Cache] has done so far.
 type Stats struct {
-	Hits     int64 // answers from memory, at most the ttl old
-	Stale    int64 // older answers, since the function failed or took long
+	Hits     int64 // cached answers, at most ttl old
+	Stale    int64 // older cached answers, because the function failed or took long
 	Queries  int64 // calls of the function
-	Failures int64 // of them, that returned an error or panicked
-	Keys     int   // that are remembered now
+	Failures int64 // queries that returned an error or panicked
+	Keys     int   // keys in the cache now
 }
 
 type settings struct {
@@ -94,14 +96,14 @@ const (
 	defaultMaxKeys = 1 << 16
 	defaultStale   = time.Hour
 	defaultTimeout = 5 * time.Second
-	pause          = time.Second // after a failure, or the ttl if that is shorter
+	pause          = time.Second // after a failure; or ttl if that is shorter
 	patience       = 50 * time.Millisecond
 )
 
 // Option configures a [Cache].
 type Option func(*settings) error
 
-// WithMaxKeys bounds the keys that are remembered to n, 2 to 2^31-1. The default is 65,536.
+// WithMaxKeys limits the number of keys in the cache to n, 2 to 2^31-1. The default is 65,536.
 func WithMaxKeys(n int) Option {
 	return func(s *settings) error {
 		if n < 2 || n > math.MaxInt32 {
@@ -112,40 +114,40 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithStale serves an answer for d longer than the ttl while the function fails or takes long, 0 or
-// more. The default is an hour. With 0 all wait for the function as soon as the ttl is over, and have
-// its error.
+// WithStale serves an answer for d longer than the ttl while the function fails or takes long. d
+// must not be negative. The default is an hour. If d is 0, all callers wait for the function as
+// soon as the ttl is over, and get its error.
 func WithStale(d time.Duration) Option {
 	return func(s *settings) error {
 		if d < 0 {
-			return fmt.Errorf("%w: WithStale(%v)", store.ErrInvalidOption, d)
+			return fmt.Errorf("%w: WithStale(%v), want 0 or more", store.ErrInvalidOption, d)
 		}
 		s.stale = d
 		return nil
 	}
 }
 
-// WithTimeout ends the context of a query after d, above 0. The default is 5 s. The function must
-// heed it.
+// WithTimeout ends the context of a query after d, which must be positive. The default is 5 s. The
+// function must return when its context ends.
 func WithTimeout(d time.Duration) Option {
 	return func(s *settings) error {
 		if d <= 0 {
-			return fmt.Errorf("%w: WithTimeout(%v)", store.ErrInvalidOption, d)
+			return fmt.Errorf("%w: WithTimeout(%v), want above 0", store.ErrInvalidOption, d)
 		}
 		s.timeout = d
 		return nil
 	}
 }
 
-// New returns a cache of what f says of keys, each for ttl, above 0. f gets the values of the
-// context of one of its callers, but not its end. Its error is [store.ErrInvalidOption]: f or an
-// option is nil, or one is out of range.
+// New returns a cache of the answers of f, each valid for ttl, which must be positive. The context
+// of f has the values of the context of one of its callers, but not its end. New returns
+// [store.ErrInvalidOption] if f or an option is nil, or if ttl or an option is out of range.
 func New[V any](f func(ctx context.Context, key string) (V, error), ttl time.Duration, opts ...Option) (*Cache[V], error) {
 	switch {
 	case f == nil:
-		return nil, fmt.Errorf("%w: plancache.New(nil, ...)", store.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: plancache.New: the function is nil", store.ErrInvalidOption)
 	case ttl <= 0:
-		return nil, fmt.Errorf("%w: plancache.New with a ttl of %v", store.ErrInvalidOption, ttl)
+		return nil, fmt.Errorf("%w: plancache.New with a ttl of %v, want above 0", store.ErrInvalidOption, ttl)
 	}
 	c := &Cache[V]{ask: f, ttl: ttl, settings: settings{defaultMaxKeys, defaultStale, defaultTimeout}}
 	for _, opt := range opts {
@@ -161,8 +163,8 @@ func New[V any](f func(ctx context.Context, key string) (V, error), ttl time.Dur
 	return c, nil
 }
 
-// Get returns what the function says of key: now, or up to the ttl ago. Errors are those of the
-// function and ctx's own.
+// Get returns the function's answer for key, which may be up to ttl old. It returns the error of
+// the function, or ctx's error if ctx ends first.
 func (c *Cache[V]) Get(ctx context.Context, key string) (answer V, err error) {
 	if c.ask == nil {
 		return answer, unmade.Err
@@ -192,14 +194,14 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (answer V, err error) {
 	return q.older, nil
 }
 
-// recall returns what is known of key, or the query to wait for.
+// recall returns the cached answer for key, or the query to wait for.
 func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *query[V], err error) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.entryOf(key)
 	if e.query == nil && !now.Before(e.next) {
-		ctx = context.WithoutCancel(ctx) // which panics if it is nil: before a query is noted that nobody makes
+		ctx = context.WithoutCancel(ctx) // panics if ctx is nil, so it comes before a query is recorded that nobody makes
 		e.query = &query[V]{began: now, done: make(chan struct{})}
 		if e.known {
 			e.query.older, e.query.until = e.answer, e.asked.Add(c.ttl+c.stale)
@@ -216,7 +218,7 @@ func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *quer
 	return answer, nil, e.err
 }
 
-// serve returns the answer of e if that may be served without waiting for another one.
+// serve returns the answer of e if it may be served without waiting for a new one.
 func (c *Cache[V]) serve(e *entry[V], now time.Time) (answer V, ok bool) {
 	switch age := now.Sub(e.asked); {
 	case !e.known:
@@ -231,8 +233,8 @@ func (c *Cache[V]) serve(e *entry[V], now time.Time) (answer V, ok bool) {
 	return e.answer, true
 }
 
-// errPanic is what callers get of a function that has not returned.
-var errPanic = errors.New("plancache: the function has panicked")
+// errPanic is the error for callers if the function did not return.
+var errPanic = errors.New("plancache: the function panicked")
 
 // run makes the query q.
 func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]) {
@@ -249,7 +251,7 @@ func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]
 	q.answer, q.err = c.ask(ctx, key)
 }
 
-// learn notes what a query has said.
+// learn records the outcome of a query.
 func (c *Cache[V]) learn(e *entry[V], q *query[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -261,9 +263,9 @@ func (c *Cache[V]) learn(e *entry[V], q *query[V]) {
 	e.next = time.Now().Add(min(pause, c.ttl))
 }
 
-// entryOf returns the entry of key, and makes it if there is none. Entries are in two generations:
-// those asked for since the last change of generations are young. When there are too many of
-// these, they become the old ones, and the old ones go.
+// entryOf returns the entry of key, and creates it if there is none. Entries are in two
+// generations: the young ones were used since the last change of generations. When there are too
+// many young entries, they become the old ones, and the previous old ones are dropped.
 func (c *Cache[V]) entryOf(key string) *entry[V] {
 	e := c.young[key]
 	if e != nil {
@@ -276,12 +278,12 @@ func (c *Cache[V]) entryOf(key string) *entry[V] {
 		c.old, c.young = c.young, map[string]*entry[V]{}
 	}
 	delete(c.old, key)
-	c.young[strings.Clone(key)] = e // which may be a part of a long text
+	c.young[strings.Clone(key)] = e // key may be a part of a long text
 	return e
 }
 
-// Forget forgets the answer for key: the next call asks the function. It is for a program that
-// has just changed what the database says. Other processes still have their answers.
+// Forget forgets the answer for key, so that the next call asks the function. Use it in a program
+// that has just changed the database. Other processes still have their cached answers.
 func (c *Cache[V]) Forget(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

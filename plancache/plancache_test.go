@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// database is a function of a key that takes some time, and whose answer a test sets.
+// database is a function of a key that takes some time, and whose answer the test sets.
 type database struct {
 	mu      sync.Mutex
 	answer  string
@@ -135,7 +135,7 @@ func TestWhileTheFunctionFailsTheLastAnswerIsServed(t *testing.T) {
 	})
 }
 
-// A database that hangs is not waited for where an answer is known, at most for so long once a query.
+// If an answer is known, calls wait for a hanging database for a limited time, once per query.
 func TestWhileTheFunctionHangsTheLastAnswerIsServed(t *testing.T) {
 	const patience = 50 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestWhileTheFunctionHangsTheLastAnswerIsServed(t *testing.T) {
 	})
 }
 
-// An answer that comes late is known from then on.
+// An answer that comes late is cached from then on.
 func TestASlowAnswerIsServedOnceItIsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &database{answer: "free", takes: 200 * time.Millisecond}
@@ -308,7 +308,7 @@ func TestForgetAsksAgain(t *testing.T) {
 	require.Equal(t, before+1, d.asked())
 }
 
-// Run with the race detector: many callers of few keys, of which some are forgotten.
+// Many callers of a few keys, some of which are forgotten. Run this with the race detector.
 func TestManyCallersAtOnce(t *testing.T) {
 	c, err := plancache.New(func(_ context.Context, key string) (string, error) { return key, nil }, time.Microsecond, plancache.WithMaxKeys(4))
 	require.NoError(t, err)
@@ -361,8 +361,8 @@ func TestBadInput(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
-// A limiter keeps to the plans that it knows while their database is down, and to its own limit
-// for those that it does not know, if the program says so.
+// While the database of plans is down, a limiter keeps the plans that it knows. For other keys, it
+// uses its own limit, if the program says so.
 func TestALimiterGoesOnWhileTheDatabaseOfPlansIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &database{answer: "pro"}
@@ -393,7 +393,7 @@ func TestALimiterGoesOnWhileTheDatabaseOfPlansIsDown(t *testing.T) {
 	})
 }
 
-// An answer is never older than the ttl and WithStale together, however short that is.
+// An answer is never older than ttl plus WithStale, however short they are.
 func TestAnAnswerIsNotServedBeyondAShortStaleTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &database{answer: "gold"}
@@ -411,7 +411,8 @@ func TestAnAnswerIsNotServedBeyondAShortStaleTime(t *testing.T) {
 	})
 }
 
-// A key that was cut from a long text, such as the line of a request, does not keep that.
+// A key that was cut from a long text, such as the line of a request, does not keep the text in
+// memory.
 func TestAKeyKeepsNothingButItself(t *testing.T) {
 	c := cache(t, &database{}, time.Hour)
 	heap := func() uint64 {

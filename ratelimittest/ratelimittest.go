@@ -1,4 +1,4 @@
-// Package ratelimittest is for tests of programs that limit rates: limiters with a fixed
+// Package ratelimittest helps to test programs that limit rates. It provides limiters with a fixed
 // answer, and a store whose time the test sets.
 //
 //	denies := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Minute}, nil)
@@ -8,16 +8,17 @@
 //	...
 //	clock.Advance(time.Minute)
 //
-// A [Clock] moves what a store counts, and nothing else: [ratelimit.Wait] and package throttle sleep in real
-// time, and X-RateLimit-Reset is a time of the machine's clock.
+// A [Clock] affects only what a store counts: [ratelimit.Wait] and package throttle sleep in real
+// time, and X-RateLimit-Reset follows the machine's clock.
 //
-// In a bubble of testing/synctest all of that goes by the bubble's time, without a Clock. Make the
-// store in the bubble, one for each: time never goes back for a key, so one that was counted outside
-// is not admitted again in the bubble, which begins in the year 2000. A server of Redis has its own
-// time, so it is memory there.
+// In a bubble of testing/synctest, all of that follows the bubble's time, without a Clock. Create
+// the store inside the bubble, one per bubble: time never goes back for a key, and a bubble begins
+// in the year 2000, so a key that was counted outside would not be admitted again inside. A Redis
+// server has its own time, so use a store in memory there.
 //
-// A connection without an address, such as a bufconn or a Unix socket, has no PeerIP: the request or
-// call is refused as one of an unknown client. Let the test give another key, such as Global.
+// A connection without an address, such as a bufconn or a Unix socket, has no PeerIP, so its
+// requests and calls are refused as those of an unknown client. In such a test, use another key,
+// such as Global.
 package ratelimittest
 
 import (
@@ -32,10 +33,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Static is a limiter that always answers r and err. Static(Result{Allowed: true}, nil) admits
-// everything, and Static(Result{RetryAfter: time.Minute}, nil) nothing. Beside an error the
-// Result is zero, as with every Limiter. Bad input and the end of ctx are errors, as elsewhere.
-// It keeps no state: Refund and Reset do nothing.
+// Static returns a limiter that always returns r and err. Static(Result{Allowed: true}, nil) admits
+// everything, and Static(Result{RetryAfter: time.Minute}, nil) denies everything. If err is not
+// nil, the Result is zero, as with every Limiter. Invalid input and the end of ctx are errors, as
+// with other limiters. The limiter keeps no state: Refund and Reset have no effect.
 func Static(r ratelimit.Result, err error) ratelimit.Limiter {
 	if err != nil {
 		r = ratelimit.Result{}
@@ -80,30 +81,31 @@ func (s *static) Reset(ctx context.Context, key string) error {
 	return s.err
 }
 
-// Clock is a time that only the test moves. It is safe for concurrent use. Make it by [NewClock].
+// Clock is a time that only the test changes. It is safe for concurrent use. Use [NewClock] to
+// create one.
 type Clock struct {
 	mu  sync.Mutex
 	now time.Time
 }
 
-// NewClock returns a Clock that stands at now.
+// NewClock returns a Clock that is set to now.
 func NewClock(now time.Time) *Clock { return &Clock{now: now} }
 
-// Now returns the time. Give it to the WithClock of a store.
+// Now returns the time. Pass it to WithClock of a store.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.now
 }
 
-// Advance moves the time by d, which may be below 0.
+// Advance moves the time by d, which may be negative.
 func (c *Clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now = c.now.Add(d)
 }
 
-// Memory returns a new store in memory that goes by this clock.
+// Memory returns a new store in memory that uses this clock.
 func (c *Clock) Memory(t testing.TB) *memstore.Store {
 	t.Helper()
 	s, err := memstore.New(memstore.WithClock(c.Now))
@@ -113,7 +115,7 @@ func (c *Clock) Memory(t testing.TB) *memstore.Store {
 	return s
 }
 
-// New returns ratelimit.New of its arguments. An error ends the test.
+// New calls ratelimit.New, and ends the test if that returns an error.
 func New(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	t.Helper()
 	limiter, err := ratelimit.New(algorithm, s, l, opts...)
@@ -123,7 +125,7 @@ func New(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts 
 	return limiter
 }
 
-// All returns ratelimit.NewAll of its arguments. An error ends the test.
+// All calls ratelimit.NewAll, and ends the test if that returns an error.
 func All(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
 	t.Helper()
 	all, err := ratelimit.NewAll(limiters...)

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// In an All with a limit in force, clients read of that alone, whatever the trial says.
+// In an All with an enforced limit, clients see only that limit, whatever the shadow decides.
 func TestATrialBesideARealLimitDoesNotShow(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)

@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// A new limit is tried out: what it would deny is reported and let through. Then it is enforced,
-// first for a few of the keys and in the end for all of them.
+// A new limit is tried out: denials are reported, but the events are admitted. Then the limit is
+// enforced, first for a few keys and finally for all of them.
 func ExampleNew() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -57,7 +57,7 @@ func ExampleNew() {
 	// 100 false <nil>
 }
 
-// A limit is in force for one key in ten, and its denials go to the log for all of them.
+// A limit is enforced for one key in ten, and its denials are logged for all keys.
 func ExampleWithEnforcement() {
 	mem, err := memstore.New()
 	if err != nil {

@@ -11,18 +11,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
-// Report is called for each decision of Allow, AllowN and AllowWithin, enforced or not. If
-// the limiter denied n events of key, r.Allowed is false. If it failed, err is its error
-// and r is zero. ctx has the caller's values, with the address of the client (package
-// clientaddr), and does not end.
+// Report is called for each decision of Allow, AllowN and AllowWithin, enforced or not. If the
+// limiter denied n events of key, r.Allowed is false. If the limiter failed, err is its error and r
+// is zero. ctx has the caller's values, including the client's address (package clientaddr), but is
+// never canceled.
 //
-// Report is called soon after the decision, in a goroutine of the [Limiter]: for one
-// decision at a time, and in their order. The caller does not wait for it. While it is busy
-// up to 1,024 decisions wait, and [Limiter.Dropped] counts those that find no place. Its
-// first panic is logged, by package log. What waits when the process ends is lost.
+// Report is called soon after the decision, by a goroutine of the [Limiter]: one decision at a
+// time, in the order of the decisions. The caller does not wait for it. While a Report runs, up to
+// 1,024 decisions are queued; [Limiter.Dropped] counts the decisions that find the queue full. The
+// first panic of a Report is logged by package log. Decisions that are still queued when the
+// process ends are lost.
 type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
 
-// maxWaiting is how many decisions wait for a Report. Each takes 160 bytes.
+// maxWaiting is the maximum number of decisions that wait for a Report. Each takes 160 bytes.
 const maxWaiting = 1024
 
 // decision holds the arguments of a Report.
@@ -32,7 +33,7 @@ type decision struct {
 	n      int
 	result ratelimit.Result
 	err    error
-	client netip.Addr // zero until add
+	client netip.Addr // zero until add sets it
 }
 
 // reports holds the decisions that wait for a Report, and runs the goroutine that calls it.
@@ -41,15 +42,15 @@ type reports struct {
 	panicked sync.Once
 
 	mu          sync.Mutex // protects what follows; never held during a report
-	ring        []decision // of maxWaiting, nil before the first
-	first, size int        // the decisions that wait
-	running     bool       // whether the goroutine runs
+	ring        []decision // of length maxWaiting; nil before the first decision
+	first, size int        // of the decisions that wait
+	running     bool       // the goroutine runs
 	dropped     int64
 }
 
 // add queues d for the report.
 func (q *reports) add(d decision) {
-	d.client, _ = clientaddr.FromContext(d.ctx) // which reads the request: not while others write to it
+	d.client, _ = clientaddr.FromContext(d.ctx) // it reads the request, so it must not run later, when others may write to the request
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch q.size {
@@ -69,7 +70,8 @@ func (q *reports) add(d decision) {
 	}
 }
 
-// next removes the first decision that waits. If there is none, the goroutine must end.
+// next removes and returns the first decision that waits. If there is none, ok is false, and the
+// goroutine must end.
 func (q *reports) next() (d decision, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -82,14 +84,14 @@ func (q *reports) next() (d decision, ok bool) {
 	return d, true
 }
 
-// run reports until nothing waits.
+// run calls the Report until no decision waits.
 func (q *reports) run() {
 	ended := false
 	defer func() {
 		if p := recover(); p != nil {
 			q.panicked.Do(func() { log.Printf("shadow: a report panicked: %v\n%s", p, debug.Stack()) })
 		}
-		if !ended { // by a panic, or by runtime.Goexit, as a test that fails does
+		if !ended { // because of a panic, or of runtime.Goexit, which a failing test calls
 			go q.run()
 		}
 	}()
@@ -100,8 +102,8 @@ func (q *reports) run() {
 	ended = true
 }
 
-// Dropped returns how many decisions were not reported because too many others waited for
-// the Report.
+// Dropped returns the number of decisions that were not reported because the queue of the Report
+// was full.
 func (l *Limiter) Dropped() int64 {
 	l.reports.mu.Lock()
 	defer l.reports.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package shadow tries a limit out on live traffic. It decides, reports the decision, and
-// lets everything through. For a share of the keys the limit can be in force already.
+// Package shadow tries out a limit on live traffic. It asks the limiter, reports the decision, and
+// admits every call. You can already enforce the limit for a share of the keys.
 package shadow
 
 import (
@@ -13,26 +13,29 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Limiter wraps a [ratelimit.Limiter], reports what that decides, and lets the event through
-// all the same. With [WithEnforcement] a share of the keys gets the decision itself.
+// Limiter wraps a [ratelimit.Limiter], reports its decisions, and admits every event all the same.
+// With [WithEnforcement], the decisions on a share of the keys are enforced.
 //
-// What is let through is not counted ([ratelimit.Result.Counted]): Allowed is true, all other
-// fields are 0, and the policies are unlimited. So clients see nothing of a limit that is not
-// enforced. The decision or its error is in the [Report] alone. Invalid input is an error all
-// the same, and so is the end of ctx. A throttle.Waiter inside would sleep on all keys: put it around.
+// An event of a key that is not enforced is admitted without being counted
+// ([ratelimit.Result.Counted]): Allowed is true, all other fields are 0, and the policies are
+// unlimited, so clients do not notice the limit. Only the [Report] gets the decision or its error.
+// Invalid input and the end of ctx are still errors. Put a throttle.Waiter outside, because inside
+// it would also sleep for keys that are not enforced.
 //
-// Bound: on keys that are enforced, what the limiter admits. There is none on the others.
+// Bound: for enforced keys, the bound of the wrapped limiter. Other keys have no bound.
 //
-// The limiter is charged as if it were enforced. But a client that the limit would have slowed
-// down goes on at its own rate. So its share of denials is larger than under an enforced limit.
+// The wrapped limiter is charged as if its decisions were enforced. However, a client that an
+// enforced limit would have slowed down keeps sending at its own rate, so its share of denials is
+// larger than it would be under enforcement.
 //
-// Whether a key is enforced depends only on the key, the percentage and the salt, in each
-// process and later version. A higher percentage adds keys and drops none. The hash does not
-// withstand clients that choose their own keys to be outside the share.
+// Whether a key is enforced depends only on the key, the percentage and the salt, in every process
+// and in later versions. A higher percentage adds keys and removes none. The hash does not
+// withstand clients that choose their keys in order not to be enforced.
 //
-// A decision costs a hash of the key, 1 ns a byte, some 100 ns for the goroutine of the
-// [Report], and, if it is not enforced, an allocation. Decisions that wait for the Report take
-// 165 KB. The goroutine ends when none waits. It is safe for concurrent use. Make it by [New].
+// A decision costs a hash of the key at 1 ns per byte, about 100 ns for the goroutine of the
+// [Report], and, if it is not enforced, an allocation. The queue of the Report takes 165 KB. The
+// goroutine ends when the queue is empty. A Limiter is safe for concurrent use. Use [New] to create
+// one.
 type Limiter struct {
 	traits
 	*around
@@ -50,14 +53,14 @@ type (
 // Option configures a [Limiter].
 type Option func(*Limiter) error
 
-// WithEnforcement enforces the decisions on this percentage of all keys, 0 to 100. It is
-// exact to 10⁻¹³. Without it no key is enforced.
+// WithEnforcement enforces the decisions on a percentage of all keys, 0 to 100. The percentage is
+// exact to 10⁻¹³. By default, no key is enforced.
 func WithEnforcement(percent float64) Option {
 	return func(l *Limiter) error { return l.SetEnforcement(percent) }
 }
 
-// WithSalt changes which keys are enforced. Limiters with the same salt enforce the same
-// keys. The default is "".
+// WithSalt changes which keys are enforced. Limiters with the same salt enforce the same keys. The
+// default is "".
 func WithSalt(salt string) Option {
 	return func(l *Limiter) error {
 		l.seed = evenhash.Add(evenhash.Offset, salt)
@@ -65,9 +68,8 @@ func WithSalt(salt string) Option {
 	}
 }
 
-// New returns a limiter that reports what l decides. It returns
-// [ratelimit.ErrInvalidOption] if l, report or an option is nil, or an option is out of
-// range.
+// New returns a limiter that reports the decisions of l. It returns [ratelimit.ErrInvalidOption] if
+// l, report or an option is nil, or if an option is out of range.
 func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	if report == nil {
 		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
@@ -89,9 +91,9 @@ func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	return lim, nil
 }
 
-// SetEnforcement changes the percentage of enforced keys, 0 to 100, while the limiter is in
-// use. If it is out of range the error is [ratelimit.ErrInvalidOption], and nothing
-// changes.
+// SetEnforcement changes the percentage of enforced keys, 0 to 100, while the limiter is in use. If
+// the percentage is out of range, SetEnforcement returns [ratelimit.ErrInvalidOption] and changes
+// nothing.
 func (l *Limiter) SetEnforcement(percent float64) error {
 	if !(percent >= 0 && percent <= 100) { // NaN is neither
 		return fmt.Errorf("%w: %v percent of the keys, want 0 to 100", ratelimit.ErrInvalidOption, percent)
@@ -103,7 +105,7 @@ func (l *Limiter) SetEnforcement(percent float64) error {
 // Enforcement returns the percentage of enforced keys.
 func (l *Limiter) Enforcement() float64 { return math.Float64frombits(l.percent.Load()) }
 
-// Enforced reports whether decisions on key are enforced now.
+// Enforced reports whether decisions on key are currently enforced.
 func (l *Limiter) Enforced(key string) bool {
 	percent := l.Enforcement()
 	if percent == 0 {
@@ -112,22 +114,22 @@ func (l *Limiter) Enforced(key string) bool {
 	return float64(evenhash.Mix(evenhash.Add(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
 }
 
-// decide asks the limiter and reports that, but not of a Peek or a Charge. It answers with the decision
-// or its error if key is enforced, and otherwise lets the events through, with no Delay.
+// decide asks the limiter and reports its decision, except for a Peek or a Charge. It returns the
+// decision or its error if key is enforced, and otherwise admits the events, without a Delay.
 func (l *Limiter) decide(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
 	r, err := c.Inside(ctx)
 	if !c.Peek && !c.Charge {
 		l.reports.add(decision{ctx: ctx, key: c.Key, n: c.N, result: r, err: err})
 	}
-	gone := err != nil && ctx.Err() != nil // then the caller needs no answer
+	gone := err != nil && ctx.Err() != nil // the caller needs no answer
 	if gone || l.Enforced(c.Key) {
 		return r, err
 	}
 	return ratelimit.Result{Allowed: true}, nil
 }
 
-// AppendPolicies appends the policies of the limiter. Those of a key that is not enforced
-// have the limit [ratelimit.Unlimited].
+// AppendPolicies appends the policies of the wrapped limiter. For a key that is not enforced, their
+// limit is [ratelimit.Unlimited].
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	all, err := l.around.AppendPolicies(ctx, dst, key)
 	if err != nil || l.Enforced(key) {

@@ -50,7 +50,7 @@ func inMemory(t testing.TB, algorithm string, l ratelimit.Limit) ratelimit.Limit
 	return lim
 }
 
-// told is a call of the report.
+// told holds the arguments of one call of the report.
 type told struct {
 	ctx context.Context
 	key string
@@ -59,7 +59,7 @@ type told struct {
 	err error
 }
 
-// reports are the calls of a report, in a bubble: it is told by a goroutine.
+// reports collects the calls of a report, in a bubble, because a goroutine makes them.
 type reports struct {
 	mu   sync.Mutex
 	list []told
@@ -71,7 +71,7 @@ func (r *reports) add(ctx context.Context, key string, n int, res ratelimit.Resu
 	r.list = append(r.list, told{ctx, key, n, res, err})
 }
 
-// all are those since the last call.
+// all returns the calls since the last call of all.
 func (r *reports) all() []told {
 	synctest.Wait()
 	r.mu.Lock()
@@ -80,7 +80,7 @@ func (r *reports) all() []told {
 	return r.list
 }
 
-// take is the one report since the last take.
+// take returns the only report since the last take.
 func (r *reports) take(t *testing.T) told {
 	t.Helper()
 	all := r.all()
@@ -183,7 +183,7 @@ func TestTheTurnsOfALeakyBucketAreNotWaitedFor(t *testing.T) {
 	})
 }
 
-// shown is what r shows of itself.
+// shown returns a Result with only the exported fields of r.
 func shown(r ratelimit.Result) ratelimit.Result {
 	return ratelimit.Result{Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining, RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay}
 }
@@ -312,8 +312,8 @@ func TestOnlyTheKeysOfTheShareAreEnforced(t *testing.T) {
 	}
 }
 
-// If this fails, a new version enforces other keys than the one before it in the same
-// fleet: it is the version that is wrong.
+// If this test fails, a new version enforces other keys than the previous version in the same
+// fleet. The new version is wrong then.
 func TestTheShareOfAKeyIsTheSameForEver(t *testing.T) {
 	plain, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil))
 	salted, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), shadow.WithSalt("search"))
@@ -365,7 +365,7 @@ func keysOf(format string, n int) []string {
 	return keys
 }
 
-// share is how many of keys are enforced.
+// share returns how many of the keys are enforced.
 func share(lim *shadow.Limiter, keys []string) (n int) {
 	for _, key := range keys {
 		if lim.Enforced(key) {
@@ -430,7 +430,7 @@ func TestPoliciesOfAKeyThatIsNotEnforcedAreUnlimited(t *testing.T) {
 	}
 }
 
-// Clients of a trial read of no limit.
+// Clients do not see a limit that is only tried out.
 func TestATrialDoesNotShowInHeaderFields(t *testing.T) {
 	lim, _ := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(2)))
 	middleware, err := httplimit.New(lim)
@@ -454,7 +454,7 @@ func TestAShadowIsLookedThrough(t *testing.T) {
 	require.Same(t, inner, lim.Unwrap())
 }
 
-// far is a store at a distance.
+// far is a store with a round-trip time.
 type far struct{ store.Store }
 
 const roundTrip = 10 * time.Millisecond
@@ -464,7 +464,7 @@ func (s far) Take(ctx context.Context, ns *store.Namespace, key string, l store.
 	return s.Store.Take(ctx, ns, key, l, n)
 }
 
-// No call stands in a queue for what is not enforced, even if the limiter inside is full.
+// No call waits in a queue if its key is not enforced, even if the wrapped limiter has no room.
 func TestThoseWhoAreLetThroughDoNotWaitForOneAnother(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
@@ -557,7 +557,7 @@ func TestAReportHasTheCallersValuesAndOutlivesTheCaller(t *testing.T) {
 	})
 }
 
-// A middleware finds the address in the request, which the handler may change meanwhile.
+// A middleware finds the address in the request, which the handler may change in the meantime.
 func TestAReportHasTheAddressThatWasFoundByTheDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(2)))
@@ -611,8 +611,8 @@ func TestTheShareChangesWhileCallersDecide(t *testing.T) {
 	})
 }
 
-// BenchmarkAllow measures a decision alone and in shadow, enforced and not. Decisions follow
-// each other at once, or with time for the report between.
+// BenchmarkAllow measures a decision alone and in shadow, enforced and not. The decisions follow
+// each other immediately, or with time for the report in between.
 func BenchmarkAllow(b *testing.B) {
 	for name, inner := range map[string]ratelimit.Limiter{
 		"denied":   ratelimittest.Static(ratelimit.Result{}, nil),

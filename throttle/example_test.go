@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-// A request waits for its permit up to a tenth of a second. What would take longer
-// is denied at once.
+// A request waits up to a tenth of a second for its permit. If it would take longer, the request is
+// denied immediately.
 func ExampleNewWaiter() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -43,8 +43,8 @@ func ExampleNewWaiter() {
 	// false true <nil>
 }
 
-// Three requests an hour are served at once, and each one beyond a second later than
-// the one before. Waiting is the caller's part, by r.Delay, or ratelimit.Wait's.
+// The first three requests per hour are served immediately, and each later one a second later than
+// the one before. The caller must wait for r.Delay, or use ratelimit.Wait.
 func ExampleNewSlowdown() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -72,7 +72,7 @@ func ExampleNewSlowdown() {
 	// true 2s <nil>
 }
 
-// A download of 48 KiB at 64 KiB a second: the first 32 KiB go at once.
+// A download of 48 KiB at 64 KiB per second: the first 32 KiB are read immediately.
 func ExampleNewWriter() {
 	mem, err := memstore.New()
 	if err != nil {

@@ -10,37 +10,40 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Reader reads no more bytes than a limiter admits: an event is a byte. It reads what is there, and
-// then waits for as many permits, by [ratelimit.Wait]. All that read and write with one key of the
-// limiter share its rate. A token bucket gives the smoothest flow:
+// Reader limits how many bytes it reads: each byte is an event of a limiter. It reads the bytes
+// that are available, and then waits until the limiter admits them, as [ratelimit.Wait] does. All
+// Readers and Writers with the same key of the limiter share its rate. A token bucket gives the
+// smoothest flow:
 //
 //	ratelimit.NewTokenBucket(store, ratelimit.Limit{Rate: 1 << 20, Period: time.Second, Burst: 64 << 10})
 //
-// No Read is for more bytes than the limit has at one instant: the Burst of a bucket, the Rate of a
-// window. A bucket that is small beside what callers read at once costs more calls of its store.
-// A limiter without policies is asked for all that was read, and may say [ratelimit.ErrNever].
+// A Read returns no more bytes than the limit admits at one instant: the Burst of a bucket, or the
+// Rate of a window. If the bucket is small compared with the bytes that callers read at a time,
+// more calls to its store are needed. If the limiter has no policies, the Reader asks it for all
+// bytes that were read, and the limiter may return [ratelimit.ErrNever].
 //
-// Errors of the wait end it: the bytes that it was for are lost, and all further Reads return the
-// same error. It is not safe for concurrent use. Make it by [NewReader].
+// If a wait fails, the bytes that it was for are lost, and all further Reads return the same error.
+// A Reader is not safe for concurrent use. Use [NewReader] to create one.
 type Reader struct {
 	flow
 	from io.Reader
 	err  error // of a wait
 }
 
-// Writer writes no more bytes than a limiter admits: an event is a byte. It waits for the permits by
-// [ratelimit.Wait], and writes then, at most as many bytes at once as the limit has at one instant.
-// What fails to be written stays charged. See [Reader] for the limiter.
+// Writer limits how many bytes it writes: each byte is an event of a limiter. It waits for permits,
+// as [ratelimit.Wait] does, and then writes, in pieces no larger than the limit admits at one
+// instant. Bytes that could not be written stay charged. For the choice of the limiter, see
+// [Reader].
 //
-// It is safe for concurrent use as far as the writer below it is. Make it by [NewWriter].
+// A Writer is safe for concurrent use if the underlying writer is. Use [NewWriter] to create one.
 type Writer struct {
 	flow
 	to io.Writer
 }
 
-// NewReader returns a Reader of r. The key and the limiter are those of [ratelimit.Wait], and so
-// is ctx, whose end ends the reading: [io.Reader] has none. The error is
-// [ratelimit.ErrInvalidOption] if r or l is nil, and [ratelimit.ErrInvalidKey].
+// NewReader returns a Reader that reads from r. It calls [ratelimit.Wait] with ctx, l and key. When
+// ctx ends, reading ends, because [io.Reader] has no context of its own. NewReader returns
+// [ratelimit.ErrInvalidOption] if r or l is nil, and [ratelimit.ErrInvalidKey] if key is invalid.
 func NewReader(ctx context.Context, r io.Reader, l ratelimit.Limiter, key string) (*Reader, error) {
 	f, err := newFlow(ctx, r, l, key)
 	if err != nil {
@@ -49,7 +52,8 @@ func NewReader(ctx context.Context, r io.Reader, l ratelimit.Limiter, key string
 	return &Reader{flow: f, from: r}, nil
 }
 
-// NewWriter returns a Writer to w. Its arguments and errors are those of [NewReader].
+// NewWriter returns a Writer that writes to w. Its other arguments and its errors are those of
+// [NewReader].
 func NewWriter(ctx context.Context, w io.Writer, l ratelimit.Limiter, key string) (*Writer, error) {
 	f, err := newFlow(ctx, w, l, key)
 	if err != nil {
@@ -75,7 +79,8 @@ func (r *Reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write writes p. The error is that of the wait or of the writer, after n bytes.
+// Write writes p. If a wait or the underlying writer fails, it returns that error and the number of
+// bytes written before.
 func (w *Writer) Write(p []byte) (n int, err error) {
 	if len(p) == 0 {
 		return w.to.Write(p)
@@ -114,11 +119,12 @@ func newFlow(ctx context.Context, stream any, l ratelimit.Limiter, key string) (
 	return flow{ctx, l, key}, store.CheckCall(context.WithoutCancel(ctx), key, 1)
 }
 
-// most is how many of n bytes can be admitted at once, and 1 if none ever can: the wait says so.
+// most returns how many of n bytes can be admitted at the same time. It returns 1 if none ever can,
+// so that the wait returns the error.
 func (f *flow) most(n int) int {
 	var room [4]ratelimit.Policy
 	policies, err := ratelimit.AppendPolicies(f.ctx, room[:0], f.limiter, f.key)
-	if err != nil { // the wait has it too
+	if err != nil { // the wait returns it too
 		return n
 	}
 	for _, p := range policies {

@@ -18,10 +18,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-// aSecond is a limit of 100 bytes a second, of which 20 at once.
+// aSecond is a limit of 100 bytes per second, with a burst of 20.
 var aSecond = ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 20}
 
-// counting notes what is asked of a writer.
+// counting records the largest write to a writer.
 type counting struct {
 	bytes.Buffer
 	most int

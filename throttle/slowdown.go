@@ -13,54 +13,55 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Slow says how a [Slowdown] delays.
+// Slow configures the delays of a [Slowdown].
 type Slow struct {
 	Free int           // events that are not delayed, as l counts them: 0 to 2^31-1
 	Step time.Duration // delay for each event beyond Free: 1 µs or more, whole µs
 	Max  time.Duration // the longest delay: 1 µs or more, whole µs
 }
 
-// Slowdown wraps a [ratelimit.Limiter] l and delays events instead of denying them: l only
-// counts. A key's spend is Limit less Remaining. Its first [Slow].Free events are not delayed,
-// and the n-th beyond them by min(n·Step, Max). A key becomes fast again as l gives room back.
-// Several events at once are delayed like the last of them.
+// Slowdown wraps a [ratelimit.Limiter] l and delays events instead of denying them: it uses l only
+// to count. A key's spend is Limit minus Remaining. The first [Slow].Free events are not delayed,
+// and the n-th event after them is delayed by min(n·Step, Max). The delays shrink again as l
+// regains room. If a call is for several events, all are delayed like the last of them.
 //
-// It does not sleep: the caller sleeps the Delay of the [ratelimit.Result]. So does
-// [ratelimit.Wait], and a [Waiter] around it, which bounds how many sleep at once.
+// A Slowdown does not sleep. The caller must sleep for the Delay of the [ratelimit.Result].
+// [ratelimit.Wait] does that, and so does a [Waiter] around the Slowdown, which also bounds how
+// many callers sleep at the same time.
 //
-// Bound: c callers of a key that sleep each Delay before their next call get at most a + c·(1 +
-// x/Max) events in any interval x. Here a is what l would admit there if its capacity (the Rate
-// of a window, the Burst of a bucket) were Free + ⌈Max/Step⌉ - 1. Without a bound on the
-// callers, the events have none.
+// Bound: c callers of a key that sleep for each Delay before their next call get at most a + c·(1 +
+// x/Max) events in any interval x. Here, a is the number of events that l would admit in x if its
+// capacity (the Rate of a window, the Burst of a bucket) were Free + ⌈Max/Step⌉ - 1. If the number
+// of callers is not bounded, neither is the number of events.
 //
-// The limit of l must be above Free, and Free + Max/Step or more for all steps to be taken. An
-// event that l denies goes through with the delay Max, and l charges nothing for it. What l
-// lets through uncounted ([ratelimit.Unlimited], [fallback.FailOpen]) is not delayed. A Delay
-// of l's own is replaced. RetryAfter is always 0.
+// The limit of l must be above Free, and at least Free + Max/Step if all steps are to be reached.
+// An event that l denies is admitted with the delay Max, and not charged. Events that l admits
+// without counting them ([ratelimit.Unlimited], [fallback.FailOpen]) are not delayed. The Slowdown
+// replaces any Delay of l. RetryAfter is always 0.
 //
-// Errors are those of l, and the event has not gone through then. A Refund of an event that l
-// denied does nothing. It is safe for concurrent
-// use. Make it by [NewSlowdown].
+// If l returns an error, the Slowdown returns it, and the event is not admitted. Refunding an event
+// that l denied has no effect. A Slowdown is safe for concurrent use. Use [NewSlowdown] to create
+// one.
 type Slowdown struct {
 	traits
 
 	limiter ratelimit.Limiter
 	slow    Slow
-	passed  *ratelimit.Mark // on what the limiter has denied, and never charged
+	passed  *ratelimit.Mark // on events that the limiter denied, and therefore did not charge
 }
 
 type traits = see.Traits
 
-// NewSlowdown returns a limiter that delays by s what l counts. It returns
-// [ratelimit.ErrInvalidOption] if l is nil or a field of s is out of range. The same goes
-// for a [Waiter] in l, however deep: it goes around a Slowdown.
+// NewSlowdown returns a limiter that uses l to count and delays events according to s. It returns
+// [ratelimit.ErrInvalidOption] if l is nil, if a field of s is out of range, or if l is or contains
+// a [Waiter]: put the Waiter around the Slowdown.
 func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	sleeper, sleeps := see.Sleeping(l)
 	switch {
 	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	case sleeps:
-		return nil, fmt.Errorf("%w: a Slowdown around a %T: put the %[2]T around the Slowdown", ratelimit.ErrInvalidOption, sleeper)
+		return nil, fmt.Errorf("%w: a Slowdown cannot wrap a %T: put the %[2]T around the Slowdown", ratelimit.ErrInvalidOption, sleeper)
 	case see.Held(l):
 		return nil, see.ErrHeld
 	case s.Free < 0 || s.Free > math.MaxInt32:
@@ -75,12 +76,12 @@ func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	return slowdown, nil
 }
 
-// Allow is AllowN of 1.
+// Allow is shorthand for AllowN with 1 event.
 func (s *Slowdown) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
 	return s.AllowN(ctx, key, 1)
 }
 
-// AllowN lets n events through. Delay is how long they should wait.
+// AllowN admits n events. The Delay is how long they should wait.
 func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if s.limiter == nil {
 		return ratelimit.Result{}, unmade.Err
@@ -92,7 +93,7 @@ func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 	return s.delayed(r, r.Limit-r.Remaining), nil
 }
 
-// Peek returns what Allow would, and charges nothing.
+// Peek returns what Allow would return, and charges nothing.
 func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if s.limiter == nil {
 		return ratelimit.Result{}, unmade.Err
@@ -104,14 +105,14 @@ func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, erro
 	return s.delayed(r, r.Limit-r.Remaining+1), nil
 }
 
-// delayed returns l's decision r as let through, with the delay of the event that is l's
-// spent-th.
+// delayed turns the decision r of l into an admission, with the delay of the event that is the
+// spent-th that l counted.
 func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	switch {
 	case !r.Allowed:
 		r = r.WithMark(s.passed)
 		r.Delay = s.slow.Max
-	case r.Limit == 0, r.Source() == ratelimit.SourceUnlimited, r.Source() == ratelimit.SourceList: // let through uncounted
+	case r.Limit == 0, r.Source() == ratelimit.SourceUnlimited, r.Source() == ratelimit.SourceList: // admitted without being counted
 		r.Delay = 0
 	default:
 		r.Delay = s.slow.delay(spent)
@@ -126,13 +127,13 @@ func (s Slow) delay(spent int) time.Duration {
 	switch {
 	case excess <= 0:
 		return 0
-	case excess > int64(s.Max/s.Step): // also where the product would overflow
+	case excess > int64(s.Max/s.Step): // the product could overflow
 		return s.Max
 	}
 	return time.Duration(excess) * s.Step
 }
 
-// Charge charges l with n events that have happened already, and does not sleep.
+// Charge charges l for n events that have already happened. It does not sleep.
 func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if s.limiter == nil {
 		return ratelimit.Result{}, unmade.Err
@@ -140,18 +141,18 @@ func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Res
 	return ratelimit.Charge(ctx, s.limiter, key, n)
 }
 
-// Refund gives back n of the events that charged let through, as far as l has charged them.
+// Refund refunds n of the admitted events in charged, as far as l has charged them.
 func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if s.limiter == nil {
 		return unmade.Err
 	}
-	if _, _, passed := charged.Unmark(s); passed && charged.Allowed { // otherwise AllowWithin has denied it for its Delay
+	if _, _, passed := charged.Unmark(s); passed && charged.Allowed { // otherwise AllowWithin has denied it because of its Delay
 		return store.CheckCall(ctx, key, n)
 	}
 	return s.limiter.Refund(ctx, key, charged, n)
 }
 
-// Reset forgets key at l.
+// Reset forgets the state of key in l.
 func (s *Slowdown) Reset(ctx context.Context, key string) error {
 	if s.limiter == nil {
 		return unmade.Err
@@ -159,8 +160,7 @@ func (s *Slowdown) Reset(ctx context.Context, key string) error {
 	return s.limiter.Reset(ctx, key)
 }
 
-// AppendPolicies appends the policies of l. The Slowdown counts by them and does not
-// enforce them.
+// AppendPolicies appends the policies of l. The Slowdown counts by them, but does not enforce them.
 func (s *Slowdown) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if s.limiter == nil {
 		return dst, unmade.Err

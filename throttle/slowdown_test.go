@@ -75,7 +75,7 @@ func TestASlowdownOnRedis(t *testing.T) {
 	}
 }
 
-// requireSteps lets eight events through, of which lim admits six.
+// requireSteps sends eight events, of which lim admits six.
 func requireSteps(t *testing.T, lim ratelimit.Limiter) {
 	t.Helper()
 	s := slowdown(t, lim, gentle)

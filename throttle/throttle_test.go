@@ -30,7 +30,8 @@ func onEachAlgorithm(t *testing.T, l ratelimit.Limit, test func(t *testing.T, li
 	}
 }
 
-// hasBurst is whether an algorithm takes a Burst: those do whose spend drains, as a bucket's.
+// hasBurst reports whether an algorithm accepts a Burst: those do whose spend drains, as in a
+// bucket.
 func hasBurst(algorithm string) bool {
 	return ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.ValidateFor(algorithm) == nil
 }
@@ -65,7 +66,7 @@ func waiter(t testing.TB, l ratelimit.Limiter, most time.Duration, opts ...throt
 	return w
 }
 
-// allow is one event, which takes the time told.
+// allow asks for one event, and returns how long that took.
 func allow(t testing.TB, ctx context.Context, l ratelimit.Limiter) (time.Duration, ratelimit.Result) {
 	t.Helper()
 	took, r, err := timed(func() (ratelimit.Result, error) { return l.Allow(ctx, "key") })
@@ -95,11 +96,11 @@ func peek(t testing.TB, l ratelimit.Limiter) ratelimit.Result {
 	return r
 }
 
-// broken fails where an error is set, and is the limiter otherwise.
+// broken fails in the methods for which an error is set, and is otherwise the limiter.
 type broken struct {
 	ratelimit.Limiter
 	allow, peek, refund, reset error
-	works                      int // calls of AllowN before allow is their error
+	works                      int // calls of AllowN that succeed before allow is returned
 	calls                      int
 }
 
@@ -131,7 +132,7 @@ func (b *broken) Reset(ctx context.Context, key string) error {
 	return b.Limiter.Reset(ctx, key)
 }
 
-// badInputIsRefused is the contract of every Limiter.
+// badInputIsRefused checks the contract of every Limiter.
 func badInputIsRefused(t *testing.T, l ratelimit.Limiter) {
 	t.Helper()
 	ctx := t.Context()
@@ -150,7 +151,7 @@ func badInputIsRefused(t *testing.T, l ratelimit.Limiter) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// aZeroValueIsAnError is the rule for exported structs.
+// aZeroValueIsAnError checks the rule for exported structs.
 func aZeroValueIsAnError(t *testing.T, l interface {
 	ratelimit.Limiter
 	ratelimit.PolicyAppender
@@ -167,7 +168,7 @@ func aZeroValueIsAnError(t *testing.T, l interface {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
-// errorsAreTheLimiters checks that each method hands on what its counterpart says.
+// errorsAreTheLimiters checks that each method returns the error of the wrapped limiter.
 func errorsAreTheLimiters(t *testing.T, wrap func(l ratelimit.Limiter) ratelimit.Limiter) {
 	t.Helper()
 	ctx := t.Context()

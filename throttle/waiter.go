@@ -1,9 +1,11 @@
 // Package throttle slows callers down instead of refusing them.
 //
-// Use [Waiter] to hold an event back until the limiter admits it. It bounds how long calls
-// wait, and how many wait at once. Use [Slowdown] to let everything through, later and
-// later the more a key does. [ratelimit.Wait] is a Waiter for as long as its caller's
-// context lasts, without a bound on the callers. Use [Reader] and [Writer] for bytes a second.
+// Use [Waiter] to hold events back until the limiter admits them. It bounds how long calls wait,
+// and how many wait at the same time. Use [Slowdown] to admit every event, but delay it more the
+// more a key does. Use [Reader] and [Writer] to limit bytes per second.
+//
+// [ratelimit.Wait] waits as a Waiter does, for as long as the caller's context lasts, and without a
+// bound on the number of callers.
 package throttle
 
 import (
@@ -22,29 +24,29 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Waiter wraps a [ratelimit.Limiter] l and holds events back until l admits them. Allow and
-// AllowN sleep until then, and for the Delay that l gives. They sleep no longer than a
-// maximum in all, and not past the deadline of ctx. If that is not enough they deny at
-// once. Delay is 0 in a Result that has been slept for.
+// Waiter wraps a [ratelimit.Limiter] l and holds events back until l admits them. Allow and AllowN
+// sleep until then, and for the Delay of l. In total, they sleep no longer than a maximum, and not
+// past the deadline of ctx. If that is not long enough, they deny immediately. The Delay of a
+// Result is 0 after a sleep.
 //
-// Bound: it sleeps at most the maximum, plus the time that its calls of l take. At most
-// 1,024 callers sleep at once, or [WithMaxWaiting]. Beyond that an event that cannot go now
-// is denied, whatever its key.
+// Bound: a call sleeps at most for the maximum, plus the time that its calls to l take. At most
+// 1,024 callers sleep at the same time ([WithMaxWaiting]). Beyond that, a Waiter denies every event
+// that cannot be admitted now, whatever its key.
 //
-// Callers that wait for the same key of the same l stand in a queue in this process, in
-// order of arrival. It is the queue of [ratelimit.Wait].
+// Within a process, the callers that wait for the same key of the same l wait in a queue, in order
+// of arrival. It is the queue of [ratelimit.Wait].
 //
-// The RetryAfter of a denial is the wait after which the event would be admitted without a
-// sleep. For an event that stands behind others it is an estimate.
+// The RetryAfter of a denial is the time after which the event would be admitted without a sleep,
+// or, by a leaky bucket, after a sleep of at most the maximum. If other callers are ahead in the
+// queue, it is an estimate.
 //
-// If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next
-// in the queue, or is given back as far as l can. [store.ErrOverloaded] and
-// [store.ErrUnavailable] do not end a sleep; other errors of l do.
+// If ctx ends during a sleep, the call returns ctx's error. A permit that the call already had goes
+// to the next caller in the queue, or is refunded as far as l can. [store.ErrOverloaded] and
+// [store.ErrUnavailable] do not end a sleep, but other errors of l do.
 //
-// It starts no goroutine. It sleeps in real time, or in that of a
-// synctest bubble, so l's store must not have a clock that stands still. AllowUpTo,
-// AllowWithin, Peek and Charge never sleep. It is safe for concurrent use. Make it by
-// [NewWaiter].
+// A Waiter starts no goroutine. It sleeps in real time, or in the time of a synctest bubble, so the
+// store of l must not use a clock that stands still. AllowUpTo, AllowWithin, Peek and Charge never
+// sleep. A Waiter is safe for concurrent use. Use [NewWaiter] to create one.
 type Waiter struct {
 	traits
 
@@ -63,8 +65,8 @@ const (
 // WaiterOption configures a [Waiter].
 type WaiterOption func(*Waiter) error
 
-// WithMaxWaiting bounds the callers that sleep at once to n, 1 to 2^31-1. The default is
-// 1,024.
+// WithMaxWaiting limits the number of callers that sleep at the same time to n, 1 to 2^31-1. The
+// default is 1,024.
 func WithMaxWaiting(n int) WaiterOption {
 	return func(w *Waiter) error {
 		if n < 1 || n > math.MaxInt32 {
@@ -75,8 +77,8 @@ func WithMaxWaiting(n int) WaiterOption {
 	}
 }
 
-// NewWaiter returns a limiter that decides as l does, after a sleep of up to max, which is
-// above 0. It returns [ratelimit.ErrInvalidOption] if l or an option is nil, or max or an
+// NewWaiter returns a limiter that decides as l does, after a sleep of up to max, which must be
+// positive. It returns [ratelimit.ErrInvalidOption] if l or an option is nil, or if max or an
 // option is out of range.
 func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*Waiter, error) {
 	if isnil.Is(l) {
@@ -102,15 +104,15 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	return w, nil
 }
 
-// Waiting returns how many callers sleep now.
+// Waiting returns how many callers are sleeping.
 func (w *Waiter) Waiting() int { return int(w.places.Taken()) }
 
-// Allow is AllowN of 1.
+// Allow is shorthand for AllowN with 1 event.
 func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
 	return w.AllowN(ctx, key, 1)
 }
 
-// queues is how the limiter's waiters stand.
+// queues returns how the callers of the limiter wait.
 func (w *Waiter) queues() see.Queues {
 	if w.fixed {
 		return w.own
@@ -119,18 +121,18 @@ func (w *Waiter) queues() see.Queues {
 	return see.QueuesOf(w.limiter, delays)
 }
 
-// leaky reports whether r is a leaky bucket's.
+// leaky reports whether r is a decision of a leaky bucket.
 func (w *Waiter) leaky(r *ratelimit.Result) bool {
 	return w.queues().Kind == queue.Leaky && r.Source() == ratelimit.SourceStore
 }
 
-// AllowN decides on n events at once, after a sleep if that helps.
+// AllowN decides on n events together, after a sleep if that helps.
 func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	switch {
 	case w.limiter == nil:
 		return ratelimit.Result{}, unmade.Err
 	case store.CheckCall(ctx, key, n) != nil:
-		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
+		return w.limiter.AllowN(ctx, key, n) // it returns the error
 	}
 	queues := w.queues()
 	patience := w.patience(ctx)
@@ -151,14 +153,14 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 		return r, nil
 	case errors.Is(err, queue.ErrFull) && !d.Asked:
 		return w.look(ctx, key, events)
-	case errors.Is(err, queue.ErrFull): // it denies what could sleep, too
+	case errors.Is(err, queue.ErrFull): // even calls that a sleep would help are denied
 		return w.denial(r, n, d.Remaining >= events, 0), nil
 	case !errors.Is(err, queue.ErrTooLate) && !errors.Is(err, queue.ErrNever):
 		return ratelimit.Result{}, err
 	case !d.Asked:
 		return w.behind(d, patience), nil
 	}
-	room := d.Remaining >= events // only the turn is too far away
+	room := d.Remaining >= events // only the scheduled time is too far away
 	if !r.Allowed {
 		r.RetryAfter = d.RetryAfter
 		if r.RetryAfter != ratelimit.Never && room {
@@ -168,8 +170,8 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	return w.denial(r, n, room, patience), nil
 }
 
-// look says how long the wait would be behind others, without a place. It must not ask for the
-// events that they wait for.
+// look returns the denial of a call that finds no place, with the wait behind the other callers. It
+// must not take the events that they wait for.
 func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	r, err := w.limiter.Peek(ctx, key)
 	if err != nil {
@@ -183,7 +185,8 @@ func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result,
 	return denial, nil
 }
 
-// behind is the denial of a call that stood behind others, and was not asked for.
+// behind returns the denial of a call that stood behind others in the queue, and for which l was
+// not asked.
 func (w *Waiter) behind(d queue.Decision, patience time.Duration) ratelimit.Result {
 	if w.queues().Kind == queue.Leaky && d.RetryAfter != ratelimit.Never {
 		d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
@@ -198,7 +201,7 @@ func (w *Waiter) behind(d queue.Decision, patience time.Duration) ratelimit.Resu
 
 // patience returns how long a call may sleep.
 func (w *Waiter) patience(ctx context.Context) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok { // at the deadline itself it is too late
+	if deadline, ok := ctx.Deadline(); ok { // a wake-up at the deadline itself is too late
 		return max(0, min(w.max, time.Until(deadline)-1))
 	}
 	return w.max
@@ -215,12 +218,13 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// denial returns r on n events as refused, to a caller that could have slept for early. With room
-// for them it is only too late. What l has admitted has been given back already.
+// denial returns r, a decision on n events, as a denial of a caller that could have slept for
+// early. room means that there is room for the events, but too late. Events that l admitted have
+// been refunded already.
 func (w *Waiter) denial(r ratelimit.Result, n int, room bool, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter
-		if w.leaky(&r) { // the events before are gone when its turn comes
+		if w.leaky(&r) { // at its scheduled time, all earlier events are gone
 			reset = r.Delay
 		}
 		retry := max(leastRetryAfter, wholeMicros(r.Delay-early))
@@ -238,7 +242,7 @@ func (w *Waiter) denial(r ratelimit.Result, n int, room bool, early time.Duratio
 	return r
 }
 
-// decided is a limiter that has decided already.
+// decided is a limiter with a decision that has been made already.
 type decided struct {
 	ratelimit.Limiter
 	result ratelimit.Result
@@ -248,17 +252,18 @@ func (d decided) AllowN(context.Context, string, int) (ratelimit.Result, error) 
 
 func (d decided) Refund(context.Context, string, ratelimit.Result, int) error { return nil }
 
-// withoutCharge returns r, an admission of n events that were given back, as a Result that
-// cannot be refunded again.
+// withoutCharge returns r, an admission of n events that were refunded, as a Result that cannot be
+// refunded again.
 func withoutCharge(r ratelimit.Result, n int) ratelimit.Result {
-	if r.Charged() > 0 { // otherwise it is a Peek's
+	if r.Charged() > 0 { // otherwise it comes from a Peek
 		r, _ = ratelimit.AllowWithin(context.Background(), decided{result: r}, "", n, 0)
 	}
 	return r
 }
 
-// AllowWithin is l's own, for callers that sleep the Delay themselves: see
-// [ratelimit.AllowWithin]. It does not sleep, and takes no place from those that do.
+// AllowWithin calls l's, for callers that sleep for the Delay themselves: see
+// [ratelimit.AllowWithin]. It does not sleep, and does not count toward the limit of sleeping
+// callers.
 func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	if w.limiter == nil {
 		return ratelimit.Result{}, unmade.Err
@@ -266,8 +271,8 @@ func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 	return ratelimit.AllowWithin(ctx, w.limiter, key, n, d)
 }
 
-// AllowUpTo admits as many of n events as l has room for now, and returns how many: 0 to n.
-// It does not sleep. Delay is l's, for the caller to sleep.
+// AllowUpTo admits as many of n events as l has room for now, and returns their number, 0 to n. It
+// does not sleep. The caller must sleep for the Delay, which is l's.
 func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
 	if w.limiter == nil {
 		return 0, ratelimit.Result{}, unmade.Err
@@ -275,8 +280,9 @@ func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int,
 	return ratelimit.AllowUpTo(ctx, w.limiter, key, n)
 }
 
-// Peek returns what Allow would, at once, and charges nothing. If Allow would sleep and
-// then admit, Allowed is true and Delay is the sleep, as long as no other caller comes.
+// Peek immediately returns what Allow would return, and charges nothing. If Allow would sleep and
+// then admit the event, Allowed is true, and Delay is the sleep, provided that no other caller
+// comes.
 func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if w.limiter == nil {
 		return ratelimit.Result{}, unmade.Err
@@ -298,7 +304,7 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	return r, nil
 }
 
-// Charge charges l with n events that have happened already, and does not sleep.
+// Charge charges l for n events that have already happened. It does not sleep.
 func (w *Waiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if w.limiter == nil {
 		return ratelimit.Result{}, unmade.Err
@@ -306,7 +312,7 @@ func (w *Waiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resul
 	return ratelimit.Charge(ctx, w.limiter, key, n)
 }
 
-// Refund gives back n of the events that charged admitted, as l does.
+// Refund refunds n of the admitted events in charged, as l does.
 func (w *Waiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if w.limiter == nil {
 		return unmade.Err
@@ -314,7 +320,7 @@ func (w *Waiter) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	return w.limiter.Refund(ctx, key, charged, n)
 }
 
-// Reset forgets key at l. Callers that sleep for it sleep on.
+// Reset forgets the state of key in l. Callers that sleep for the key continue to sleep.
 func (w *Waiter) Reset(ctx context.Context, key string) error {
 	if w.limiter == nil {
 		return unmade.Err
@@ -339,7 +345,7 @@ var (
 
 var askers = sync.Pool{New: func() any { return new(asker) }}
 
-// asker asks the limiter for a call in a queue.
+// asker asks the limiter on behalf of a call in a queue.
 type asker struct {
 	limiter ratelimit.Limiter
 	key     string
@@ -362,14 +368,14 @@ func (a *asker) Hands() bool     { return !see.Calls(a.limiter) && see.ByKey(a.l
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
-// told returns what a queue needs of r.
+// told returns the parts of r that a queue needs.
 func (a *asker) told(r ratelimit.Result) queue.Decision {
 	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
 		Elsewhere: r.Source() != ratelimit.SourceStore,
 	}
-	if r.Allowed && r.Limit == 0 { // no limit is known to count it
+	if r.Allowed && r.Limit == 0 { // no known limit counts it
 		d.Remaining = math.MaxInt32
 	}
 	for _, p := range r.Parts() {
@@ -379,7 +385,7 @@ func (a *asker) told(r ratelimit.Result) queue.Decision {
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,
 		})
 	}
-	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // otherwise r says no more than d
+	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // otherwise r has no more information than d
 		d.Told = r
 	}
 	return d

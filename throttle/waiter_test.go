@@ -228,7 +228,8 @@ func TestATurnIsSlept(t *testing.T) {
 	})
 }
 
-// The turns are a minute apart, and the caller waits 150 s: for two of them.
+// The scheduled times are a minute apart, and the caller waits up to 150 s, which is enough for two
+// of them.
 func TestATurnThatWouldComeTooLateIsGivenBackAndRetryAfterIsExact(t *testing.T) {
 	for name, burst := range map[string]int{"there is room in the queue": 10, "the queue is full": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -260,8 +261,8 @@ func TestATurnThatWouldComeTooLateIsGivenBackAndRetryAfterIsExact(t *testing.T) 
 	}
 }
 
-// A leaky bucket is not seen through another limiter. Its denial says nothing of the turn,
-// which is another minute away behind a minute of sleep.
+// A leaky bucket inside another limiter is not recognized. Its denial does not include the
+// scheduled time, which is another minute away after a minute of sleep.
 func TestATurnThatComesTooLateAfterASleepIsInTimeForANewCall(t *testing.T) {
 	inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Minute, Burst: 2}, func(t *testing.T, lim ratelimit.Limiter) {
 		w := waiter(t, &broken{Limiter: lim}, 90*time.Second)
@@ -406,7 +407,7 @@ func TestResetIsTheLimiters(t *testing.T) {
 	require.Equal(t, 2, peek(t, w).Remaining)
 }
 
-// A denial without a RetryAfter is against the contract: it must not make a busy loop.
+// A denial without a RetryAfter violates the contract. It must not cause a busy loop.
 func TestALimiterThatGivesNoRetryAfterIsAskedOnceAMillisecond(t *testing.T) {
 	for _, retry := range []time.Duration{0, -time.Hour, 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -505,7 +506,7 @@ func TestCallersOfAWaiterAreServedInTheOrderOfArrival(t *testing.T) {
 	})
 }
 
-// counted counts the calls of a limiter that say something to it.
+// counted counts the calls that ask a limiter.
 type counted struct {
 	ratelimit.Limiter
 	asked atomic.Int64
@@ -660,8 +661,8 @@ func TestAWaiterAroundALeakyBucketServesItsRateToImpatientCallers(t *testing.T) 
 	})
 }
 
-// A denial that a Waiter makes itself, since no patience or no place is left, says as much
-// as the limiter's own.
+// A denial that a Waiter makes itself, because of the maximum sleep or because no place is left,
+// has as much information as a denial by the limiter.
 func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
@@ -750,7 +751,7 @@ func (failing) Peek(context.Context, *store.Namespace, string, store.Limit, int6
 	return store.Reply{}, store.ErrUnavailable
 }
 
-// A leaky bucket's turn that comes too late, or finds no place, is given back.
+// A leaky bucket's permit that comes too late, or finds no place, is refunded.
 func TestATurnThatIsGivenBackSaysWhatTheLimitsAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := inMemory(t, "leaky_bucket", ratelimit.PerHour(5))
@@ -781,7 +782,7 @@ func TestATurnThatIsGivenBackSaysWhatTheLimitsAre(t *testing.T) {
 	})
 }
 
-// farAway is a store far enough away for two calls to be under way at once.
+// farAway is a store so slow that two calls overlap.
 type farAway struct{ store.Store }
 
 func (s farAway) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -827,7 +828,7 @@ func TestATurnWhosePlaceHasGoneMeanwhileIsNoChargeAnyMore(t *testing.T) {
 	})
 }
 
-// tokensBesideRequests is an All of calls and their tokens.
+// tokensBesideRequests returns an All of a limit on calls and a limit on their tokens.
 func tokensBesideRequests(t *testing.T, algorithm string, tokens ratelimit.Limit) (all, of ratelimit.Limiter) {
 	t.Helper()
 	of = inMemory(t, algorithm, tokens)

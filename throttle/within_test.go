@@ -35,7 +35,7 @@ func TestAWaiterPassesTurnsOnAndSleepsForNone(t *testing.T) {
 	})
 }
 
-// A Slowdown denies only callers that say how long they can wait.
+// A Slowdown denies only calls that set a maximum wait.
 func TestASlowdownGivesBackWhatComesTooLate(t *testing.T) {
 	inner := inMemory(t, "token_bucket", ratelimit.PerDay(10))
 	lim, err := throttle.NewSlowdown(inner, throttle.Slow{Free: 2, Step: time.Second, Max: time.Minute})
@@ -52,7 +52,7 @@ func TestASlowdownGivesBackWhatComesTooLate(t *testing.T) {
 	require.Equal(t, time.Minute, allowWithin(t, lim, 11, time.Minute).Delay)
 }
 
-// recorder is a store that tells what it was asked for.
+// recorder is a store that records the calls to it.
 type recorder struct {
 	store.Store
 	calls *[]string
@@ -78,8 +78,8 @@ func (s recorder) Refund(ctx context.Context, ns *store.Namespace, key string, l
 	return s.Store.Refund(ctx, ns, key, l, charged)
 }
 
-// A turn that comes too late is not asked for a second time: the first denial says when it would
-// come. So a denial costs what that of the All does.
+// An event that would come too late is not asked for twice, because the first denial includes its
+// scheduled time. A denial therefore costs as much as a denial by the All.
 func TestADenialOfAnAllIsAskedForOnce(t *testing.T) {
 	const most = 2 * time.Second
 	for name, c := range map[string]struct {

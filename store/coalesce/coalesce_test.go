@@ -186,7 +186,7 @@ func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
 			require.LessOrEqual(t, s.calls.Load(), int64(4))
 			for i, r := range results {
 				want := allowN(t, alone, n)
-				got, wants := append(r.Parts(), r), append(want.Parts(), want)
+				got, wants := append(r.Parts(), ratelimit.Part{Result: r}), append(want.Parts(), ratelimit.Part{Result: want})
 				require.Len(t, got, len(wants))
 				for p, r := range got {
 					want := wants[p]

@@ -24,15 +24,14 @@ const (
 	newAsks    = 3   // by a new user
 )
 
-// TestAttackByRotatingKeysGainsNothing floods a store at its cap with keys that are used
-// once, ten times as many as it holds. All the while the attacker tries one real key,
-// earlier users go on, and others arrive. With 10,000,000 keys for each algorithm it
-// takes a minute:
+// TestAttackByRotatingKeysGainsNothing floods a full store with keys that are used once, ten times
+// as many as it holds. Meanwhile, the attacker tries one real key, earlier users continue, and new
+// users arrive. With 10,000,000 keys for each algorithm it takes a minute:
 //
 //	RATELIMIT_LONG=1 go test -run Attack -v ./store/memstore
 //
-// A key of the flood that has spent as much as a user's key is kept as well as that. So
-// this holds for keys that have soon spent more than each of the flood's. The attacker's
+// A key of the flood that has spent as much as a user's key is kept as long as the user's. The test
+// therefore holds for keys that soon spend more than each key of the flood. The attacker's real key
 // is one of them.
 func TestAttackByRotatingKeysGainsNothing(t *testing.T) {
 	effort.OneGoroutine(t)
@@ -93,8 +92,8 @@ func attack(t *testing.T, algorithm string, maxKeys, rotating, cost int) {
 	check(t, s)
 }
 
-// TestAttackSucceedsWhereVictimsGoByAge shows that the flood bites: it runs the same
-// attack on stores that evict without asking what a key has spent.
+// TestAttackSucceedsWhereVictimsGoByAge shows that the flood is effective: it runs the same attack
+// on stores that evict keys regardless of their spend.
 func TestAttackSucceedsWhereVictimsGoByAge(t *testing.T) {
 	const maxKeys, rotating = 1000, 20_000
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -147,8 +146,8 @@ func newSiege(t *testing.T, s store.Store, c *clock, algorithm string, maxKeys, 
 		users: users, spent: make([]int, len(users))}
 }
 
-// fill fills the store just to its cap: with the established users, and with the
-// beginning of the attack.
+// fill fills the store exactly to its maximum, with the established users and with the first keys
+// of the attack.
 func (g *siege) fill() {
 	for u := range g.users {
 		for range oldUsed {
@@ -169,7 +168,7 @@ func (g *siege) flood() time.Duration {
 	return time.Since(start) / time.Duration(g.decisions()-before)
 }
 
-// round is one rotating key, and now and then a user.
+// round uses one rotating key, and sometimes a user's key.
 func (g *siege) round() {
 	i := g.rounds
 	g.rounds++
@@ -186,7 +185,7 @@ func (g *siege) round() {
 	g.watch()
 }
 
-// visit lets an established user ask for an event.
+// visit makes an established user ask for an event.
 func (g *siege) visit(u int) {
 	if g.ask(&g.established, g.users[u], 1) {
 		g.spent[u]++
@@ -210,10 +209,10 @@ func (g *siege) decisions() int {
 	return g.rotated.asked + g.attacker.asked + g.established.asked + g.newcomers.asked
 }
 
-// attackerShare is what the attacker's own key was admitted, in limits.
+// attackerShare returns how much the attacker's own key was admitted, as a multiple of the limit.
 func (g *siege) attackerShare() float64 { return float64(g.attacker.admitted) / siegeLimit }
 
-// forgotten is how many of the established users have more than their limit, with what
+// forgotten returns how many of the established users have more than their limit, including what
 // they may still spend.
 func (g *siege) forgotten() (n int) {
 	for u, key := range g.users {
@@ -224,7 +223,7 @@ func (g *siege) forgotten() (n int) {
 	return n
 }
 
-// naiveStore is a capped map for rules without logs. When it is full, victim chooses the
+// naiveStore is a map of limited size for rules without logs. When it is full, victim chooses the
 // key that the nth key replaces.
 type naiveStore struct {
 	store.Store // nil: there is no Refund and no Reset

@@ -52,7 +52,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// BenchmarkNewKey is the cost of a new key, growth and splits included.
+// BenchmarkNewKey measures the cost of a new key, including growth and splits.
 func BenchmarkNewKey(b *testing.B) {
 	const n = 1_000_000
 	keys := keyNames(n)

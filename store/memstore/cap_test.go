@@ -76,8 +76,8 @@ func TestFullStoreWithAnEmptyTable(t *testing.T) {
 	check(t, s)
 }
 
-// TestFullStoreWhoseNextTableIsEmpty has all keys in one of four tables, and they are dead. The new key is
-// of a table whose next one is empty too.
+// TestFullStoreWhoseNextTableIsEmpty has all keys in one of four tables, and all have ended. The
+// new key belongs to a table whose next table is empty too.
 func TestFullStoreWhoseNextTableIsEmpty(t *testing.T) {
 	const maxKeys = 128
 	c := newClock()
@@ -148,7 +148,8 @@ func TestDeadKeysAreNotEvictedButReplaced(t *testing.T) {
 	}
 }
 
-// TestTheDeadGoBeforeThoseWhoHaveNearlyNothing has a key in force whose spend is less than an event.
+// TestTheDeadGoBeforeThoseWhoHaveNearlyNothing has a key in force that has spent less than one
+// event.
 func TestTheDeadGoBeforeThoseWhoHaveNearlyNothing(t *testing.T) {
 	light := *window
 	light.Used = func(store.State, int64, int64) int64 { return 0 }
@@ -163,8 +164,8 @@ func TestTheDeadGoBeforeThoseWhoHaveNearlyNothing(t *testing.T) {
 	}
 }
 
-// TestRotatingKeysResetNobody floods a store at its cap with new keys. Keys that have
-// spent more than the flood's keep their state, the attacker's too.
+// TestRotatingKeysResetNobody floods a full store with new keys. Keys that have spent more than the
+// keys of the flood keep their state, including the attacker's.
 func TestRotatingKeysResetNobody(t *testing.T) {
 	for _, rule := range []*store.Rule{window, sliding} {
 		for _, maxKeys := range []int{10, 100, 1000} {
@@ -173,8 +174,8 @@ func TestRotatingKeysResetNobody(t *testing.T) {
 	}
 }
 
-// TestRotatingKeysResetNobodyWithAnySecret forces certain secrets. With them, a hash of
-// one multiplication led all new keys to few tables, which then forgot users.
+// TestRotatingKeysResetNobodyWithAnySecret uses certain secrets. With them, a hash with a single
+// multiplication led all new keys to a few tables, which then forgot users.
 func TestRotatingKeysResetNobodyWithAnySecret(t *testing.T) {
 	for maxKeys, numbers := range map[int][]int{100: {60, 1901}, 1000: {14, 159, 617, 1249, 1295, 1871, 2028, 2097, 2488}} {
 		for _, number := range numbers {
@@ -185,7 +186,7 @@ func TestRotatingKeysResetNobodyWithAnySecret(t *testing.T) {
 	}
 }
 
-// flood floods a store with this secret; nil is one of its own.
+// flood floods a store with the given secret; nil means a random one.
 func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret) {
 	const limit = 100
 	rotating := effort.Of(30_000, 100_000) / scale
@@ -223,7 +224,8 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 	}
 }
 
-// TestANewKeyOfAFullStoreIsComparedWithEight counts how many keys a new one is compared with in a full table.
+// TestANewKeyOfAFullStoreIsComparedWithEight counts how many keys of a full table a new key is
+// compared with.
 func TestANewKeyOfAFullStoreIsComparedWithEight(t *testing.T) {
 	compared := 0
 	counting := *window

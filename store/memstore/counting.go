@@ -2,23 +2,24 @@ package memstore
 
 import "slices"
 
-// spareCountings is how many countings a table keeps beyond one for each of its slots.
+// spareCountings is how many countings a table keeps beyond one per slot.
 const spareCountings = 32
 
-// counting says how a state was counted: by which rule, and under a limit of which Rate and
-// Period. A slot has the number of one of its table's countings. There are few limits, and
+// counting describes how a state was counted: by which rule, and under a limit of which Rate and
+// Period. A slot has the number of one of its table's countings, because there are few limits and
 // many slots.
 type counting struct {
 	period     int64
 	rate, rule uint32 // the rule's number
 }
 
-// under reports whether it is a counting under such a limit, whatever its Burst.
+// under reports whether it is a counting under a limit with this Rate and Period, whatever its
+// Burst.
 func (c *counting) under(rate, period int64) bool {
 	return int64(c.rate) == rate && c.period == period
 }
 
-// counting is that of slot i.
+// counting returns the counting of slot i.
 func (t *table) counting(i int) *counting {
 	if n := t.slots[i].number(); n > 0 {
 		return &t.more.countings[n-1]
@@ -26,12 +27,13 @@ func (t *table) counting(i int) *counting {
 	return &t.common
 }
 
-// recount notes that the state of slot i is now counted under a limit of this Rate and Period.
+// recount records that the state of slot i is now counted under a limit with this Rate and Period.
 func (t *table) recount(i int, rate, period int64) {
 	t.slots[i].setNumber(t.numberOf(counting{period, uint32(rate), t.counting(i).rule}))
 }
 
-// numberOf is the number of c in t. If c is new there, the numbers of others may change.
+// numberOf returns the number of c in t. If c is new there, the numbers of other countings may
+// change.
 func (t *table) numberOf(c counting) int {
 	switch {
 	case c == t.common:
@@ -53,13 +55,13 @@ func (t *table) numberOf(c counting) int {
 	return len(t.more.countings)
 }
 
-// dropCountings drops the countings that no slot has, and makes that of most slots the
-// common one.
+// dropCountings drops the countings that no slot has, and makes the most frequent one the common
+// one.
 func (t *table) dropCountings() {
 	if t.more == nil || len(t.more.countings) == 0 {
 		return
 	}
-	var uses, numbers [maxSlots + spareCountings + 1]int16 // by the number before
+	var uses, numbers [maxSlots + spareCountings + 1]int16 // by the old number
 	for i, s := range t.slots {
 		if t.tags[i] != 0 {
 			uses[s.number()]++

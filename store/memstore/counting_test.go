@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Each state comes back with the limit that it was counted under, also while keys change
-// their limits all the time. What tables keep of limits that no key has any more is bounded.
+// Each state keeps the limit that it was counted under, even while keys change their limits all the
+// time. The memory for limits that no key has any longer is bounded.
 func TestAStateComesBackWithItsLimit(t *testing.T) {
 	effort.OneGoroutine(t)
 	last := store.Limit{} // of the key that is asked for

@@ -6,16 +6,16 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// freshFor is how long a call looks at a denial without the lock, in µs. The next one takes
-// the lock, so that a key that is always denied goes on with the sweeping.
+// freshFor is how long calls read a denial without the lock, in µs. The next call takes the lock,
+// so that a key that is always denied still contributes to sweeping.
 const freshFor = 100
 
-// ticksUnseen is how many ticks calls without the lock count as in freshFor.
+// ticksUnseen is how many ticks the calls without the lock count as, per freshFor.
 const ticksUnseen = 15
 
-// denial is the state of one slot, that of the key which the table has denied twice in a row.
-// Calls on that key that are denied by it need no lock, and write nothing. It is written under
-// the lock of its table.
+// denial is the state of one slot, the slot of the key that the table has denied twice in a row.
+// Calls that this state denies need no lock, and write nothing. It is written under the lock of its
+// table.
 type denial struct {
 	lo      atomic.Uint64
 	hiWhole atomic.Uint64
@@ -23,11 +23,11 @@ type denial struct {
 	part    atomic.Int64
 	period  atomic.Int64
 	rate    atomic.Int64
-	from    atomic.Int64 // Unix µs; an earlier reading of the clock takes the lock
+	from    atomic.Int64 // Unix µs; calls with an earlier reading of the clock take the lock
 }
 
-// denies decides on n events of h, without the lock, if they are denied. The version was odd
-// before, and if it is still the same, the key had this state then.
+// denies decides on n events of h without the lock, if they are denied. version was odd before the
+// call; if it has not changed, the key had this state when it was read.
 func (t *table) denies(version uint64, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, bool) {
 	d := &t.denial
 	hiWhole := d.hiWhole.Load()
@@ -42,8 +42,8 @@ func (t *table) denies(version uint64, h hash, rule *store.Rule, l store.Limit, 
 	return r, !r.OK()
 }
 
-// deny notes that the state in slot i, which was counted under a limit of this Rate and Period,
-// has denied events at now. It publishes that state the second time.
+// deny records that the state in slot i, which was counted under a limit with l's Rate and Period,
+// has denied events at now. The second time, it publishes that state.
 func (t *table) deny(i int, l store.Limit, now int64) {
 	s, d := &t.slots[i], &t.denial
 	switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// TestAKeyThatIsDeniedAgainTakesNoLock holds the lock of the key's table meanwhile. It would wait
-// for ever otherwise.
+// TestAKeyThatIsDeniedAgainTakesNoLock holds the lock of the key's table during the call, which
+// would otherwise wait forever.
 func TestAKeyThatIsDeniedAgainTakesNoLock(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
@@ -47,8 +47,7 @@ func TestAKeyThatIsDeniedAgainTakesNoLock(t *testing.T) {
 	}
 }
 
-// TestDenialsGoOnWithTheSweeping denies one key, and nothing else, until those that have gone
-// idle are dropped.
+// TestDenialsGoOnWithTheSweeping denies one key, and no other, until the idle keys are dropped.
 func TestDenialsGoOnWithTheSweeping(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
@@ -72,7 +71,7 @@ func TestDenialsGoOnWithTheSweeping(t *testing.T) {
 	}
 }
 
-// TestADenialSeesWhatWasDropped has the clock set back before the end of a state that was dropped.
+// TestADenialSeesWhatWasDropped sets the clock back to before the end of a state that was dropped.
 // All calls then count as of that end.
 func TestADenialSeesWhatWasDropped(t *testing.T) {
 	for _, first := range []string{"the end", "the denial"} {
@@ -101,7 +100,7 @@ func TestADenialSeesWhatWasDropped(t *testing.T) {
 	}
 }
 
-// TestADenialIsOfOneLimit asks under another Rate once the state has ended by its own.
+// TestADenialIsOfOneLimit asks under another Rate after the state has ended under its own.
 func TestADenialIsOfOneLimit(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
@@ -126,7 +125,7 @@ func TestADenialIsOfOneLimit(t *testing.T) {
 	}
 }
 
-// TestADenialIsOfOneKey asks for a key that shares a third of its hash with the one that is denied.
+// TestADenialIsOfOneKey asks for a key that shares a third of its hash with the denied key.
 func TestADenialIsOfOneKey(t *testing.T) {
 	secret, ns, l := memstore.SecretOf(1), store.NewNamespace(window, ""), perMinute(1)
 	alike, known := [2]string{}, map[uint64]string{}
@@ -154,8 +153,8 @@ func TestADenialIsOfOneKey(t *testing.T) {
 	}
 }
 
-// TestADenialThatChangesMeanwhileIsNotSeen reads a denial that another one has replaced since the
-// read began, which would be a mix of both.
+// TestADenialThatChangesMeanwhileIsNotSeen reads a denial that has been replaced since the read
+// began. The result would be a mix of both.
 func TestADenialThatChangesMeanwhileIsNotSeen(t *testing.T) {
 	s := newStore(t, memstore.WithMaxKeys(32)) // one table
 	ns, l := store.NewNamespace(window, ""), perMinute(1)
@@ -176,9 +175,9 @@ func TestADenialThatChangesMeanwhileIsNotSeen(t *testing.T) {
 	}
 }
 
-// TestDenialsAnswerAsUnderTheLock makes random calls on few keys while others come and go, and
-// compares all answers with those of a store that looks at each state under the lock. The clock
-// goes back at times.
+// TestDenialsAnswerAsUnderTheLock makes random calls on a few keys while others come and go, and
+// compares all answers with those of a store that reads each state under the lock. The clock is
+// sometimes set back.
 func TestDenialsAnswerAsUnderTheLock(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
@@ -187,19 +186,19 @@ func TestDenialsAnswerAsUnderTheLock(t *testing.T) {
 				p.call(t, i)
 			}
 			check(t, p.s)
-			if p.published < 100 && algorithm != "sliding_log" { // of which only one entry is a state
+			if p.published < 100 && algorithm != "sliding_log" { // a sliding log is a state only while it has one entry
 				t.Errorf("only %d calls came while a denial could be seen without the lock", p.published)
 			}
 		})
 	}
 }
 
-// denialPair is two stores that get the same calls. The second one forgets its denials.
+// denialPair consists of two stores that get the same calls. The second one forgets its denials.
 type denialPair struct {
 	rng       *rand.Rand
 	clock     *clock
 	s, plain  *memstore.Store
-	limiters  [2][]ratelimit.Limiter // by store; each has two, which count together under different limits
+	limiters  [2][]ratelimit.Limiter // per store, two that share their counts under different limits
 	last      [2]map[string]ratelimit.Result
 	published int
 }
@@ -221,7 +220,7 @@ func newDenialPair(t *testing.T, algorithm string) *denialPair {
 	return p
 }
 
-// call makes the ith call on both.
+// call makes the ith call on both stores.
 func (p *denialPair) call(t *testing.T, i int) {
 	t.Helper()
 	key, which, n, what := fmt.Sprint("hot", p.rng.IntN(2)), 0, 1+p.rng.IntN(2), p.rng.IntN(100)
@@ -277,13 +276,13 @@ func (p *denialPair) call(t *testing.T, i int) {
 		p.clock.add(-p.rng.Int64N(100))
 	case step == 199:
 		p.clock.add(p.rng.Int64N(20_000))
-	case step == 198 && p.rng.IntN(5) == 0: // what has ended is dropped
+	case step == 198 && p.rng.IntN(5) == 0: // drop ended states
 		p.clock.add(3 * second)
 	}
 }
 
-// TestNoDenialOutlivesARefund has callers who are denied all the time, while others give back
-// what they took. Whoever has given back must be admitted next.
+// TestNoDenialOutlivesARefund has some callers that are denied all the time, while others refund
+// their events. A caller that has just refunded must be admitted next.
 func TestNoDenialOutlivesARefund(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
@@ -301,7 +300,7 @@ func TestNoDenialOutlivesARefund(t *testing.T) {
 						case <-done:
 							return
 						default:
-							if r, err := lim.AllowN(ctx, "k", 3); r.Allowed || err != nil { // more than the limit, so it takes nothing
+							if r, err := lim.AllowN(ctx, "k", 3); r.Allowed || err != nil { // more than the limit, so it charges nothing
 								t.Errorf("%+v, %v", r, err)
 								return
 							}
@@ -326,7 +325,7 @@ func TestNoDenialOutlivesARefund(t *testing.T) {
 	}
 }
 
-// giveBack makes key "k" whole again, in one of two ways.
+// giveBack restores the full limit of key "k", in one of two ways.
 func giveBack(i int, lim ratelimit.Limiter, r ratelimit.Result) error {
 	if i%2 == 0 {
 		return lim.Reset(ctx, "k")

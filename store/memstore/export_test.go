@@ -17,19 +17,19 @@ const (
 // Sizes returns the size of a slot and of a table's header, in bytes.
 func Sizes() (slotSize, tableSize uintptr) { return unsafe.Sizeof(slot{}), unsafe.Sizeof(table{}) }
 
-// SecretOf returns a secret by its number, the same in each run.
+// SecretOf returns a secret by its number. It is the same in each run.
 func SecretOf(number int) *Secret {
 	word := rand.New(rand.NewPCG(uint64(number), 26)).Uint64
 	return &Secret{lane{word(), word(), word()}, lane{word(), word(), word()}}
 }
 
-// Secret is what makes hashes.
+// Secret makes the hashes of a store.
 type Secret = secret
 
-// Hash is the hash of a key in a store with this secret.
+// Hash returns the hash of a key in a store with this secret.
 func (s *secret) Hash(ns *store.Namespace, key string) Hashed { return s.hash(ns, key) }
 
-// Hash is the hash of a key in s.
+// Hash returns the hash of a key in s.
 func (s *Store) Hash(ns *store.Namespace, key string) Hashed { return s.secret.hash(ns, key) }
 
 // Use gives an empty store a secret.
@@ -38,7 +38,7 @@ func (s *Store) Use(secret *Secret) { s.secret = *secret }
 // Hashed is a hash.
 type Hashed = hash
 
-// Same reports whether the slot of a key with hash h is that of other.
+// Same reports whether a key with hash h has the same slot as a key with hash other.
 func (h hash) Same(other Hashed) bool { return (&slot{lo: h.lo, hi: uint32(h.hi >> 32)}).is(other) }
 
 func (h hash) Hi() uint64        { return h.hi }
@@ -46,15 +46,14 @@ func (h hash) Lo() uint64        { return h.lo }
 func (h hash) Home(size int) int { return h.home(size) }
 func (h hash) Tag() uint64       { return uint64(h.tag()) }
 
-// Shape is what a call may change of a table.
+// Shape is the part of a table that a call may change.
 type Shape struct {
 	Array *slot
 	Size  int
 	Keys  int
 }
 
-// Shapes returns the shapes of all tables by their place in the ring, and the table to
-// sweep next.
+// Shapes returns the shapes of all tables in the order of the ring, and the table to sweep next.
 func (s *Store) Shapes() (shapes map[any]Shape, hand any) {
 	shapes = map[any]Shape{}
 	for _, t := range s.tables() {
@@ -63,12 +62,12 @@ func (s *Store) Shapes() (shapes map[any]Shape, hand any) {
 	return shapes, s.hand.Load()
 }
 
-// TableOf is the table of a key.
+// TableOf returns the table of a key.
 func (s *Store) TableOf(ns *store.Namespace, key string) any {
 	return s.root.leaf(s.secret.hash(ns, key))
 }
 
-// Next is the table after t in the ring.
+// Next returns the table after t in the ring.
 func (*Store) Next(t any) any { return t.(*table).next.Load() }
 
 func (s *Store) tables() []*table {
@@ -80,7 +79,7 @@ func (s *Store) tables() []*table {
 	return tables
 }
 
-// Countings returns how many countings all tables have beside their common ones.
+// Countings returns how many countings all tables have in addition to their common ones.
 func (s *Store) Countings() (n int) {
 	for _, t := range s.tables() {
 		if t.more != nil {
@@ -97,8 +96,8 @@ func (s *Store) SweepAll() {
 	}
 }
 
-// Check returns an error if the tables are not in order. Every slot is in its table and
-// can be found there. The counts are right. The tables are a partition of all hashes.
+// Check returns an error if the tables are inconsistent. Every slot must be in its table and be
+// found there, the counts must be right, and the tables must be a partition of all hashes.
 func (s *Store) Check() error {
 	var keys int
 	covered := 0.0
@@ -142,8 +141,8 @@ func (s *Store) checkTable(t *table) error {
 	return nil
 }
 
-// CoveringAfter locks the table of another key, as if it had been key's too until then. It reports whether
-// that of key is locked in its place.
+// CoveringAfter locks the table of another key, as if it had also been the table of key until then.
+// It reports whether the table of key is locked instead.
 func (s *Store) CoveringAfter(ns *store.Namespace, other, key string) bool {
 	h, before := s.secret.hash(ns, key), s.lock(s.secret.hash(ns, other))
 	t := s.covering(before, h)
@@ -155,7 +154,8 @@ func (s *Store) CoveringAfter(ns *store.Namespace, other, key string) bool {
 	return t == s.root.leaf(h) && !t.mu.TryLock()
 }
 
-// NumberAnew is the number of a rule that another call may have added since this one looked for it.
+// NumberAnew returns the number of a rule that another call may have added since this call looked
+// for it.
 func (s *Store) NumberAnew(rule *store.Rule) (uint32, bool) { return s.rules.add(rule) }
 
 // LockTableOf locks the table of a key.
@@ -163,7 +163,7 @@ func (s *Store) LockTableOf(ns *store.Namespace, key string) (unlock func()) {
 	return s.lock(s.secret.hash(ns, key)).mu.Unlock
 }
 
-// Denials is how many denials can be seen without a lock.
+// Denials returns how many denials can be read without a lock.
 func (s *Store) Denials() (n int) {
 	for _, t := range s.tables() {
 		n += int(t.version.Load() % 2)
@@ -171,7 +171,7 @@ func (s *Store) Denials() (n int) {
 	return n
 }
 
-// ForgetDenials lets all denials be seen under the lock only.
+// ForgetDenials withdraws all denials, so that they are decided under the lock.
 func (s *Store) ForgetDenials() {
 	for _, t := range s.tables() {
 		t.mu.Lock()
@@ -180,17 +180,18 @@ func (s *Store) ForgetDenials() {
 	}
 }
 
-// VersionOf is that of the denial in the table of a key.
+// VersionOf returns the version of the denial in the table of a key.
 func (s *Store) VersionOf(ns *store.Namespace, key string) uint64 {
 	return s.root.leaf(s.secret.hash(ns, key)).version.Load()
 }
 
-// Denies reports whether one event is denied without the lock, if the version was this one before.
+// Denies reports whether one event is denied without the lock, if the version was the given one
+// before.
 func (s *Store) Denies(version uint64, ns *store.Namespace, key string, l store.Limit) bool {
 	h := s.secret.hash(ns, key)
 	_, ok := s.root.leaf(h).denies(version, h, ns.Rule, l, s.now(), 1)
 	return ok
 }
 
-// Tables is how many tables there are.
+// Tables returns the number of tables.
 func (s *Store) Tables() int { return len(s.tables()) }

@@ -8,17 +8,17 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// hash is a key's. A store keeps 96 bits of it, so that no two keys share them. Among 16
-// million keys the odds are 1 in 2^49.
+// hash is the hash of a key. A store keeps 96 bits of it, so that two keys do not collide: with 16
+// million keys, the odds of a collision are 1 in 2^49.
 type hash struct{ hi, lo uint64 }
 
-// secret makes the hashes of a store its own. Without it, an attacker can neither find
-// two keys of one hash nor fill one table.
+// secret makes the hashes of each store different. An attacker who does not know it can neither
+// find two keys with the same hash nor fill one table.
 type secret struct{ hi, lo lane }
 
-// lane makes one half of a hash, as wyhash does. Its step takes 16 bytes. It masks each
-// half with a secret word, multiplies them, and folds the halves of the product. The two
-// lanes share nothing but the key.
+// lane computes one half of a hash, as wyhash does. A step takes 16 bytes: it masks each half of
+// them with a secret word, multiplies the halves, and folds the product. The two lanes have only
+// the key in common.
 type lane struct{ start, middle, last uint64 }
 
 func newSecret() secret {
@@ -43,9 +43,9 @@ func (s *secret) hash(ns *store.Namespace, key string) hash {
 	return hash{s.hi.finish(hi^x, y, length), s.lo.finish(lo^y, x, length)}
 }
 
-// finish multiplies twice. After a single multiplication, keys that differ in few digits
-// differ in few patterns. With one secret of 20, the bits that choose a table and a slot
-// were then uneven.
+// finish multiplies twice. After a single multiplication, keys that differ in few digits differ in
+// few patterns. With one secret in 20, the bits that choose a table and a slot were then unevenly
+// distributed.
 func (l *lane) finish(x, y, length uint64) uint64 {
 	hi, lo := bits.Mul64(x, y^l.last)
 	return fold(lo^l.start^length, hi^l.middle)
@@ -69,12 +69,12 @@ func fold(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// home is the first slot to search for h in a table of this size. It uses other bits than
-// the tree of tables and the tag do.
+// home returns the first slot to search for h in a table of this size. It uses other bits than the
+// tree of tables and the tag.
 func (h hash) home(size int) int {
 	i, _ := bits.Mul64(h.lo, uint64(size))
 	return int(i)
 }
 
-// tag is a byte of the hash, never 0.
+// tag returns a byte of the hash, never 0.
 func (h hash) tag() uint8 { return max(uint8(h.lo), 1) }

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// families are keys as programs make them: key returns number i of one, which differs
-// from the others in few bytes.
+// families are sets of keys like those that programs make. key returns the ith key of a family,
+// which differs from the others in a few bytes.
 var families = []struct {
 	name string
 	key  func(i int) string
@@ -41,8 +41,8 @@ var families = []struct {
 	{"one byte, repeated", func(i int) string { return strings.Repeat(string([]byte{byte(i)}), 1+i/256*8) }},
 }
 
-// space is that of all hashes here. Keys that begin or end with what anybody can compute of it spread
-// no worse.
+// space is the namespace of all hashes in these tests. Keys that begin or end with values that
+// anyone can compute from it are distributed as well as others.
 var (
 	space            = store.NewNamespace(&store.Rule{Name: "any"}, "")
 	spaceHi, spaceLo = space.ID()
@@ -61,7 +61,7 @@ func fewBits(n, i int) string {
 	return string(b)
 }
 
-// uses are what tables read from a hash: each a number below 64.
+// uses are the values that tables read from a hash, each a number below 64.
 var uses = []struct {
 	name string
 	of   func(h memstore.Hashed) uint64
@@ -79,9 +79,9 @@ var uses = []struct {
 	{"slot and tag", func(h memstore.Hashed) uint64 { return h.Lo()>>61*8 + h.Tag()%8 }},
 }
 
-// TestKeysSpreadEvenlyWithEverySecret counts the keys of each family in the 64 cells of
-// each use. It adds up the squares of the deviations from the average, over the average.
-// For even cells the sum is about 63, and 180 or more once in 10^12 times.
+// TestKeysSpreadEvenlyWithEverySecret counts the keys of each family in the 64 cells of each use.
+// It adds up the squares of the deviations from the average, divided by the average. For an even
+// distribution, the sum is about 63; a sum of 180 or more occurs once in 10^12 times.
 func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 	const keys, cells = 1024, 64
 	secrets := effort.Of(100, 400, 2500) / scale
@@ -123,8 +123,8 @@ func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 	}
 }
 
-// TestEachByteOfAKeyCounts changes one byte of a key, each in turn and to each other
-// value, and the key's length.
+// TestEachByteOfAKeyCounts changes each byte of a key to every other value, one at a time, and the
+// key's length.
 func TestEachByteOfAKeyCounts(t *testing.T) {
 	for number := range max(1, effort.Of(1, 2, 5)/scale) {
 		secret := memstore.SecretOf(number)
@@ -149,8 +149,8 @@ func TestEachByteOfAKeyCounts(t *testing.T) {
 	}
 }
 
-// TestShortKeysHaveHashesOfTheirOwn tries bytes at the ends of their range, of which those of a word of
-// the hash may overlap.
+// TestShortKeysHaveHashesOfTheirOwn tries bytes at the ends of their range, because the bytes of a
+// word of the hash may overlap.
 func TestShortKeysHaveHashesOfTheirOwn(t *testing.T) {
 	secret, known, keys := memstore.SecretOf(1), map[memstore.Hashed]string{}, []string{""}
 	for len(keys[0]) < 4 {
@@ -171,7 +171,7 @@ func TestShortKeysHaveHashesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestEachStoreHashesInItsOwnWay compares two of them.
+// TestEachStoreHashesInItsOwnWay compares the hashes of two stores.
 func TestEachStoreHashesInItsOwnWay(t *testing.T) {
 	a, b := newStore(t).Hash(space, "k"), newStore(t).Hash(space, "k")
 	if a.Hi() == b.Hi() || a.Lo() == b.Lo() {

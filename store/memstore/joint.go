@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Prepare implements [store.Store]: there is nothing to prepare.
+// Prepare implements [store.Store]. There is nothing to prepare.
 func (s *Store) Prepare(*store.Rule, store.Limit, bool) error {
 	if s.maxKeys == 0 {
 		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
@@ -17,12 +17,12 @@ func (s *Store) Prepare(*store.Rule, store.Limit, bool) error {
 	return nil
 }
 
-// Together implements [store.Store]. All keys are in one memory.
+// Together implements [store.Store]. It reports true, because all keys are in one memory.
 func (s *Store) Together(string, string) bool { return true }
 
-// Decide implements [store.Store]. It holds the locks of all tables that have a key of a
-// request. Only Decide waits for a table while it holds another, and it always locks
-// tables in their order, so there is no deadlock.
+// Decide implements [store.Store]. It holds the locks of all tables that have a key of a request.
+// Only Decide waits for a table while it holds another, and it always locks tables in their order,
+// so it cannot deadlock.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	switch {
 	case len(requests) == 2 && requests[0].Op == store.OpTake && requests[1].Op == store.OpTake && s.takeTwo(requests, replies):
@@ -53,8 +53,8 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return s.takeAll(list)
 }
 
-// takeTwo is Decide of two takes in straight line, where both keys have states that were
-// counted under their limits. Elsewhere it is false, and has changed nothing.
+// takeTwo is Decide for two takes in straight-line code, if both keys have states that were counted
+// under their limits. Otherwise, it returns false and changes nothing.
 func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 	if s.maxKeys == 0 {
 		return false
@@ -62,7 +62,7 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 	p, q := &requests[0], &requests[1]
 	h, k := s.secret.hash(p.Namespace, p.Key), s.secret.hash(q.Namespace, q.Key)
 	r, o := &replies[0], &replies[1]
-	if k.hi < h.hi { // tables are locked in their order
+	if k.hi < h.hi { // lock tables in their order
 		p, q, h, k, r, o = q, p, k, h, o, r
 	}
 	reading := s.now()
@@ -76,7 +76,7 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 		next, x := p.Namespace.Rule.Step(t.slots[i].stateOf(p.Limit.Period), p.Limit, max(reading, t.horizon), p.N)
 		last, y := q.Namespace.Rule.Step(u.slots[j].stateOf(q.Limit.Period), q.Limit, max(reading, u.horizon), q.N)
 		all := x.OK() && y.OK()
-		if done = !all || next.Period == p.Limit.Period && last.Period == q.Limit.Period; done { // or else a log begins
+		if done = !all || next.Period == p.Limit.Period && last.Period == q.Limit.Period; done { // otherwise a log begins
 			if *r, *o = x, y; all {
 				t.set(i, next)
 				u.set(j, last)
@@ -94,7 +94,7 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 	return done
 }
 
-// takeAll decides on requests of different keys.
+// takeAll decides on requests with different keys.
 func (s *Store) takeAll(list []claim) error {
 	if s.maxKeys == 0 {
 		return errNotMade
@@ -124,8 +124,8 @@ type claim struct {
 	*store.Request
 	hash  hash
 	reply *store.Reply
-	table *table      // which held the key when it was decided on, and in which slot
-	slot  int         // -1 if it did not
+	table *table      // the table that held the key when it was decided on
+	slot  int         // the slot of the key in table; -1 if it was not there
 	next  store.State // with the events charged; zero if a log charges them
 }
 
@@ -139,7 +139,7 @@ func (s *Store) lockAll(held []*table, list []claim) []*table {
 	return held
 }
 
-// unlockAll unlocks the tables, and does the sweeping that is due.
+// unlockAll unlocks the tables, and sweeps if a sweep is due.
 func (s *Store) unlockAll(held []*table, reading int64) {
 	due := false
 	for _, t := range held {
@@ -149,19 +149,19 @@ func (s *Store) unlockAll(held []*table, reading int64) {
 	if due {
 		s.sweepNext(reading)
 	}
-	for s.keys.Load() > s.maxKeys { // charge may have gone beyond the cap
+	for s.keys.Load() > s.maxKeys { // charge may have exceeded the maximum
 		s.evictBeyond(hash{}, reading)
 	}
 }
 
-// tableOf returns the one of held that covers h.
+// tableOf returns the table among held that covers h.
 func tableOf(held []*table, h hash) *table {
 	for _, t := range held {
 		if t.covers(h) {
 			return t
 		}
 	}
-	return nil // never: lockAll has locked the table of each request
+	return nil // not reached, because lockAll has locked the table of each request
 }
 
 // decideAll decides on each claim, and reports whether all that vote are OK.
@@ -186,7 +186,7 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 	return all
 }
 
-// over is the state to keep for a claim that is charged although it is not OK.
+// over returns the state to keep for a claim that is charged although it is not OK.
 func (c *claim) over() store.State {
 	if c.Namespace.Rule.Overdrawn == nil {
 		return store.State{} // for a log
@@ -194,7 +194,8 @@ func (c *claim) over() store.State {
 	return c.Namespace.Rule.Overdrawn(c.next, c.Limit, c.Most)
 }
 
-// place is where c's key is now: the claims before it may have moved it.
+// place returns the current table and slot of c's key, because the claims before it may have moved
+// it.
 func (c *claim) place(held []*table) (*table, int) {
 	if t, i := c.table, c.slot; i >= 0 && i < len(t.slots) && t.slots[i].is(c.hash) {
 		return t, i
@@ -203,19 +204,19 @@ func (c *claim) place(held []*table) (*table, int) {
 	return t, t.find(c.hash)
 }
 
-// charge writes what decideAll has decided on c. It returns the tables that are now held:
-// a full one has split.
+// charge writes the decision of decideAll on c. It returns the tables that are now held, because a
+// full table may have been split.
 func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
 	rule := c.Namespace.Rule
 	for {
 		t, i := c.place(held)
 		now := max(reading, t.horizon)
-		if i < 0 { // new, or evicted for the claim before it
+		if i < 0 { // new, or evicted for an earlier claim
 			var out outcome
 			if i, out = s.insert(t, c.hash, rule, c.Limit, now); out == tableSplit {
 				held = append(held, t.next.Load())
 				continue
-			} else if out == storeFull { // one too many, until unlockAll
+			} else if out == storeFull { // one key too many, until unlockAll
 				s.keys.Add(1)
 				t.resize(minSlots) // it is empty
 				i = s.placeNew(t, c.hash, rule, c.Limit)

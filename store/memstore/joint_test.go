@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// TestAnAllIntoAnEmptyTable is the same of several keys in one call.
+// TestAnAllIntoAnEmptyTable decides on several keys in one call.
 func TestAnAllIntoAnEmptyTable(t *testing.T) {
 	const maxKeys = 64
 	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(newClock().now))
@@ -34,7 +34,7 @@ func TestAnAllIntoAnEmptyTable(t *testing.T) {
 	check(t, s)
 }
 
-// apart returns keys of two tables, the first of each.
+// apart returns the first key of each of two tables.
 func apart(s *memstore.Store, ns *store.Namespace) (here, there string) {
 	for i := range 1000 {
 		if there = strconv.Itoa(i); s.TableOf(ns, there) != s.TableOf(ns, "0") {
@@ -44,8 +44,8 @@ func apart(s *memstore.Store, ns *store.Namespace) (here, there string) {
 	return "0", there
 }
 
-// TestAllsInEachOrderDoNotBlockEachOther takes two keys of two tables together, by the short way and, with
-// a third request that only looks, by the long one.
+// TestAllsInEachOrderDoNotBlockEachOther takes two keys of two tables together: with takeTwo, and,
+// with a third request that only looks, with takeAll.
 func TestAllsInEachOrderDoNotBlockEachOther(t *testing.T) {
 	s := newStore(t, memstore.WithMaxKeys(64), memstore.WithClock(newClock().now))
 	ns := store.NewNamespace(window, "")
@@ -81,7 +81,8 @@ func TestAllsInEachOrderDoNotBlockEachOther(t *testing.T) {
 	check(t, s)
 }
 
-// TestAKeyIsChargedInItsOwnTableThoughThatHasJustSplit has a call wait for a table that then is another key's alone.
+// TestAKeyIsChargedInItsOwnTableThoughThatHasJustSplit has a call wait for a table that then
+// belongs to another key only.
 func TestAKeyIsChargedInItsOwnTableThoughThatHasJustSplit(t *testing.T) {
 	s := newStore(t)
 	ns := store.NewNamespace(window, "")
@@ -91,12 +92,13 @@ func TestAKeyIsChargedInItsOwnTableThoughThatHasJustSplit(t *testing.T) {
 	}
 }
 
-// TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad takes three events of each of many logs, besides those of a bucket.
+// TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad takes three events of each of many logs, together
+// with events of a bucket.
 func TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad(t *testing.T) {
 	s := newStore(t, memstore.WithClock(newClock().now))
 	log := ratelimit.Must(ratelimit.NewSlidingLog(s, ratelimit.PerMinute(3)))
 	both := ratelimit.Must(ratelimit.NewAll(log, ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(3)))))
-	for i := range 32 { // which of both is first is of its hash
+	for i := range 32 { // the hashes determine which of the two is first
 		key := strconv.Itoa(i)
 		for range 3 {
 			if r, err := both.Allow(ctx, key); err != nil || !r.Allowed {
@@ -134,8 +136,8 @@ func TestAllsOfManyNewKeysSplitTables(t *testing.T) {
 	check(t, s)
 }
 
-// TestAnAllThatSplitsATableFindsTheOtherKeys asks for all keys of a full table, of which one is where the
-// table then ends, and for new ones.
+// TestAnAllThatSplitsATableFindsTheOtherKeys asks for all keys of a full table, one of which is
+// where the table ends after the split, and for new keys.
 func TestAnAllThatSplitsATableFindsTheOtherKeys(t *testing.T) {
 	s := newStore(t, memstore.WithClock(newClock().now))
 	s.Use(memstore.SecretOf(1))
@@ -164,7 +166,8 @@ func TestAnAllThatSplitsATableFindsTheOtherKeys(t *testing.T) {
 	check(t, s)
 }
 
-// TestALookAndAShadowBesideCountedKeysHaveNoSay has each of a key that is full, first and last.
+// TestALookAndAShadowBesideCountedKeysHaveNoSay has a look and a shadow of a key that is full,
+// first and last.
 func TestALookAndAShadowBesideCountedKeysHaveNoSay(t *testing.T) {
 	s := newStore(t, memstore.WithClock(newClock().now))
 	ns := store.NewNamespace(window, "")

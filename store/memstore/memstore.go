@@ -1,27 +1,27 @@
-// Package memstore keeps the state of rate limiters in this process's memory.
+// Package memstore keeps the state of rate limiters in the memory of the process.
 //
 //	st, err := memstore.New()
 //
-// A key costs 38 to 43 bytes, whatever its length: only 96 bits of a seeded hash of it are
-// kept. It costs up to 32 more if almost every key has its own limit. A key of a sliding log
-// with several events in force costs about 200 bytes more, and 7 for each event. A decision on
-// a known key allocates nothing unless its log grows.
+// A key takes 38 to 43 bytes, whatever its length, because only 96 bits of a seeded hash of it are
+// kept. It takes up to 32 bytes more if almost every key has its own limit. A key of a sliding log
+// with several events in force takes about 200 bytes more, and 7 bytes per event. A decision on a
+// known key allocates nothing unless its log grows.
 //
-// Idle keys are dropped while other keys are decided on: there is no goroutine and nothing to
-// close. The number of keys is capped; see [WithMaxKeys].
+// Idle keys are dropped while other keys are decided on, so there is no goroutine and nothing to
+// close. The number of keys is limited: see [WithMaxKeys].
 //
-// Callers of different keys seldom meet: a lock protects a table of about 400 keys. Callers of
-// one hot key do meet: each decision holds the lock for about 20 of its 60 ns. If a key must
-// take more than about 10 million decisions a second, divide it: several keys, and a part of the limit
-// for each. A key that is denied over and over is denied without the lock, as long as its
-// state stays.
+// Callers of different keys rarely contend, because a lock protects a table of about 400 keys.
+// Callers of the same hot key do contend: each decision holds the lock for about 20 of its 60 ns.
+// If a key must take more than about 10 million decisions per second, divide it into several keys,
+// each with a part of the limit. If a key is denied repeatedly, further denials need no lock as
+// long as its state does not change.
 //
-// If each call has another limit, a decision takes 3.7 to 5.3 times as long: it looks for that limit
-// among up to 544 that are known.
+// If each call has a different limit, a decision takes 3.7 to 5.3 times as long, because it
+// searches for that limit among up to 544 known ones.
 //
-// Time is the process's monotonic clock, set to Unix time when the store is made. Later steps
-// of the wall clock change nothing. A process starts empty, and shares nothing: for that use
-// package redisstore.
+// The store uses the process's monotonic clock, set to Unix time when the store is created. Later
+// steps of the wall clock have no effect. A new process starts with an empty store, and processes
+// share nothing; to share limits, use package redisstore.
 package memstore
 
 import (
@@ -35,8 +35,9 @@ import (
 
 const defaultMaxKeys = 1 << 24
 
-// Store is a [store.Store] in memory, made by [New]. It is safe for concurrent use. Its
-// methods return errors only for a Store not made by New, and for more than 32,768 [store.Rule]s.
+// Store is a [store.Store] in memory. Use [New] to create one. It is safe for concurrent use. Its
+// methods return errors only if the Store was not created by New, or for more than 32,768
+// [store.Rule]s.
 type Store struct {
 	root    node
 	secret  secret
@@ -55,20 +56,20 @@ type Store struct {
 // Option configures a [Store].
 type Option func(*Store) error
 
-// WithMaxKeys caps the number of keys at n, 1 or more. The default is 16,777,216, which
-// is about 0.7 GB. Choose a cap above the number of keys that you expect in one Period of
-// your limits, and watch [Store.Evicted]: above 0, keys are being forgotten early.
+// WithMaxKeys limits the number of keys to n, which must be at least 1. The default is 16,777,216,
+// which is about 0.7 GB. Choose n above the number of keys that you expect in one Period of your
+// limits, and watch [Store.Evicted]: if it is above 0, keys are forgotten early.
 //
-// At the cap a new key replaces one of up to eight others: the one with the least spend
-// in force. That key is forgotten, so its limit is whole again. Memory is bounded, and
-// users are still admitted during a flood of keys.
+// At the maximum, a new key replaces one of up to eight other keys, the one with the least spend in
+// force. The replaced key is forgotten, and regains its full limit. Memory is therefore bounded,
+// and users are still admitted during a flood of keys.
 //
-// A key that has spent more than the keys of a flood keeps its spend. So attackers who
-// rotate keys evict those, and not their own counters. If at most a tenth of all keys
-// have spent more than the flood's, only one new key in 10^8 finds eight of them. A key
-// that has spent no more than the flood's is not protected. For example, thousands of
-// fresh keys that spend five events each can give an event back to a key that spends less
-// than five meanwhile.
+// A key that has spent more than the keys of a flood keeps its spend, so attackers who rotate keys
+// evict those, and not their own counters. If at most a tenth of all keys have spent more than the
+// flood's keys, only one new key in 10^8 finds eight of them. A key that has spent no more than the
+// flood's keys is not protected. For example, with thousands of fresh keys that spend five events
+// each, an attacker can regain an event for a key that spends fewer than five events in the
+// meantime.
 func WithMaxKeys(n int) Option {
 	return func(s *Store) error {
 		if n < 1 {
@@ -79,10 +80,10 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithClock makes now the store's clock, for replay and simulation. Feed a log in the
-// order of its times. The time of a key never goes back: a late reading counts as the
-// latest time that the key's state depends on. A reading more than 2 s late may count as
-// later still, if keys that had ended were dropped meanwhile.
+// WithClock makes the store use now as its clock, for replay and simulation. Replay a log in the
+// order of its times. The time of a key never goes back: a late reading counts as the latest time
+// that the key's state depends on. A reading more than 2 s late may count as a later time still, if
+// ended keys were dropped in the meantime.
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
@@ -114,14 +115,15 @@ func New(opts ...Option) (*Store, error) {
 	return s, nil
 }
 
-// Len returns the number of keys held now. Some of them may be idle.
+// Len returns the current number of keys. Some of them may be idle.
 func (s *Store) Len() int { return int(s.keys.Load()) }
 
-// Evicted returns how many keys with spend in force were replaced by others at the cap.
+// Evicted returns how many keys with spend in force were replaced because the store had its maximum
+// number of keys.
 func (s *Store) Evicted() uint64 { return s.evicted.Load() }
 
-// Take implements [store.Store]. The common case is decided in straight line: a key whose state
-// was counted under l's Rate and Period, or with a log. All else is takeAny's.
+// Take implements [store.Store]. It decides the common case in straight-line code: a key whose
+// state was counted under l's Rate and Period, or with a log. All other cases are left to takeAny.
 func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
@@ -163,8 +165,8 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 	return r, nil
 }
 
-// takeUpTo is Decide of an OpUpTo. It is takeAny of -n: another function shared by both would cost
-// each decision 4 ns.
+// takeUpTo is Decide for an OpUpTo. It calls takeAny with -n, because a function shared by both
+// would cost each decision 4 ns.
 func (s *Store) takeUpTo(r *store.Request) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
@@ -173,7 +175,8 @@ func (s *Store) takeUpTo(r *store.Request) (store.Reply, error) {
 	return s.takeAny(s.lock(h), h, reading, r.Namespace.Rule, r.Limit, -r.N)
 }
 
-// takeAny is Take, or takeUpTo of -n, of a key whose table t is locked, unless it has just split.
+// takeAny is Take, or takeUpTo if n is negative, for a key whose table t is locked, unless the
+// table has just been split.
 func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l store.Limit, n int64) (store.Reply, error) {
 	for t = s.covering(t, h); ; t = s.lock(h) {
 		now := max(reading, t.horizon)
@@ -228,7 +231,7 @@ func (t *table) takeFromState(i int, rule *store.Rule, l store.Limit, now, n int
 	return r
 }
 
-// peek is Decide of an OpLook.
+// peek is Decide for an OpLook.
 func (s *Store) peek(q *store.Request) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
@@ -243,18 +246,18 @@ func (s *Store) peek(q *store.Request) (store.Reply, error) {
 	}
 	state := t.slots[i].stateOf(q.Limit.Period)
 	t.mu.Unlock()
-	_, r := q.Namespace.Rule.Step(state, q.Limit, now, q.N) // which finds what has ended
+	_, r := q.Namespace.Rule.Step(state, q.Limit, now, q.N) // Step ignores what has ended
 	return r, nil
 }
 
-// peekAny is peek of any key.
+// peekAny is peek for any key.
 func (s *Store) peekAny(h hash, rule *store.Rule, l store.Limit, reading, n int64) store.Reply {
 	t := s.lock(h)
 	defer t.mu.Unlock()
 	return t.peek(t.find(h), rule, l, max(reading, t.horizon), n)
 }
 
-// fitting is how many of n events fit, or 1 if none does.
+// fitting returns how many of n events fit, or 1 if none does.
 func (t *table) fitting(i int, rule *store.Rule, l store.Limit, now, n int64) int64 {
 	if n > 1 {
 		if r := t.peek(i, rule, l, now, n); !r.OK() {
@@ -264,8 +267,7 @@ func (t *table) fitting(i int, rule *store.Rule, l store.Limit, now, n int64) in
 	return n
 }
 
-// peek is the decision on n events of the key in slot i; i is -1 if t does not hold the
-// key.
+// peek returns the decision on n events of the key in slot i; i is -1 if t does not hold the key.
 func (t *table) peek(i int, rule *store.Rule, l store.Limit, now, n int64) store.Reply {
 	if log := t.log(i); log != nil {
 		return log.Step(l, now, n)
@@ -307,18 +309,18 @@ var (
 	errTooManyRules = fmt.Errorf("%w: memstore: more than %d rules", store.ErrStore, maxRules)
 )
 
-// outcome is how Take ended. Nothing was charged unless it is decided or sweepDue.
+// outcome is the outcome of a Take. Nothing was charged unless it is decided or sweepDue.
 type outcome uint8
 
 const (
 	decided      outcome = iota
 	sweepDue             // decided, and a table is due for a sweep
 	tableSplit           // the key may now belong to another table
-	storeFull            // and the key's table has no key to evict
+	storeFull            // the store is full, and the key's table has no key to evict
 	tooManyRules         // the store cannot number another rule
 )
 
-// takeNew is Take of a key that t does not hold. t is locked.
+// takeNew is Take for a key that t does not hold. t is locked.
 func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, outcome) {
 	state, r := rule.Step(store.State{}, l, now, n)
 	if !r.OK() {
@@ -340,8 +342,8 @@ func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, 
 	return r, t.tick()
 }
 
-// now reads the clock, in Unix µs. It is read before a table is locked. A call that then
-// waits for the lock uses the time of the state if that is later.
+// now reads the clock, in Unix µs. It is called before a table is locked. A call that then waits
+// for the lock uses the time of the state if that is later.
 func (s *Store) now() int64 {
 	if s.clock != nil {
 		return s.clock()

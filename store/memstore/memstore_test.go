@@ -97,8 +97,8 @@ func TestDenialOfAnUnknownKeyKeepsNothing(t *testing.T) {
 	}
 }
 
-// A key of which all is given back is as a new one. A state goes at once, and an empty log with the
-// next sweep.
+// A key whose events are all refunded is like a new key. A state is removed immediately, and an
+// empty log with the next sweep.
 func TestRefundOfEverythingForgetsTheKey(t *testing.T) {
 	for rule, kept := range map[*store.Rule]int{window: 0, sliding: 1} {
 		c := newClock()
@@ -132,7 +132,7 @@ func TestALogKeepsItsEndHoweverFarTheClockGoesBack(t *testing.T) {
 	ns := store.NewNamespace(forward, "")
 	take(t, s, ns, "k", perMinute(10), 1)
 	c.add(-30 * years)
-	take(t, s, ns, "k", perMinute(10), 1) // at the time of the first
+	take(t, s, ns, "k", perMinute(10), 1) // at the time of the first event
 	c.add(29 * years)
 	s.SweepAll()
 	if s.Len() != 1 {
@@ -175,7 +175,7 @@ func TestAStoreCountsAsMapsDo(t *testing.T) {
 	for i := range calls {
 		k := rng.IntN(keys)
 		if i%2 == 0 {
-			k %= 1000 // these are met often
+			k %= 1000 // these keys are used often
 		}
 		key, l, ns := strconv.Itoa(k), limits[k%3], windows
 		if k%5 == 0 {
@@ -251,8 +251,8 @@ func (m maps) refund(rule *store.Rule, k int, l store.Limit, now int64, c store.
 
 func (m maps) reset(k int) { delete(m.states, k); delete(m.logs, k) }
 
-// TestCountsAreExactUnderFire charges keys from many goroutines while others
-// come, go idle, are swept, evicted and reset around them.
+// TestCountsAreExactUnderFire charges keys from many goroutines, while other keys come, go idle,
+// are swept, evicted and reset.
 func TestCountsAreExactUnderFire(t *testing.T) {
 	for _, maxKeys := range []int{memstore.DefaultMaxKeys, 5000} {
 		t.Run(fmt.Sprintf("cap=%d", maxKeys), func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 			spaces := []*store.Namespace{store.NewNamespace(window, ""), store.NewNamespace(sliding, "")}
 			l := store.Limit{Rate: limit, Period: 10 * 365 * 24 * 3600 * second, Burst: limit}
 			for _, ns := range spaces {
-				for k := range keys { // spend enough that the cap spares them
+				for k := range keys { // spend enough not to be evicted
 					take(t, s, ns, strconv.Itoa(k), l, 10)
 				}
 			}
@@ -305,7 +305,8 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 	}
 }
 
-// TestAClockBefore1970IsOneLikeOthers asks for keys of many tables, 40 minutes after an hour began.
+// TestAClockBefore1970IsOneLikeOthers asks for keys of many tables, 40 minutes after the beginning
+// of an hour.
 func TestAClockBefore1970IsOneLikeOthers(t *testing.T) {
 	c := newClock()
 	c.µs.Store(-300_000_000 * second)
@@ -318,7 +319,8 @@ func TestAClockBefore1970IsOneLikeOthers(t *testing.T) {
 	}
 }
 
-// TestWhatAKeyCosts compares the memory of all tables with what the package says.
+// TestWhatAKeyCosts compares the memory of all tables with the numbers in the package's
+// documentation.
 func TestWhatAKeyCosts(t *testing.T) {
 	s := newStore(t, memstore.WithClock(newClock().now))
 	s.Use(memstore.SecretOf(1))
@@ -362,8 +364,8 @@ func TestPeekChangesNothing(t *testing.T) {
 	}
 }
 
-// TestACallMovesAndSweepsFewKeys counts, for each call, the slots of the tables that it changed
-// or swept.
+// TestACallMovesAndSweepsFewKeys counts, for each call, the slots of the tables that the call
+// changed or swept.
 func TestACallMovesAndSweepsFewKeys(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
@@ -494,7 +496,8 @@ func TestTooManyRules(t *testing.T) {
 	check(t, s)
 }
 
-// TestCallersThatAddARuleAtOnceCountTogether adds each of two rules again, after another call has.
+// TestCallersThatAddARuleAtOnceCountTogether adds each of two rules again, after another call has
+// added it.
 func TestCallersThatAddARuleAtOnceCountTogether(t *testing.T) {
 	s := newStore(t)
 	for i, rule := range []*store.Rule{window, sliding, window, sliding} {
@@ -504,7 +507,7 @@ func TestCallersThatAddARuleAtOnceCountTogether(t *testing.T) {
 	}
 }
 
-// clock is set by tests, in Unix µs, and begins at the beginning of a minute.
+// clock is a clock that tests set, in Unix µs. It starts at the beginning of a minute.
 type clock struct{ µs atomic.Int64 }
 
 func newClock() *clock {
@@ -534,7 +537,7 @@ func check(tb testing.TB, s *memstore.Store) {
 	}
 }
 
-// TestAStoreThatWasNotMadeTakesNothing asks for one, two and three keys.
+// TestAStoreThatWasNotMadeTakesNothing asks a zero Store for one, two and three keys.
 func TestAStoreThatWasNotMadeTakesNothing(t *testing.T) {
 	ns := store.NewNamespace(window, "")
 	var requests []store.Request

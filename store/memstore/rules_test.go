@@ -12,8 +12,8 @@ const second = int64(1e6) // µs
 // plenty is a limit that is never reached.
 var plenty = store.Limit{Rate: 1 << 30, Period: 3600 * second, Burst: 1 << 30}
 
-// window is a fixed window, the simplest rule there is. Reply.X is what had been
-// spent, Y the time that counted.
+// window is a fixed window, the simplest possible rule. Reply.X is the previous spend, and Y the
+// time that counted.
 var window = &store.Rule{
 	Name: "window",
 	Step: func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
@@ -35,7 +35,7 @@ var window = &store.Rule{
 	Used: func(s store.State, _, _ int64) int64 { return s.Whole },
 }
 
-// plainLog is a sliding log. Its Reply is that of window.
+// plainLog is a sliding log. Its Reply has the same fields as that of window.
 type plainLog struct {
 	at, n  []int64
 	period int64
@@ -50,8 +50,7 @@ var sliding = &store.Rule{
 	NewLog: func(store.State) store.Log { return new(plainLog) },
 }
 
-// forward is sliding with a log whose time does not go back, as the contract of Log
-// wants.
+// forward is sliding with a log whose time does not go back, as the contract of Log requires.
 var forward = &store.Rule{
 	Name:   "forward",
 	Step:   sliding.Step,
@@ -104,7 +103,7 @@ func (g *plainLog) End() int64 {
 
 func (g *plainLog) Used(now int64) int64 { return g.after(now - g.period) }
 
-// AppendBinary is not called: memstore keeps logs as they are.
+// AppendBinary is not called, because memstore keeps logs as they are.
 func (g *plainLog) AppendBinary([]byte) ([]byte, error) { return nil, errors.ErrUnsupported }
 
 func (g *plainLog) after(t int64) (n int64) {

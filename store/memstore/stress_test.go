@@ -18,16 +18,16 @@ const (
 	passLimit = 5   // of a passing key, per second
 )
 
-// TestStressLeavesEveryCountExact hammers some keys from many goroutines by all five
-// algorithms, while others make passing keys. Tables grow and split. Keys are reset,
-// refunded, and swept when they end, so that tables shrink. At a cap they are evicted all
-// the time. Then the hammered keys are reset under the same fire, and it begins again.
+// TestStressLeavesEveryCountExact hammers some keys from many goroutines with all five algorithms,
+// while other goroutines use passing keys. Tables grow and split. Keys are reset, refunded, and
+// swept when they end, so that tables shrink. If the number of keys is limited, they are evicted
+// all the time. Then the hammered keys are reset under the same load, and everything starts again.
 func TestStressLeavesEveryCountExact(t *testing.T) {
 	for _, v := range []struct {
 		name               string
 		maxKeys, passing   int
 		jump               int64 // of the clock, between two waves of passing keys
-		manyKeys, evicting int   // with fewer the test would not test what its name says
+		manyKeys, evicting int   // with fewer, the test would not show what its name claims
 	}{
 		{"passing keys die", memstore.DefaultMaxKeys, 80_000, 10 * second, 50_000, 0},
 		{"passing keys are evicted", 5000, 40_000, 0, 5000, 100_000},
@@ -62,7 +62,7 @@ func TestStressLeavesEveryCountExact(t *testing.T) {
 	}
 }
 
-// fire is what happens to one store.
+// fire is the load on one store.
 type fire struct {
 	t        *testing.T
 	s        *memstore.Store
@@ -95,13 +95,13 @@ func newFire(t *testing.T, s *memstore.Store, c *clock) *fire {
 	return f
 }
 
-// account is a hammered key and its books.
+// account is a hammered key and the record of its events.
 type account struct {
 	lim       ratelimit.Limiter
 	name, key string
 
-	// refunds means that nearly every event is given back. A leaky bucket takes back only
-	// the tail of its queue, so its callers take turns.
+	// refunds means that nearly every event is refunded. A leaky bucket takes back only the tail of
+	// its queue, so its callers take turns.
 	refunds, inTurn bool
 	turn            sync.Mutex
 
@@ -110,7 +110,7 @@ type account struct {
 
 func (a *account) net() int64 { return a.admitted.Load() - a.refunded.Load() }
 
-// burn resets the accounts and hammers them, both while keys pass.
+// burn resets the accounts and hammers them, while other keys pass.
 func (f *fire) burn(passing int, jump int64) {
 	var over atomic.Bool
 	var passers, hammerers sync.WaitGroup
@@ -153,7 +153,7 @@ func (f *fire) open(a *account) {
 	a.refunded.Store(0)
 }
 
-// hammer is the ith turn of a goroutine on an account.
+// hammer is the ith round of a goroutine on an account.
 func (f *fire) hammer(a *account, i int) {
 	if a.inTurn {
 		a.turn.Lock()
@@ -177,7 +177,7 @@ func (f *fire) hammer(a *account, i int) {
 	}
 }
 
-// wave makes n keys pass, by four goroutines.
+// wave uses n passing keys, from four goroutines.
 func (f *fire) wave(n int) {
 	var group sync.WaitGroup
 	for range 4 {
@@ -192,7 +192,7 @@ func (f *fire) wave(n int) {
 	group.Wait()
 }
 
-// pass is the life of the ith passing key.
+// pass uses the ith passing key.
 func (f *fire) pass(i int64) {
 	lim, key := f.passers[i%5], fmt.Sprint("passing", i)
 	r, err := lim.Allow(ctx, key)
@@ -216,8 +216,8 @@ func (f *fire) pass(i int64) {
 	}
 }
 
-// settleAccounts compares the books with the store, now that there are no calls, and
-// spends what is left.
+// settleAccounts compares the records with the store after all calls have ended, and spends what is
+// left.
 func (f *fire) settleAccounts() {
 	f.t.Helper()
 	for _, a := range f.accounts {
@@ -261,7 +261,7 @@ func (f *fire) note(err error) {
 	}
 }
 
-// fault reports only the first few: there may be a great many.
+// fault reports only the first few faults, because there may be many.
 func (f *fire) fault(format string, args ...any) {
 	f.t.Helper()
 	if f.faults.Add(1) <= 10 {

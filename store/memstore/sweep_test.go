@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// TestEachWayOfAskingSweeps has dead keys, and then only calls of one kind.
+// TestEachWayOfAskingSweeps has ended keys, and then only calls of one kind.
 func TestEachWayOfAskingSweeps(t *testing.T) {
 	if !newStore(t).Together("a", "b") {
 		t.Error("two keys are not together")
@@ -54,7 +54,8 @@ func TestEachWayOfAskingSweeps(t *testing.T) {
 	}
 }
 
-// TestLogsGoWithTheirLastEvent has three events of a key, of which a sliding log notes each in another way.
+// TestLogsGoWithTheirLastEvent has three events of a key, each of which a sliding log stores in a
+// different way.
 func TestLogsGoWithTheirLastEvent(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
@@ -71,7 +72,7 @@ func TestLogsGoWithTheirLastEvent(t *testing.T) {
 	}
 }
 
-// TestRoomOfDeadKeysIsUsedAgain fills tables with keys of which most are dead by then.
+// TestRoomOfDeadKeysIsUsedAgain fills tables with keys, most of which have ended by then.
 func TestRoomOfDeadKeysIsUsedAgain(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
@@ -82,7 +83,7 @@ func TestRoomOfDeadKeysIsUsedAgain(t *testing.T) {
 		}
 		take(t, s, ns, strconv.Itoa(i), plenty, 1)
 	}
-	if n := s.Tables(); n > 200 { // as many as for all keys that were ever there
+	if n := s.Tables(); n > 200 { // as many as all keys ever used would need
 		t.Errorf("%d tables", n)
 	}
 	check(t, s)
@@ -113,8 +114,8 @@ func TestIdleKeysGoByThemselves(t *testing.T) {
 	runtime.KeepAlive(names)
 }
 
-// TestDeadStaysDead sets the clock back after a state was dropped. The time in which it
-// was in force must not come again.
+// TestDeadStaysDead sets the clock back after a state was dropped. The time in which the state was
+// in force must not come again.
 func TestDeadStaysDead(t *testing.T) {
 	ns, l := store.NewNamespace(window, ""), perMinute(5)
 	for name, drop := range map[string]func(*memstore.Store){
@@ -179,8 +180,8 @@ func TestARefundAfterTheEndLeavesTheDeadDead(t *testing.T) {
 	}
 }
 
-// TestEndedStateReadsAsNeverSeen has a rule that would still count an ended state, as one
-// may under another limit. A sweep must not decide.
+// TestEndedStateReadsAsNeverSeen has a rule that would still count an ended state, as a rule may
+// under another limit. A sweep must not affect the decision.
 func TestEndedStateReadsAsNeverSeen(t *testing.T) {
 	hoarder := *window
 	hoarder.Step = func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
@@ -266,7 +267,7 @@ func TestKeysAreDroppedThoughTheClockWasSetBack(t *testing.T) {
 	}
 }
 
-// TestASweepFreesWhatIsHardlyUsed has a full table, of which less than a fifth stays, or more.
+// TestASweepFreesWhatIsHardlyUsed has a full table, of which less than a fifth remains, or more.
 func TestASweepFreesWhatIsHardlyUsed(t *testing.T) {
 	for staying, most := range map[int]int{5: 16, 102: 180, 150: memstore.MaxSlots} {
 		c := newClock()

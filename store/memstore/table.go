@@ -13,68 +13,67 @@ import (
 )
 
 const (
-	// maxSlots is the size of a full table. It is the most slots that one call sweeps,
-	// and the most that it moves.
+	// maxSlots is the size of a full table. It is the maximum number of slots that one call sweeps,
+	// and that it moves.
 	maxSlots = 512
 
 	minSlots = 8
 
-	// sweepEvery is how many decisions a table takes between two sweeps of some table.
+	// sweepEvery is the number of decisions by a table between two sweeps.
 	sweepEvery = 128
 
-	// grace is how long a state is kept after its end, in µs. Without it, a bucket that
-	// refills after each event would be rebuilt each time.
+	// grace is how long a state is kept after its end, in µs. Without it, a bucket that refills
+	// after each event would be rebuilt each time.
 	grace = 2e6
 )
 
-// table is a part of the store: a hash table with linear probing and no tombstones, for
-// the keys whose hashes begin with prefix. The allocator gives it 192 aligned bytes, so
-// no two tables share a cache line. The first of its three lines is written by most calls, the
-// others seldom.
+// table is a part of the store: a hash table with linear probing and without tombstones, for the
+// keys whose hashes begin with prefix. The allocator gives it 192 aligned bytes, so no two tables
+// share a cache line. Most calls write only to the first of its three cache lines.
 type table struct {
-	mu       sync.Mutex // protects all below except next; denial is also read without it
+	mu       sync.Mutex // protects all fields below except next; denial is also read without it
 	depth    uint8      // bits of prefix
 	ticks    uint8
-	denied   int16  // the slot of denial, from 1 on; 0 if no key has just been denied
+	denied   int16  // the slot of denial, counted from 1; 0 if no key has just been denied
 	n        int32  // slots in use
 	prefix   uint64 // the first bits of the hashes kept here
 	slots    []slot
 	horizon  int64 // Unix µs; all states dropped so far had ended by then
 	nextDrop int64 // Unix µs; in the grace before, there is nothing to drop
 
-	// tags has a tag for each slot, 0 if the slot is empty. The first ones are repeated
-	// after the last, so that group tags can be read at any place. A search reads tags
-	// first, because the slots are seldom in the processor's cache.
+	// tags has a tag per slot, 0 if the slot is empty. The first tags are repeated after the last
+	// one, so that group tags can be read at any place. A search reads the tags first, because the
+	// slots are rarely in the processor's cache.
 	tags []uint8
 
-	common  counting // of most slots
-	more    *more    // nil if there is none of it
+	common  counting // the counting of most slots
+	more    *more    // nil if the table needs nothing of it
 	next    atomic.Pointer[table]
-	version atomic.Uint64 // of denial; odd while that holds
+	version atomic.Uint64 // of denial; odd while the denial is valid
 
 	denial denial
-	node   *node // the table is a leaf of it
+	node   *node // the parent of the table
 }
 
-// more is what few tables have.
+// more has what few tables need.
 type more struct {
 	logs      []store.Log // parallel to slots; nil until a rule needs it
 	countings []counting  // numbered from 1; number 0 is the table's common one
 }
 
-// group is how many tags are compared at once: those in one word.
+// group is how many tags are compared at the same time: those in one word.
 const group = 8
 
-// noTags are the tags of a table without slots. They are never written.
+// noTags are the tags of a table without slots. They are never written to.
 var noTags = make([]uint8, group)
 
-// set sets the state in slot i, but not how it was counted.
+// set sets the state in slot i, but not its counting.
 func (t *table) set(i int, st store.State) {
 	t.changes(i)
 	t.slots[i].put(st)
 }
 
-// put sets the state in slot i, counted under a limit of this Rate.
+// put sets the state in slot i, counted under a limit with this Rate.
 func (t *table) put(i int, st store.State, rate int64) {
 	t.set(i, st)
 	if !t.counting(i).under(rate, st.Period) {
@@ -82,8 +81,8 @@ func (t *table) put(i int, st store.State, rate int64) {
 	}
 }
 
-// counted is the slot of h, if it has a state that was counted under a limit of l's Rate and
-// Period, and else -1. t may have split.
+// counted returns the slot of h if it has a state that was counted under a limit with l's Rate and
+// Period, and otherwise -1. t may have been split.
 func (t *table) counted(h hash, l store.Limit) int {
 	if !t.covers(h) {
 		return -1
@@ -115,10 +114,10 @@ func (t *table) find(h hash) int {
 	}
 }
 
-// after is the slot after i.
+// after returns the slot after i.
 func (t *table) after(i int) int { return t.wrap(i + 1) }
 
-// wrap is slot i, where the first follows the last.
+// wrap returns slot i, where the first slot follows the last.
 func (t *table) wrap(i int) int {
 	if i < len(t.slots) {
 		return i
@@ -134,7 +133,7 @@ func (t *table) setTag(i int, tag uint8) {
 	}
 }
 
-// state is the state in slot i. It is the zero State if i is -1 or the state has ended.
+// state returns the state in slot i. It returns the zero State if i is -1 or the state has ended.
 func (t *table) state(i int, rule *store.Rule, now int64) store.State {
 	if i < 0 {
 		return store.State{}
@@ -142,8 +141,8 @@ func (t *table) state(i int, rule *store.Rule, now int64) store.State {
 	return t.slots[i].unlessEnded(rule, t.counting(i), now)
 }
 
-// stateUnder is state, for a decision under l. A state that was counted under l needs no look
-// at its end: the rule finds that it has drained.
+// stateUnder is state for a decision under l. It does not check the end of a state that was counted
+// under l, because the rule finds that the state has drained.
 func (t *table) stateUnder(i int, rule *store.Rule, l store.Limit, now int64) store.State {
 	if i >= 0 && t.counting(i).under(l.Rate, l.Period) {
 		return t.slots[i].state(t.counting(i))
@@ -151,7 +150,7 @@ func (t *table) stateUnder(i int, rule *store.Rule, l store.Limit, now int64) st
 	return t.state(i, rule, now)
 }
 
-// end is the end of slot i, or of its log.
+// end returns the end of slot i, or of its log.
 func (t *table) end(i int, rules *rules) int64 {
 	s := &t.slots[i]
 	if t.log(i) != nil {
@@ -161,7 +160,7 @@ func (t *table) end(i int, rules *rules) int64 {
 	return s.end(rules.get(c.rule), c)
 }
 
-// spend is how many events of slot i are in force, and when the last of them ends.
+// spend returns how many events of slot i are in force, and when the last of them ends.
 func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
 	end = t.end(i, rules)
 	if end <= now {
@@ -174,7 +173,7 @@ func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
 	return rules.get(c.rule).Used(t.slots[i].state(c), end, now), end
 }
 
-// log is the log of slot i, or nil.
+// log returns the log of slot i, or nil.
 func (t *table) log(i int) store.Log {
 	if t.more == nil || t.more.logs == nil || i < 0 {
 		return nil
@@ -199,7 +198,7 @@ func (t *table) setLog(i int, log store.Log) {
 // admitted.
 func (t *table) takeFromLog(i int, l store.Limit, now, n int64) store.Reply {
 	log := t.more.logs[i]
-	if g, ok := log.(*eventlog.Log); ok { // of the sliding log: one call in place of two
+	if g, ok := log.(*eventlog.Log); ok { // the log of a SlidingLog needs one call instead of two
 		r, end := g.Take(l, now, n)
 		if r.OK() {
 			t.set(i, store.State{At: end - l.Period, Part: l.Period})
@@ -219,8 +218,7 @@ func (t *table) addToLog(i int, l store.Limit, now, n int64) {
 	t.set(i, store.State{At: end - l.Period, Part: l.Period})
 }
 
-// place puts s and its log into a free slot, and returns its index. t must have a free
-// slot.
+// place puts s and its log into a free slot, and returns its index. t must have a free slot.
 func (t *table) place(s slot, log store.Log) int {
 	h := s.hash()
 	i := h.home(len(t.slots))
@@ -242,8 +240,7 @@ func (t *table) remove(i int) {
 	}
 }
 
-// clear empties slot i. Afterwards the slots up to the next empty one must move home, in
-// their order.
+// clear empties slot i. Afterwards, the slots up to the next empty one must move home, in order.
 func (t *table) clear(i int) {
 	t.changes(i)
 	t.slots[i] = slot{}
@@ -266,9 +263,10 @@ func (t *table) moveHome(i int) {
 	}
 }
 
-// refund gives back what is still charged of c in slot i, and reports whether the key stays: unless
-// nothing is left. What has ended stays for the sweep, which records its end in horizon, for late
-// readings of the clock. So does an empty log, whose end is past: the slots of a key soon come back.
+// refund refunds the part of c that is still charged in slot i. It reports whether the key stays;
+// it goes if nothing is left. A state that has ended stays for the sweep, which records its end in
+// horizon, for late readings of the clock. An empty log, whose end is past, stays too, because the
+// slots of a key are soon used again.
 func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) bool {
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
@@ -285,7 +283,7 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 	return left.Whole != 0 || left.Part != 0
 }
 
-// tick counts a decision, and returns whether a sweep is due.
+// tick counts a decision, and returns sweepDue if a sweep is due.
 func (t *table) tick() outcome {
 	if t.ticks++; t.ticks >= sweepEvery {
 		t.ticks = 0
@@ -294,12 +292,12 @@ func (t *table) tick() outcome {
 	return decided
 }
 
-// full reports whether t must change before it takes another key. At least one slot stays
-// empty, because an empty slot ends every search.
+// full reports whether t must change before it takes another key. At least one slot stays empty,
+// because an empty slot ends every search.
 func (t *table) full() bool { return len(t.slots)-int(t.n) <= 1+len(t.slots)/16 }
 
-// sweep drops the dead and returns how many they were. It also frees memory if less than
-// a fifth of it is used.
+// sweep drops the ended states and returns their number. It also frees memory if less than a fifth
+// of it is used.
 func (t *table) sweep(rules *rules, now int64) (dropped int) {
 	dropped = t.drop(rules, now)
 	t.dropCountings()
@@ -311,13 +309,13 @@ func (t *table) sweep(rules *rules, now int64) (dropped int) {
 	return dropped
 }
 
-// drop removes the states that ended longer ago than grace, and returns how many.
+// drop removes the states that ended longer than grace ago, and returns their number.
 func (t *table) drop(rules *rules, now int64) (dropped int) {
 	first := t.firstDead(rules, now)
 	if first < 0 {
 		return 0
 	}
-	// Starting at an empty slot, the pass meets each run of slots at its beginning, so
+	// The pass starts at an empty slot, so it meets each run of slots at its beginning, and
 	// one pass closes all the gaps.
 	for t.tags[first] != 0 {
 		first = t.after(first)
@@ -336,21 +334,21 @@ func (t *table) drop(rules *rules, now int64) (dropped int) {
 	return dropped
 }
 
-// recordEnd notes that a state which ended then is dropped.
+// recordEnd records that a state with this end is dropped.
 func (t *table) recordEnd(end int64) {
 	if end > t.horizon {
-		t.undeny() // it does not look at horizon
+		t.undeny() // denies does not look at horizon
 		t.horizon = end
 	}
 }
 
-// firstDead is the first slot that drop would remove, or -1. It looks only if there may be
+// firstDead returns the first slot that drop would remove, or -1. It searches only if there may be
 // one. A refund can make an end earlier; that state may be kept for up to grace longer.
 func (t *table) firstDead(rules *rules, now int64) int {
-	if wait := t.nextDrop - now; wait > 0 && wait <= grace { // it is more if the clock was set back
+	if wait := t.nextDrop - now; wait > 0 && wait <= grace { // wait is longer if the clock was set back
 		return -1
 	}
-	earliest := now // what is charged from now on ends later
+	earliest := now // events charged from now on end later
 	for i := range t.slots {
 		if t.tags[i] == 0 {
 			continue
@@ -365,8 +363,8 @@ func (t *table) firstDead(rules *rules, now int64) int {
 	return -1
 }
 
-// living returns the end of slot i, or a time before the end and after past. The latter is
-// cheaper.
+// living returns the end of slot i, or, because that is cheaper, a time before the end and after
+// past.
 func (t *table) living(i int, rules *rules, past int64) int64 {
 	if at := t.slots[i].at; at > past {
 		return at

@@ -13,20 +13,20 @@ const (
 	nodeBits = 6 // bits of the hash that one node reads
 	fanout   = 1 << nodeBits
 
-	// A full store has on average at least this many keys per table, so that a table can
-	// choose a victim among its own.
+	// A full store has on average at least this many keys per table, so that a table can choose a
+	// key to evict among its own.
 	minKeysPerTable = 32
 
-	// sampled is the number of keys from which a victim is chosen.
+	// sampled is the number of keys from which the key to evict is chosen.
 	sampled = 8
 )
 
-// node is an inner node of the tree that leads from a hash to its table. Each level reads
-// nodeBits of the hash, from the top.
+// node is an inner node of the tree that leads from a hash to its table. Each level reads nodeBits
+// of the hash, from the top.
 //
-// A table with a single entry splits into two under a new node. A table with several
-// entries gives the upper half of them to the new table. So the tree grows leaf by leaf,
-// and no call copies a directory. The entries of a table are written only under its lock.
+// A table with a single entry splits into two tables under a new node. A table with several entries
+// gives the upper half of them to the new table. The tree thus grows leaf by leaf, and no call
+// copies a directory. The entries of a table are written only under its lock.
 type node struct {
 	entries [fanout]struct {
 		table atomic.Pointer[table]
@@ -34,8 +34,8 @@ type node struct {
 	}
 }
 
-// plant makes the first tables and links them in a ring. A small cap gets fewer. A cap
-// too small for a table ever to split gets one.
+// plant creates the first tables and links them in a ring. A small maximum of keys gets fewer
+// tables. If the maximum is too small for a table ever to split, there is only one.
 func (s *Store) plant() {
 	depth := uint8(0)
 	for depth < nodeBits && minKeysPerTable<<(depth+1) <= s.maxKeys {
@@ -69,7 +69,8 @@ func (s *Store) lock(h hash) *table {
 	return s.covering(t, h)
 }
 
-// covering returns the table of h, locked: t, which is locked, unless that has just split.
+// covering returns the table of h, locked: t, which is locked already, unless it has just been
+// split.
 func (s *Store) covering(t *table, h hash) *table {
 	for !t.covers(h) {
 		t.mu.Unlock()
@@ -92,10 +93,10 @@ func (n *node) leaf(h hash) *table {
 
 func (t *table) covers(h hash) bool { return h.hi>>(64-t.depth) == t.prefix }
 
-// split moves half of t to a new table, which becomes t's next. Both are locked: t by the
-// caller, the new one by split.
+// split moves half of t to a new table, which becomes t's next. Both are locked: t by the caller,
+// the new table by split.
 func (t *table) split() {
-	if t.depth%nodeBits == 0 { // it has only one entry
+	if t.depth%nodeBits == 0 { // t has only one entry
 		below := new(node)
 		for i := range below.entries {
 			below.entries[i].table.Store(t)
@@ -106,14 +107,14 @@ func (t *table) split() {
 	t.depth++
 	t.prefix <<= 1
 	upper := &table{depth: t.depth, prefix: t.prefix + 1, node: t.node, horizon: t.horizon}
-	upper.mu.Lock() // before others can see it
+	upper.mu.Lock() // before other goroutines can see it
 	t.shareWith(upper)
 	upper.next.Store(t.next.Load())
 	t.next.Store(upper)
 	t.node.enter(upper)
 }
 
-// shareWith moves the keys that upper covers to upper.
+// shareWith moves the keys that upper covers from t to upper.
 func (t *table) shareWith(upper *table) {
 	slots, n, moving := t.slots, int(t.n), 0
 	for s := range all(slots, nil) {
@@ -138,8 +139,8 @@ func (t *table) shareWith(upper *table) {
 	upper.dropCountings()
 }
 
-// insert returns a new slot for h in t, which is locked, for a state under l. If it returns
-// -1, the outcome says what to do first. After tableSplit, t's next is locked too.
+// insert returns a new slot for h in t, which is locked, for a state under l. If it returns -1, the
+// outcome is what the caller must handle first. After tableSplit, t's next is locked too.
 func (s *Store) insert(t *table, h hash, rule *store.Rule, l store.Limit, now int64) (int, outcome) {
 	if _, ok := s.rules.number(rule); !ok {
 		return -1, tooManyRules
@@ -158,16 +159,16 @@ func (s *Store) insert(t *table, h hash, rule *store.Rule, l store.Limit, now in
 	return s.placeNew(t, h, rule, l), decided
 }
 
-// placeNew puts h into a free slot of t, for a state of rule under l. The rule must have its
-// number.
+// placeNew puts h into a free slot of t, for a state of rule under l. The rule must already have
+// its number.
 func (s *Store) placeNew(t *table, h hash, rule *store.Rule, l store.Limit) int {
 	number, _ := s.rules.number(rule)
 	counted := t.numberOf(counting{l.Period, uint32(l.Rate), number})
 	return t.place(slot{lo: h.lo, hi: uint32(h.hi >> 32), partNumber: uint64(counted) << partBits}, nil)
 }
 
-// makeRoom drops the dead of t, or makes t larger if they are few. A table of the largest
-// size splits instead. makeRoom then returns false, since t may no longer be the table of
+// makeRoom drops the ended states of t, or enlarges t if they are few. A table of the maximum size
+// is split instead. In that case, makeRoom returns false, because t may no longer be the table of
 // the key, and t's next is locked too.
 func (s *Store) makeRoom(t *table, now int64) bool {
 	size := len(t.slots)
@@ -184,7 +185,7 @@ func (s *Store) makeRoom(t *table, now int64) bool {
 	return false
 }
 
-// reserve counts one more key, if the cap allows it.
+// reserve counts one more key, if the maximum allows it.
 func (s *Store) reserve() bool {
 	for {
 		n := s.keys.Load()
@@ -203,9 +204,9 @@ func (s *Store) forget(t *table, i int) {
 	s.keys.Add(-1)
 }
 
-// evict removes a key from t, which is locked and not empty. It samples keys from the
-// home of h on, which is random, and removes the one with the least spend in force. The
-// count of keys stays.
+// evict removes a key from t, which is locked and not empty. Starting at the home of h, which is
+// random, it samples keys and removes the one with the least spend in force. The count of keys does
+// not change.
 func (s *Store) evict(t *table, h hash, now int64) {
 	victim, least, soonest := -1, int64(math.MaxInt64), int64(math.MaxInt64)
 	i := h.home(len(t.slots))
@@ -227,9 +228,9 @@ func (s *Store) evict(t *table, h hash, now int64) {
 	t.remove(victim)
 }
 
-// evictBeyond evicts a key from the first table that has one, and tries the table of h
-// last. That table is near: in a full store, tables that come from splits hold hundreds
-// of keys each, and without splits there are no more than fanout.
+// evictBeyond evicts a key from the first table that has one, and tries the table of h last. Such a
+// table is near: in a full store, tables that come from splits hold hundreds of keys each, and
+// without splits there are no more than fanout tables.
 func (s *Store) evictBeyond(h hash, now int64) {
 	own := s.root.leaf(h)
 	for t := own.next.Load(); !s.evictFrom(t, h, now) && t != own; {
@@ -252,7 +253,7 @@ func (s *Store) evictFrom(t *table, h hash, now int64) bool {
 	return true
 }
 
-// sweepNext sweeps one table and advances the hand. A table in use waits for the next
+// sweepNext sweeps one table and advances the hand. A table that is locked is left to the next
 // round.
 func (s *Store) sweepNext(now int64) {
 	t := s.hand.Load()
@@ -293,7 +294,7 @@ func (r *rules) add(rule *store.Rule) (uint32, bool) {
 	i := slices.Index(list, rule)
 	if i < 0 && len(list) < maxRules {
 		i = len(list)
-		list = append(list, rule) // after the end of the lists that others may be reading
+		list = append(list, rule) // beyond the end of the lists that others may be reading
 		r.list.Store(&list)
 	}
 	return uint32(i), i >= 0
