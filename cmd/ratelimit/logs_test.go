@@ -93,7 +93,7 @@ func TestATextThatIsNoLogIsAnError(t *testing.T) {
 	got := replayed(t, strings.NewReader(strings.Repeat("\x00 \x1b[31mred\n", 9)))
 	require.Equal(t, 1, got.code)
 	require.Equal(t, `ratelimit: standard input:1: it does not begin with a client's address: "\x00 \x1b[31mred"
-ratelimit: no line could be read: is the form another one?
+ratelimit: no line could be read: is -format or -line right?
 `, got.stderr)
 	require.Contains(t, got.stdout, "9 lines that could not be read")
 }
@@ -116,7 +116,7 @@ func TestTheErrorIsThatOfTheLinesThatCameFarthest(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Equal(t, `ratelimit: standard input:1: it does not match -line: "started"
 ratelimit: standard input:21: no known form of time: "yesterday noon": "yesterday noon ann"
-ratelimit: no line could be read: 7 have the form, but no time that is known: what is its -layout?
+ratelimit: no line could be read: 7 have the form, but their time has no known form: set -layout
 `, got.stderr)
 	require.Contains(t, got.stdout, "27 lines that could not be read")
 
@@ -125,7 +125,7 @@ ratelimit: no line could be read: 7 have the form, but no time that is known: wh
 	require.Contains(t, got.stderr, "7 have the form, but not a time as in -layout\n")
 
 	got = replayed(t, strings.NewReader(strings.Repeat(`{"ip":"192.0.2.1","time":"noon"}`+"\n", 2)), "-format", "json")
-	require.Contains(t, got.stderr, "2 have the form, but no time that is known")
+	require.Contains(t, got.stderr, "2 have the form, but their time has no known form")
 
 	got = replayed(t, strings.NewReader(log+"2015-05-17 10 ann\n"), "-line", `^(?P<time>\S+ \w+) (?P<key>\w+)$`, "-layout", "2006-01-02 15")
 	require.Zero(t, got.code, "one could be read")
