@@ -107,8 +107,8 @@ func TestAMarkOfUTF8CostsNoLine(t *testing.T) {
 	require.Contains(t, got.stdout, "5 lines that could not be read", "in the middle it is no mark")
 }
 
-// The error describes the lines that came closest: a line in the right form comes before one that
-// also has a time.
+// The error describes the lines that came closest: lines in the right form without a known time
+// come before lines in another form.
 func TestTheErrorIsThatOfTheLinesThatCameFarthest(t *testing.T) {
 	const form = `^(?P<time>\w+ \w+) (?P<key>\w+)$`
 	log := strings.Repeat("started\n", 20) + strings.Repeat("yesterday noon ann\n", 7)

@@ -154,8 +154,8 @@ func (p *pace) forget() {
 	p.base, p.notBefore, p.rest, p.since = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 }
 
-// span returns the time that n events take, as far as it is known. It is negative, the time that -n
-// events took, if n is negative.
+// span returns the time that n events take, as far as it is known. If n is negative, it returns the
+// negated time that -n events took.
 func (p *pace) span(n int) time.Duration {
 	switch {
 	case n < 0:
