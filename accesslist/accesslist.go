@@ -40,13 +40,13 @@ type Lists struct {
 // and Remaining are 2^31-1. In both cases, Source returns [ratelimit.SourceList], and the wrapped
 // limiter's state of the key does not change.
 //
-// Bound: the bound of the wrapped limiter. Events that the allow list admits have no bound.
+// Bound: the bound of the wrapped limiter. Keys on the allow list have none.
 //
-// Prefixes are compared with the client's address, which a middleware has put into ctx (package
-// clientaddr), whatever the key is. If ctx has no address, they are compared with the key itself,
-// if it is an address or a network. Zones are ignored, and IPv4 addresses written as IPv6 count as
-// IPv4 ([clientaddr.Unmap]). A network is on a list if one prefix contains all of it. Use
-// [WithAddr] to find the address in another way.
+// Prefixes are compared with the client's address in ctx, which a middleware sets (package
+// clientaddr), whatever the key is. Without it, they are compared with the key, if that is an
+// address or a network. Zones are ignored, and IPv4 addresses written as IPv6 count as IPv4
+// ([clientaddr.Unmap]). A network is on a list if one prefix contains all of it. Use [WithAddr] to
+// find the address in another way.
 //
 // If a list has prefixes but the address is not known, the methods return [ErrNoAddr] and charge
 // nothing. They do the same for a key that is a network of which a prefix contains only a part.

@@ -32,18 +32,18 @@ import (
 //
 // Bound: the Rate is never below the floor's or above the ceiling's, and no single reading changes
 // it. If the ceiling is ten times the floor, the way down takes 22 readings (11 s), and the way up
-// 98 readings (49 s).
+// 98 (49 s).
 //
 // While callers ask for less than the limit, it grows to the ceiling. A sudden flood therefore
-// meets the ceiling, and is limited only as fast as the limit steps down. When the limit changes,
-// keys keep what they have spent. All keys have the same limit; for tiers, scale [Limit.Current] in
-// a function of your own. Each process has its own limit, according to its own load.
+// meets the ceiling until the limit has stepped down. When the limit changes, keys keep what they
+// have spent. All keys have the same limit; for tiers, scale [Limit.Current] in your own function.
+// Each process has its own limit, by its own load.
 //
 // If the limit is small, choose a longer Period, because below a Rate of 20, a step of one event
 // may jump over the band. See [More].
 //
-// A Limit is safe for concurrent use, starts no goroutine and need not be closed. One caller per
-// interval reads the signal; a call takes the others about 30 ns. A Limit takes about 200 bytes.
+// A Limit takes about 200 bytes, is safe for concurrent use, starts no goroutine and need not be
+// closed. One caller per interval reads the signal; the others take about 30 ns.
 //
 // [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/composing.md#a-limit-that-follows-the-load
 type Limit struct {

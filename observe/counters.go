@@ -266,9 +266,8 @@ func (c *Counters) Snapshot() Snapshot {
 	return s
 }
 
-// add appends a row, unless it is empty and always will be. calls is the number of calls for at
-// least one event, more the number of events beyond one per call, and none the number of calls for
-// no event.
+// add appends a row, unless it is empty and always will be. The arguments are the number of calls
+// for at least one event, of their events beyond one per call, and of calls for no event.
 func (s *Snapshot) add(outcome string, source int, calls, more, none int64) {
 	if calls+none != 0 || canBe(outcome, ratelimit.Source(source)) {
 		s.Decisions = append(s.Decisions, Decisions{outcome, ratelimit.Source(source).String(), calls + none, calls + more})

@@ -11,20 +11,21 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// durationBounds are in s: from memory to a Redis that is far away, and then those who wait.
+// durationBounds are in s: from a store in memory to a Redis far away, and then for callers that
+// wait.
 var durationBounds = []float64{
 	.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60,
 }
 
-// Durations returns an Observer that writes how long decisions take into the histogram
-// ratelimit.decision.duration, in s, with the attributes limiter and outcome: "allowed", "denied" or
-// "error". Around a [throttle.Waiter] it is how long callers wait:
+// Durations returns an Observer that records how long decisions take in the histogram
+// ratelimit.decision.duration, in seconds, with the attributes limiter and outcome: "allowed",
+// "denied" or "error". Around a [throttle.Waiter], it records how long callers wait:
 //
 //	limiter, err := observe.Around(waiter, durations)
 //
-// It is for observe.Around and ratelimit.WithTimedObserver. Nothing else measures times, and then
-// it writes none. A decision costs a call of the histogram, some 150 ns. Errors are those of
-// [Register].
+// Use it with observe.Around or ratelimit.WithTimedObserver. With anything else no durations are
+// measured, and it records nothing. A decision costs a call of the histogram, about 150 ns. The
+// errors are those of [Register].
 func Durations(limiter string, opts ...Option) (ratelimit.Observer, error) {
 	if limiter == "" || !utf8.ValidString(limiter) {
 		return nil, fmt.Errorf("%w: the name %q of a limiter is empty or not UTF-8", ratelimit.ErrInvalidOption, limiter)
@@ -51,7 +52,7 @@ type durations struct {
 	with      [3][]metric.RecordOption // allowed, denied, error
 }
 
-// Decided writes how long a decision took.
+// Decided records how long a decision took.
 func (d *durations) Decided(ctx context.Context, _ string, _ int, r ratelimit.Result, err error, took time.Duration) {
 	with := d.with[0]
 	switch {

@@ -17,8 +17,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Metrics are read from Counters when they are collected. A program has an exporter where
-// this one has a reader.
+// Metrics are read from Counters when they are collected. A real program has an exporter instead of
+// the reader.
 func Example() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -70,7 +70,7 @@ func Example() {
 	// denied 2
 }
 
-// A request's span says what its limiter answered.
+// The span of a request shows the decision of its limiter.
 func ExampleSpans() {
 	mem, err := memstore.New()
 	if err != nil {

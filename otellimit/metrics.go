@@ -43,19 +43,19 @@ const (
 	attrPlans      = attribute.Key("ratelimit.plans")
 	attrAge        = attribute.Key("ratelimit.plan.age")
 	attrErrorType  = attribute.Key("error.type")
-	attrSpanError  = attribute.Key("ratelimit.error.type") // the caller may do well all the same
+	attrSpanError  = attribute.Key("ratelimit.error.type") // the span itself may have no error
 )
 
-// Config is what the metrics are read from. The names in it are values of attributes, so they
-// should be few and stay the same.
+// Config lists what the metrics are read from. The names in it become values of attributes, so use
+// few of them, and do not change them.
 type Config struct {
-	Counters   []*observe.Counters               // of different names
+	Counters   []*observe.Counters               // with different names
 	Fallbacks  map[string]*fallback.Limiter      // by the attribute ratelimit.limiter
 	Stores     map[string]*memstore.Store        // by the attribute ratelimit.store
 	Waiters    map[string]*throttle.Waiter       // by the attribute ratelimit.limiter
 	Leases     map[string]*lease.Store           // by the attribute ratelimit.limiter
 	Transports map[string]*httplimit.Transport   // by the attribute ratelimit.limiter
-	Limiters   map[string]ratelimit.Limiter      // by the attribute ratelimit.limiter: limits that are those of all keys
+	Limiters   map[string]ratelimit.Limiter      // by the attribute ratelimit.limiter: limits that are the same for all keys
 	Slots      map[string]*inflight.Counters     // by the attribute ratelimit.limiter
 	Plans      map[string]func() plancache.Stats // by the attribute ratelimit.plans: the method Stats of a Cache
 }
@@ -67,7 +67,7 @@ type options struct {
 	provider metric.MeterProvider
 }
 
-// WithMeterProvider makes the instruments those of p. The default is the global one.
+// WithMeterProvider creates the instruments with p. The default is the global MeterProvider.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(o *options) error {
 		if p == nil {
@@ -78,13 +78,13 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 	}
 }
 
-// Register makes instruments that read what is in c when metrics are collected. Their scope is
-// the import path of this package. The Unregister method of what it returns ends that, and
-// must have been called before the same names are registered again.
+// Register creates instruments that read the elements of c when metrics are collected. Their scope
+// is the import path of this package. To end this, call the Unregister method of the result. Call
+// it before you register the same names again.
 //
-// It returns [ratelimit.ErrInvalidOption] if an option or something in c is nil, or two
-// Counters have the same name. The same goes for a name that is empty or not UTF-8, and for one of
-// Limiters whose limits depend on the key. Other errors are those of the provider.
+// Register returns [ratelimit.ErrInvalidOption] if an option or something in c is nil, if two
+// Counters have the same name, if a name is empty or not valid UTF-8, or if the limits of one of
+// Limiters depend on the key. It also returns the errors of the provider.
 func Register(c Config, opts ...Option) (metric.Registration, error) {
 	c, err := c.checked()
 	if err != nil {
@@ -105,7 +105,7 @@ func Register(c Config, opts ...Option) (metric.Registration, error) {
 	}, all...)
 }
 
-// providerOf is the provider by opts.
+// providerOf returns the provider that opts set, or the default.
 func providerOf(opts []Option) (metric.MeterProvider, error) {
 	o := options{provider: otel.GetMeterProvider()}
 	for _, opt := range opts {
@@ -119,7 +119,7 @@ func providerOf(opts []Option) (metric.MeterProvider, error) {
 	return o.provider, nil
 }
 
-// checked is a copy of c, without anything that cannot be read.
+// checked returns a copy of c, or an error if something in c cannot be read.
 func (c Config) checked() (Config, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
@@ -148,7 +148,8 @@ func (c Config) checked() (Config, error) {
 	return c, nil
 }
 
-// check says whether one of named is wrong, or has a name that is no value of an attribute.
+// check returns an error if an element of named is invalid, or its name is not a valid attribute
+// value.
 func check[T any](what string, named map[string]T, wrong func(T) string) error {
 	for name, it := range named {
 		switch reason := wrong(it); {
@@ -161,7 +162,7 @@ func check[T any](what string, named map[string]T, wrong func(T) string) error {
 	return nil
 }
 
-// given says what is wrong with a pointer.
+// given returns what is wrong with a pointer, or "".
 func given[T any](p *T) string {
 	if p == nil {
 		return "is nil"
@@ -181,14 +182,14 @@ func known(l ratelimit.Limiter) string {
 		return "is nil"
 	}
 	if len(limitsOf(l)) == 0 {
-		return "has no limit that is that of all keys"
+		return "has no limit that is the same for all keys"
 	}
 	return ""
 }
 
-// limitsOf are the limits of l, by their names, if they do not depend on the key.
+// limitsOf returns the limits of l by their names, if they do not depend on the key.
 func limitsOf(l ratelimit.Limiter) map[string]int {
-	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not asked for ""
+	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not called for ""
 	quotas := make(map[string]int, len(policies))
 	for _, p := range policies {
 		quotas[strings.ToValidUTF8(p.Name, "?")] = p.Quota
@@ -205,7 +206,7 @@ type instruments struct {
 	slotDuration                                                  metric.Float64ObservableCounter
 }
 
-// newInstruments also returns them as a list.
+// newInstruments returns the instruments, also as a list.
 func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, err error) {
 	counter := func(name, unit, about string) metric.Int64ObservableCounter {
 		c, failed := m.Int64ObservableCounter("ratelimit."+name, metric.WithUnit(unit), metric.WithDescription(about))
@@ -243,14 +244,14 @@ func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, e
 		planKeys:     upDown("plan.keys", "{key}", "Keys whose plans are remembered."),
 	}
 	limit, failed := m.Int64ObservableGauge("ratelimit.limit", metric.WithUnit("{event}"), metric.WithDescription("Events that a limit admits at one instant."))
-	in.limit = limit // not a sum: limits of several processes are one
+	in.limit = limit // a gauge, because several processes share one limit
 	err = errors.Join(err, failed)
 	duration, failed := m.Float64ObservableCounter("ratelimit.slot.duration", metric.WithUnit("s"), metric.WithDescription("The sum of the times that slots were held which have ended."))
 	in.slotDuration = duration
 	return in, append(all, limit, duration), errors.Join(err, failed)
 }
 
-// observe tells what there is now.
+// observe records the current values.
 func (in *instruments) observe(to metric.Observer, c Config) {
 	for _, counters := range c.Counters {
 		in.observeCounters(to, counters.Snapshot())
@@ -333,7 +334,7 @@ func (in *instruments) observeLease(to metric.Observer, limiter attribute.KeyVal
 	to.ObserveInt64(in.leaseHeld, int64(s.Held), metric.WithAttributes(limiter))
 }
 
-// observeCounters tells what the Counters of one limiter have counted.
+// observeCounters records the numbers of one Counters.
 func (in *instruments) observeCounters(to metric.Observer, s observe.Snapshot) {
 	limiter := attrLimiter.String(s.Limiter)
 	asked := make(map[string]int64, 2)

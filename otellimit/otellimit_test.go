@@ -50,11 +50,11 @@ func (s *failing) Decide(ctx context.Context, requests []store.Request, replies 
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-// service is a program with each thing that can be read.
+// service is a program with everything that can be read.
 type service struct {
 	stats   lease.Stats // of the leased limiter
 	store   *failing
-	limiter ratelimit.Limiter // a fallback, observed: around two limits that are observed too
+	limiter ratelimit.Limiter // an observed fallback around two limits that are observed too
 	config  otellimit.Config
 }
 
@@ -104,7 +104,7 @@ func newService(t testing.TB) *service {
 	return s
 }
 
-// planned is a cache with two answers from memory and two queries, of which one has failed.
+// planned returns a cache with two cached answers and two queries, one of which failed.
 func planned(t testing.TB) *plancache.Cache[string] {
 	t.Helper()
 	down := errors.New("no database")
@@ -124,7 +124,7 @@ func planned(t testing.TB) *plancache.Cache[string] {
 	return plans
 }
 
-// pausing is a Transport of whose two servers one has made it wait.
+// pausing returns a Transport that waits for one of its two servers.
 func pausing(t testing.TB) *httplimit.Transport {
 	t.Helper()
 	transport, err := httplimit.NewTransport(refusing{}, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil))
@@ -155,7 +155,7 @@ func observed(t testing.TB, l ratelimit.Limiter, observers ...ratelimit.Observer
 	return l
 }
 
-// traffic is 10 admissions and 5 denials by the store, and 5 errors that open the breaker.
+// traffic makes 10 admissions and 5 denials by the store, and 5 errors that open the breaker.
 func (s *service) traffic(t testing.TB) {
 	t.Helper()
 	ask := func(key, n int, allowed bool) {
@@ -184,7 +184,7 @@ func register(t testing.TB, c otellimit.Config) (*metric.ManualReader, interface
 	return reader, registration
 }
 
-// collect is what reader reads, by the name of the metric and its attributes.
+// collect returns what reader reads, by the name of the metric and its attributes.
 func collect(t testing.TB, reader *metric.ManualReader) map[string]int64 {
 	t.Helper()
 	var data metricdata.ResourceMetrics
@@ -205,7 +205,7 @@ func collect(t testing.TB, reader *metric.ManualReader) map[string]int64 {
 	return all
 }
 
-// points are those of counters, or of a gauge. Seconds are whole ones.
+// points returns the data points of counters, or of a gauge. Seconds are rounded down.
 func points(data metricdata.Aggregation) (all []metricdata.DataPoint[int64]) {
 	switch data := data.(type) {
 	case metricdata.Gauge[int64]:
@@ -473,7 +473,7 @@ func TestMetricsWhileDecisionsAreUnderWay(t *testing.T) {
 	require.NotEmpty(t, before)
 }
 
-// spanned is what a span says after what do does in it.
+// spanned returns the attributes of a span in which do has run.
 func spanned(t *testing.T, do func(context.Context)) map[string]any {
 	t.Helper()
 	recorder := tracetest.NewSpanRecorder()
@@ -538,7 +538,7 @@ func TestASpanThatDoesNotRecordCostsNoAllocation(t *testing.T) {
 	}
 }
 
-// BenchmarkSpans measures Spans alone, by what the caller's context has.
+// BenchmarkSpans measures Spans alone, with several contexts.
 //
 //	go test -run '^$' -bench . -benchmem
 func BenchmarkSpans(b *testing.B) {
@@ -561,7 +561,7 @@ func BenchmarkSpans(b *testing.B) {
 	}
 }
 
-// BenchmarkCollect measures a collection, by how many limiters there are.
+// BenchmarkCollect measures a collection, for several numbers of limiters.
 func BenchmarkCollect(b *testing.B) {
 	for _, limiters := range []int{1, 10, 100} {
 		b.Run(fmt.Sprint("limiters=", limiters), func(b *testing.B) {

@@ -13,22 +13,22 @@ import (
 	"github.com/ratelimit-go/ratelimit/observe"
 )
 
-// Spans returns an Observer, for observe.Around, that writes each decision on the span
-// of its caller, if that records. It makes no span of its own. It writes:
+// Spans returns an Observer, for observe.Around, that records each decision on the span of its
+// caller, if that span is recording. It starts no span of its own. It sets these attributes:
 //
 //	ratelimit.limiter      the name given here
 //	ratelimit.outcome      "allowed", "denied" or "error"
-//	ratelimit.source       text of a ratelimit.Source: "store", "fail_open" and others
-//	ratelimit.denied_by    of a denial where several limits decided together: the one that denied
-//	ratelimit.retry_after  of a denial: s until the event would be admitted, if ever
-//	ratelimit.error.type   of an error: its observe.ErrorClass
+//	ratelimit.source       the String of a ratelimit.Source: "store", "fail_open" and others
+//	ratelimit.denied_by    for a denial, if several limits decided together: the limit that denied
+//	ratelimit.retry_after  for a denial: seconds until the event would be admitted, if ever
+//	ratelimit.error.type   for an error: its observe.ErrorClass
 //
-// A span has each of them once. After several decisions it says what the last one said, and
-// the last three what the last one of their kind said. So observe the outermost limiter.
+// A span has each attribute once. After several decisions, an attribute has the value of the last
+// decision that set it. Observe only the outermost limiter, so that a request has one decision.
 //
-// If the span does not record, it costs some 17 ns and no allocation.
+// If the span is not recording, Spans costs about 17 ns per decision and allocates nothing.
 func Spans(limiter string) ratelimit.Observer {
-	if !utf8.ValidString(limiter) { // the value of an attribute must be
+	if !utf8.ValidString(limiter) { // the value of an attribute must be valid UTF-8
 		limiter = strconv.QuoteToASCII(limiter)
 	}
 	return spans(attrLimiter.String(limiter))
@@ -36,7 +36,7 @@ func Spans(limiter string) ratelimit.Observer {
 
 type spans attribute.KeyValue
 
-// Decided writes a decision on the span of ctx.
+// Decided records a decision on the span of ctx.
 func (s spans) Decided(ctx context.Context, _ string, _ int, r ratelimit.Result, err error, _ time.Duration) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {

@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// BenchmarkDecision measures a decision of one key in memory: with nobody looking, with
-// Counters, and with Counters that a registry has.
+// BenchmarkDecision measures a decision on one key in memory: without an observer, with Counters,
+// and with Counters in a registry.
 //
 //	go test -run '^$' -bench . -benchmem
 func BenchmarkDecision(b *testing.B) {
@@ -45,7 +45,7 @@ func BenchmarkDecision(b *testing.B) {
 	}
 }
 
-// BenchmarkGather measures a scrape, without its text, by how many limiters there are.
+// BenchmarkGather measures a scrape, without its text, for several numbers of limiters.
 func BenchmarkGather(b *testing.B) {
 	for _, limiters := range []int{1, 10, 100} {
 		b.Run(fmt.Sprint("limiters=", limiters), func(b *testing.B) {

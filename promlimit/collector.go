@@ -1,22 +1,23 @@
-// Package promlimit shows the decisions of limiters to Prometheus. A [Collector] reads
-// [observe.Counters] when it is scraped, so that a decision costs nothing more:
+// Package promlimit exports the decisions of limiters to Prometheus. A [Collector] reads
+// [observe.Counters] when it is scraped, so a decision costs nothing more:
 //
 //	collector, err := promlimit.NewCollector(promlimit.Config{Counters: []*observe.Counters{api}})
 //	...
 //	registry.MustRegister(collector)
 //
-// These are its metrics. Counters have at most 97 series, and no label is ever a key.
+// It exports the metrics below. Each of the Counters has at most 97 series, and no label is ever a
+// key.
 //
 //	ratelimit_decisions_total{limiter,outcome,source}      calls that were decided
 //	ratelimit_events_total{limiter,outcome}                the events that they asked for
 //	ratelimit_denied_by_total{limiter,denied_by}           denials by the limit that denied
-//	ratelimit_errors_total{limiter,class}                  calls that ended with an error
+//	ratelimit_errors_total{limiter,class}                  calls that returned an error
 //	ratelimit_headroom_ratio{limiter}                      histogram: share of the limit that admissions left
-//	ratelimit_decision_duration_seconds{limiter}           histogram: where it is measured
+//	ratelimit_decision_duration_seconds{limiter}           histogram: duration of decisions, if it is measured
 //	ratelimit_limit{limiter,policy}                        events that a limit admits at one instant
 //	ratelimit_breaker_state{limiter,state}                 1 for the current state of a fallback, 0 for the others
-//	ratelimit_store_keys{store}                            keys that a memory holds
-//	ratelimit_store_evictions_total{store}                 keys that a full memory has forgotten
+//	ratelimit_store_keys{store}                            keys that a memstore holds
+//	ratelimit_store_evictions_total{store}                 keys that a full memstore has forgotten
 //	ratelimit_waiting{limiter}                             callers that sleep in a throttle.Waiter
 //	ratelimit_pauses_total{limiter}                        times that a server made a Transport wait
 //	ratelimit_paused{limiter}                              keys of a Transport that wait for their server
@@ -24,16 +25,16 @@
 //	ratelimit_lease_events_total{limiter,fate}             events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit_lease_held{limiter}                          events that this process holds
 //	ratelimit_slot_held{limiter}                           slots that this process holds
-//	ratelimit_slot_endings_total{limiter,reason}           of slots: "released", "too_long", "forgotten"; also "lost", before one of these
-//	ratelimit_slot_duration_seconds{limiter}               summary without quantiles: how long slots were held that have ended
-//	ratelimit_plan_answers_total{plans,age}                answers of a plancache from memory, "fresh" or "stale"
+//	ratelimit_slot_endings_total{limiter,reason}           slots that were "released", "too_long" or "forgotten"; "lost" ones are counted again when they end
+//	ratelimit_slot_duration_seconds{limiter}               summary without quantiles: how long ended slots were held
+//	ratelimit_plan_answers_total{plans,age}                cached answers of a plancache, "fresh" or "stale"
 //	ratelimit_plan_queries_total{plans}                    queries of a plancache
-//	ratelimit_plan_failures_total{plans}                   of them, those that failed
-//	ratelimit_plan_keys{plans}                             keys that a plancache remembers
+//	ratelimit_plan_failures_total{plans}                   queries of a plancache that failed
+//	ratelimit_plan_keys{plans}                             keys in a plancache
 //
-// An outcome is "allowed" or "denied", a source the text of a [ratelimit.Source], and a class
-// one of [observe.ErrorClass]. Beside the code are alerts.yml, rules for Prometheus, and
-// dashboard.json, for Grafana.
+// An outcome is "allowed" or "denied", a source the String of a [ratelimit.Source], and a class the
+// result of [observe.ErrorClass]. The directory of this package also contains alerts.yml, with
+// alerting rules for Prometheus, and dashboard.json, a dashboard for Grafana.
 package promlimit
 
 import (
@@ -57,11 +58,11 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-// Config is what a [Collector] reads. The names in it are values of labels, so they should be
-// few and stay the same.
+// Config lists what a [Collector] reads. The names in it become values of labels, so use few of
+// them, and do not change them.
 type Config struct {
-	Counters   []*observe.Counters               // of different names
-	Limiters   map[string]ratelimit.Limiter      // by the label "limiter": limits that are those of all keys
+	Counters   []*observe.Counters               // with different names
+	Limiters   map[string]ratelimit.Limiter      // by the label "limiter": limits that are the same for all keys
 	Fallbacks  map[string]*fallback.Limiter      // by the label "limiter"
 	Stores     map[string]*memstore.Store        // by the label "store"
 	Waiters    map[string]*throttle.Waiter       // by the label "limiter"
@@ -71,20 +72,18 @@ type Config struct {
 	Plans      map[string]func() plancache.Stats // by the label "plans": the method Stats of a Cache
 }
 
-// Collector is a [prometheus.Collector]. It registers itself nowhere. One registry can have
-// one of them, unless they are registered with different labels by
-// [prometheus.WrapRegistererWith].
+// Collector is a [prometheus.Collector]. It does not register itself. A registry can have only one
+// Collector, unless they are registered with different labels by [prometheus.WrapRegistererWith].
 //
-// A scrape costs some 40 µs for each of the Counters, and holds up no decision. It is safe for
-// concurrent use. Make it by [NewCollector].
+// A scrape costs about 40 µs for each of the Counters, and does not delay decisions. A Collector is
+// safe for concurrent use. Use [NewCollector] to create one.
 type Collector struct {
 	config Config
 }
 
-// NewCollector returns a Collector that reads what is in c. It returns
-// [ratelimit.ErrInvalidOption] if something in c is nil, or two Counters have the same name.
-// The same goes for a name that is empty or not UTF-8, and for one of Limiters whose limits
-// depend on the key.
+// NewCollector returns a Collector for c. It returns [ratelimit.ErrInvalidOption] if something in c
+// is nil, if two Counters have the same name, if a name is empty or not valid UTF-8, or if the
+// limits of one of Limiters depend on the key.
 func NewCollector(c Config) (*Collector, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
@@ -113,20 +112,20 @@ func NewCollector(c Config) (*Collector, error) {
 	return &Collector{c}, nil
 }
 
-// check says whether one of named is wrong, or has a name that is no label.
+// check returns an error if an element of named is invalid, or its name is not a valid label value.
 func check[T any](what string, named map[string]T, wrong func(T) string) error {
 	for name, it := range named {
 		switch reason := wrong(it); {
 		case reason != "":
 			return fmt.Errorf("%w: the %s %q %s", ratelimit.ErrInvalidOption, what, name, reason)
 		case name == "" || !utf8.ValidString(name):
-			return fmt.Errorf("%w: the name %q of a %s is not a label", ratelimit.ErrInvalidOption, name, what)
+			return fmt.Errorf("%w: the name %q of a %s is empty or not UTF-8", ratelimit.ErrInvalidOption, name, what)
 		}
 	}
 	return nil
 }
 
-// given says what is wrong with a pointer.
+// given returns what is wrong with a pointer, or "".
 func given[T any](p *T) string {
 	if p == nil {
 		return "is nil"
@@ -146,14 +145,14 @@ func known(l ratelimit.Limiter) string {
 		return "is nil"
 	}
 	if len(limitsOf(l)) == 0 {
-		return "has no limit that is that of all keys"
+		return "has no limit that is the same for all keys"
 	}
 	return ""
 }
 
-// limitsOf are the limits of l, by their names, if they do not depend on the key.
+// limitsOf returns the limits of l by their names, if they do not depend on the key.
 func limitsOf(l ratelimit.Limiter) map[string]int {
-	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not asked for ""
+	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not called for ""
 	quotas := make(map[string]int, len(policies))
 	for _, p := range policies {
 		quotas[strings.ToValidUTF8(p.Name, "?")] = p.Quota
@@ -274,7 +273,7 @@ func collectSlots(ch chan<- prometheus.Metric, name string, s inflight.Stats) {
 	ch <- prometheus.MustNewConstSummary(slotDuration, uint64(s.Released+s.TooLong+s.Forgotten), s.Took.Seconds(), nil, name)
 }
 
-// collect sends what the Counters of one limiter have counted.
+// collect sends the numbers of one Counters.
 func collect(ch chan<- prometheus.Metric, s observe.Snapshot) {
 	asked := make(map[string]int64, 2)
 	for _, d := range s.Decisions {
@@ -296,9 +295,8 @@ func collect(ch chan<- prometheus.Metric, s observe.Snapshot) {
 	}
 }
 
-// headroomOf is the histogram of what admissions left. What they left exactly is not known,
-// only the tenth that it is in. The sum takes its middle, and so the mean is off by at most
-// 0.05.
+// headroomOf returns the histogram of headroom. The exact headroom is not known, only the tenth
+// that contains it. The sum uses the middle of the tenth, so the mean is off by at most 0.05.
 func headroomOf(s observe.Snapshot) prometheus.Metric {
 	var count uint64
 	var sum float64

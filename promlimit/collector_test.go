@@ -46,7 +46,7 @@ func (s *failing) Decide(ctx context.Context, requests []store.Request, replies 
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-// service is a program with each thing that a Collector reads.
+// service is a program with everything that a Collector reads.
 type service struct {
 	stats     lease.Stats // of the leased limiter
 	store     *failing
@@ -54,7 +54,7 @@ type service struct {
 	fallback  *fallback.Limiter
 	atOnce    ratelimit.Limiter // of slots
 	slots     *inflight.Counters
-	limiter   ratelimit.Limiter // the fallback, observed: around two limits that are observed too
+	limiter   ratelimit.Limiter // an observed fallback around two limits that are observed too
 	collector *promlimit.Collector
 	rounds    int // of traffic
 }
@@ -110,7 +110,7 @@ func newService(t testing.TB) *service {
 	return s
 }
 
-// planned is a cache with two answers from memory and two queries, of which one has failed.
+// planned returns a cache with two cached answers and two queries, one of which failed.
 func planned(t testing.TB) *plancache.Cache[string] {
 	t.Helper()
 	down := errors.New("no database")
@@ -130,7 +130,7 @@ func planned(t testing.TB) *plancache.Cache[string] {
 	return plans
 }
 
-// pausing is a Transport of whose two servers one has made it wait.
+// pausing returns a Transport that waits for one of its two servers.
 func pausing(t testing.TB) *httplimit.Transport {
 	t.Helper()
 	transport, err := httplimit.NewTransport(refusing{}, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil))
@@ -161,9 +161,9 @@ func observed(t testing.TB, l ratelimit.Limiter, c *observe.Counters) ratelimit.
 	return l
 }
 
-// traffic has decisions of each kind: 10 admissions and 5 denials by the store, and 5 errors. A
-// slot is held and given back.
-// The 20 states of a first round fill the memory, and those of a second one replace them.
+// traffic makes decisions of each kind: 10 admissions and 5 denials by the store, and 5 errors. It
+// takes and releases a slot. The 20 states of a first round fill the memory, and those of a second
+// round replace them.
 func (s *service) traffic(t testing.TB) {
 	t.Helper()
 	s.rounds++
@@ -195,7 +195,7 @@ func (s *service) hold(t testing.TB, longest time.Duration) *inflight.Slot {
 	return slot
 }
 
-// registry is one that checks what a Collector says of itself.
+// registry returns a registry that checks the descriptions of a Collector.
 func registry(t testing.TB, c prometheus.Collector) *prometheus.Registry {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
@@ -203,7 +203,7 @@ func registry(t testing.TB, c prometheus.Collector) *prometheus.Registry {
 	return r
 }
 
-// scrape is what c says to Prometheus: each series with its value.
+// scrape returns what c exports to Prometheus: each series with its value.
 func scrape(t testing.TB, c prometheus.Collector) (text string, series map[string]string) {
 	t.Helper()
 	server := httptest.NewServer(promhttp.HandlerFor(registry(t, c), promhttp.HandlerOpts{}))
@@ -438,7 +438,7 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 	}
 }
 
-// TestALimitHasASeriesBeforeItDenies, so that a rate over time sees its first denials.
+// A rate over time must see the first denials.
 func TestALimitHasASeriesBeforeItDenies(t *testing.T) {
 	_, got := scrape(t, newService(t).collector)
 	for _, limit := range []string{"burst", "daily"} {
@@ -448,7 +448,7 @@ func TestALimitHasASeriesBeforeItDenies(t *testing.T) {
 	}
 }
 
-// The two first names look the same once they are quoted.
+// The first two names look the same when they are quoted.
 func TestALimitMayHaveAnyName(t *testing.T) {
 	c := observe.NewCounters("api")
 	c.Expect("\xff", `"\xff"`, "caf\xe9", "a\x00b", `q"uote`, "other")
@@ -477,7 +477,8 @@ func TestLintFindsNothing(t *testing.T) {
 	require.Empty(t, problems)
 }
 
-// TestScrapesWhileDecisionsAreUnderWay: each histogram is one, and no counter goes back.
+// TestScrapesWhileDecisionsAreUnderWay checks that each histogram is consistent, and that no
+// counter decreases.
 func TestScrapesWhileDecisionsAreUnderWay(t *testing.T) {
 	s := newService(t)
 	r := registry(t, s.collector)

@@ -21,7 +21,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// A server that limits its clients, and shows what it decides at /metrics.
+// A server that limits its clients and exports its decisions at /metrics.
 func Example() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -75,7 +75,7 @@ func Example() {
 	// ratelimit_decisions_total{limiter="api",outcome="denied",source="store"} 2
 }
 
-// get is the body of a page, in lines.
+// get returns the lines of a page.
 func get(url string) (lines []string) {
 	resp, err := http.Get(url)
 	if err != nil {
@@ -88,7 +88,8 @@ func get(url string) (lines []string) {
 	return lines
 }
 
-// A server that runs two exports of a user at once, and shows how many run.
+// A server that runs at most two exports of a user at the same time, and shows how many are
+// running.
 func ExampleNewCollector_slots() {
 	mem, err := memstore.New()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// promtool runs the command of this name, of the Debian package prometheus.
+// promtool runs the command promtool of the Debian package prometheus.
 func promtool(t *testing.T, stdin string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath("promtool")
@@ -41,10 +41,10 @@ func TestAlertsFireAndDoNotFire(t *testing.T) {
 	promtool(t, "", "test", "rules", "alerts_test.yml")
 }
 
-// query is an expression of the dashboard, with variables as Grafana replaces them.
+// query returns an expression of the dashboard, with its variables replaced as Grafana does.
 type query struct{ panel, expr, legend string }
 
-// dashboard is what the tests read of dashboard.json.
+// dashboard has the parts of dashboard.json that the tests read.
 type dashboard struct {
 	Templating struct {
 		List []struct {
@@ -77,7 +77,8 @@ func (d dashboard) queries() (all []query) {
 	return all
 }
 
-// TestEachPanelShowsSomething: each expression has a value, from two scrapes of a service.
+// TestEachPanelShowsSomething checks that each expression has a value after two scrapes of a
+// service.
 func TestEachPanelShowsSomething(t *testing.T) {
 	s := newService(t)
 	s.traffic(t)
@@ -94,7 +95,7 @@ func TestEachPanelShowsSomething(t *testing.T) {
 	tests.WriteString("  alert_rule_test:\n")
 	for _, q := range readDashboard(t).queries() {
 		require.NotContains(t, q.expr, "$", q.panel)
-		// An alert that fires if there is a value other than NaN.
+		// An alert that fires if there is any value except NaN.
 		fmt.Fprintf(&rules, "  - {alert: %q, expr: %q}\n", q.panel, "count(("+q.expr+") > -Inf) > 0")
 		fmt.Fprintf(&tests, "  - {eval_time: 3m, alertname: %q, exp_alerts: [{}]}\n", q.panel)
 	}
@@ -105,12 +106,12 @@ func TestEachPanelShowsSomething(t *testing.T) {
 	promtool(t, "", "test", "rules", filepath.Join(dir, "test.yml"))
 }
 
-// withJob is the series as Prometheus stores it.
+// withJob returns the series as Prometheus stores it.
 func withJob(series string) string {
 	return strings.Replace(series, "{", `{job="shop",instance="a",`, 1)
 }
 
-// grows is the values of a series that has these two, and goes on so.
+// grows returns the values of a series that begins with these two and continues in the same way.
 func grows(t *testing.T, first, second string) string {
 	t.Helper()
 	from, err := strconv.ParseFloat(first, 64)
@@ -127,7 +128,7 @@ var (
 	inLegend = regexp.MustCompile(`\{\{\s*(\w+)\s*\}\}`)
 )
 
-// labels are the values of each label of each metric that a service shows.
+// labels has the values of each label of each metric that a service exports.
 type labels map[string]map[string][]string
 
 func labelsOf(t *testing.T) labels {
@@ -148,8 +149,8 @@ func labelsOf(t *testing.T) labels {
 	return all
 }
 
-// check says whether metrics and labels in text are there, and the values of those labels
-// that have the same ones in each program.
+// check checks that the metrics and labels in text exist, and so do the values of those labels that
+// have the same values in every program.
 func (all labels) check(t *testing.T, text string) {
 	t.Helper()
 	found := selector.FindAllStringSubmatch(text, -1)
@@ -200,7 +201,7 @@ func TestAlertsNameWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestEachMetricHasAPanel, and each panel a place of its own.
+// TestEachMetricHasAPanel also checks that each panel has a place of its own.
 func TestEachMetricHasAPanel(t *testing.T) {
 	d := readDashboard(t)
 	shown, ids, places := "", make(map[int]bool), make(map[[2]int]string)

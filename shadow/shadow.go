@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Limiter wraps a [ratelimit.Limiter], reports its decisions, and admits every event all the same.
-// With [WithEnforcement], the decisions on a share of the keys are enforced.
+// Limiter wraps a [ratelimit.Limiter], reports its decisions, and admits every event. With
+// [WithEnforcement], the decisions on a share of the keys are enforced.
 //
 // An event of a key that is not enforced is admitted without being counted
 // ([ratelimit.Result.Counted]): Allowed is true, all other fields are 0, and the policies are
@@ -26,11 +26,11 @@ import (
 //
 // The wrapped limiter is charged as if its decisions were enforced. However, a client that an
 // enforced limit would have slowed down keeps sending at its own rate, so its share of denials is
-// larger than it would be under enforcement.
+// larger than under enforcement.
 //
 // Whether a key is enforced depends only on the key, the percentage and the salt, in every process
 // and in later versions. A higher percentage adds keys and removes none. The hash does not
-// withstand clients that choose their keys in order not to be enforced.
+// withstand clients that choose their keys to avoid enforcement.
 //
 // A decision costs a hash of the key at 1 ns per byte, about 100 ns for the goroutine of the
 // [Report], and, if it is not enforced, an allocation. The queue of the Report takes 165 KB. The

@@ -20,24 +20,24 @@ type Slow struct {
 	Max  time.Duration // the longest delay: 1 µs or more, whole µs
 }
 
-// Slowdown wraps a [ratelimit.Limiter] l and delays events instead of denying them: it uses l only
-// to count. A key's spend is Limit minus Remaining. The first [Slow].Free events are not delayed,
-// and the n-th event after them is delayed by min(n·Step, Max). The delays shrink again as l
-// regains room. If a call is for several events, all are delayed like the last of them.
+// Slowdown wraps a [ratelimit.Limiter] l and delays events instead of denying them: l only counts.
+// A key's spend is Limit minus Remaining. The first [Slow].Free events are not delayed, and the
+// n-th event after them is delayed by min(n·Step, Max). The delays shrink again as l regains room.
+// All events of a call are delayed like the last one.
 //
-// A Slowdown does not sleep. The caller must sleep for the Delay of the [ratelimit.Result].
-// [ratelimit.Wait] does that, and so does a [Waiter] around the Slowdown, which also bounds how
-// many callers sleep at the same time.
+// A Slowdown does not sleep. The caller must sleep for the Delay of the [ratelimit.Result], as
+// [ratelimit.Wait] does. A [Waiter] around the Slowdown does it too, and limits the number of
+// sleeping callers.
 //
 // Bound: c callers of a key that sleep for each Delay before their next call get at most a + c·(1 +
-// x/Max) events in any interval x. Here, a is the number of events that l would admit in x if its
-// capacity (the Rate of a window, the Burst of a bucket) were Free + ⌈Max/Step⌉ - 1. If the number
-// of callers is not bounded, neither is the number of events.
+// x/Max) events in any interval x. Here, a is what l would admit in x with a capacity (the Rate of
+// a window, the Burst of a bucket) of Free + ⌈Max/Step⌉ - 1. Without a bound on the callers, the
+// events have none.
 //
-// The limit of l must be above Free, and at least Free + Max/Step if all steps are to be reached.
-// An event that l denies is admitted with the delay Max, and not charged. Events that l admits
-// without counting them ([ratelimit.Unlimited], [fallback.FailOpen]) are not delayed. The Slowdown
-// replaces any Delay of l. RetryAfter is always 0.
+// The limit of l must be above Free, and at least Free + Max/Step to reach all steps. An event that
+// l denies is admitted with the delay Max, and not charged. Events that l admits without counting
+// them ([ratelimit.Unlimited], [fallback.FailOpen]) are not delayed. The Slowdown replaces any
+// Delay of l. RetryAfter is always 0.
 //
 // If l returns an error, the Slowdown returns it, and the event is not admitted. Refunding an event
 // that l denied has no effect. A Slowdown is safe for concurrent use. Use [NewSlowdown] to create

@@ -25,28 +25,28 @@ import (
 )
 
 // Waiter wraps a [ratelimit.Limiter] l and holds events back until l admits them. Allow and AllowN
-// sleep until then, and for the Delay of l. In total, they sleep no longer than a maximum, and not
-// past the deadline of ctx. If that is not long enough, they deny immediately. The Delay of a
-// Result is 0 after a sleep.
+// sleep until then, and for the Delay of l, but no longer than a maximum in total, and not past the
+// deadline of ctx. If that is too short, they deny immediately. After a sleep, the Delay of the
+// Result is 0.
 //
 // Bound: a call sleeps at most for the maximum, plus the time that its calls to l take. At most
-// 1,024 callers sleep at the same time ([WithMaxWaiting]). Beyond that, a Waiter denies every event
-// that cannot be admitted now, whatever its key.
+// 1,024 callers sleep at the same time ([WithMaxWaiting]). Beyond that, events of any key that
+// cannot be admitted now are denied.
 //
-// Within a process, the callers that wait for the same key of the same l wait in a queue, in order
-// of arrival. It is the queue of [ratelimit.Wait].
+// Within a process, callers for the same key of the same l wait in the queue of [ratelimit.Wait],
+// in order of arrival.
 //
 // The RetryAfter of a denial is the time after which the event would be admitted without a sleep,
-// or, by a leaky bucket, after a sleep of at most the maximum. If other callers are ahead in the
-// queue, it is an estimate.
+// or, by a leaky bucket, after a sleep of at most the maximum. Behind other callers, it is an
+// estimate.
 //
-// If ctx ends during a sleep, the call returns ctx's error. A permit that the call already had goes
-// to the next caller in the queue, or is refunded as far as l can. [store.ErrOverloaded] and
-// [store.ErrUnavailable] do not end a sleep, but other errors of l do.
+// If ctx ends during a sleep, the call returns ctx's error. Its permit, if any, goes to the next
+// caller in the queue, or is refunded if l can. [store.ErrOverloaded] and [store.ErrUnavailable] do
+// not end a sleep, but other errors of l do.
 //
-// A Waiter starts no goroutine. It sleeps in real time, or in the time of a synctest bubble, so the
-// store of l must not use a clock that stands still. AllowUpTo, AllowWithin, Peek and Charge never
-// sleep. A Waiter is safe for concurrent use. Use [NewWaiter] to create one.
+// Waiters sleep in real time, or in a synctest bubble's, so the store of l must not use a clock
+// that stands still. AllowUpTo, AllowWithin, Peek and Charge never sleep. A Waiter starts no
+// goroutine and is safe for concurrent use. Use [NewWaiter] to create one.
 type Waiter struct {
 	traits
 

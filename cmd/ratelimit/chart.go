@@ -6,18 +6,18 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// maxBars is how many bars a chart has at most.
+// maxBars is the maximum number of bars in a chart.
 const maxBars = 300
 
 // chart counts requests by time. Its bars get wider as the log grows, so that their number is
 // bounded.
 type chart struct {
 	wide  int64 // µs
-	first int64 // when the first bar begins, Unix µs
-	rows  []row // all requests, those denied, and those denied by each of several limits
+	first int64 // beginning of the first bar, Unix µs
+	rows  []row // all requests, denied requests, and the requests denied by each of several limits
 }
 
-// row is a number for each bar.
+// row has a number for each bar.
 type row []int
 
 func newChart(limits int) *chart {
@@ -28,7 +28,7 @@ func newChart(limits int) *chart {
 	return c
 }
 
-// count counts a request. They come in the order of their times, Unix µs.
+// count counts a request. Requests come in the order of their times, in Unix µs.
 func (c *chart) count(at int64, result ratelimit.Result) {
 	if len(c.rows[0]) == 0 {
 		c.first = floor(at, c.wide)
@@ -52,7 +52,7 @@ func (c *chart) count(at int64, result ratelimit.Result) {
 	}
 }
 
-// widen puts the counts into wider bars.
+// widen moves the counts into wider bars.
 func (c *chart) widen(wide int64) {
 	first := floor(c.first, wide)
 	for i, old := range c.rows {
@@ -72,7 +72,7 @@ func (r *row) add(bar, n int) {
 	(*r)[bar] += n
 }
 
-// wider returns the next width of bars, in µs. Each is a multiple of those before.
+// wider returns the next width of bars, in µs. Each width is a multiple of the ones before.
 func wider(wide int64) int64 {
 	for _, next := range []time.Duration{
 		2 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 10 * time.Minute, 30 * time.Minute,
@@ -85,10 +85,11 @@ func wider(wide int64) int64 {
 	return 2 * wide
 }
 
-// floor is the last multiple of wide up to at, which may be before 1970.
+// floor returns the last multiple of wide that is not after at, which may be before 1970.
 func floor(at, wide int64) int64 { return at - (at%wide+wide)%wide }
 
-// countStep is the distance of the numbers beside a panel, of which there are at most six.
+// countStep returns the distance between the numbers beside a panel, of which there are at most
+// six.
 func countStep(most int) int {
 	for step := 1; ; step *= 10 {
 		for _, times := range []int{1, 2, 5} {

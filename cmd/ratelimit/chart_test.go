@@ -38,7 +38,7 @@ func TestPicturesOfReplay(t *testing.T) {
 	}
 }
 
-// A chart is what one makes at the end, who knows all times and the width of the bars.
+// A chart is the same as one made at the end, when all times and the width of the bars are known.
 func TestAChartCountsEachRequestOnceInABoundedNumberOfBars(t *testing.T) {
 	for _, most := range []time.Duration{0, time.Millisecond, time.Second, time.Minute, time.Hour, 24 * time.Hour, 400 * 24 * time.Hour} {
 		rng := rand.New(rand.NewPCG(1, uint64(most)))

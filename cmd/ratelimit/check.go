@@ -24,7 +24,7 @@ the bounds of docs/promises.md, how long a key is remembered, what leases and ba
 is decided while the store fails, the series in /metrics, and what can never happen.
 `
 
-// check is the command.
+// check is the command check.
 func (p *program) check(_ context.Context, args []string) error {
 	flags := p.newFlags("check", checkText)
 	explained := flags.Bool("explain", false, "say what each limiter will do")
@@ -32,7 +32,7 @@ func (p *program) check(_ context.Context, args []string) error {
 		return err
 	}
 	if flags.NArg() == 0 {
-		return p.misuse(flags, errors.New("which file?"))
+		return p.misuse(flags, errors.New("which file? Give at least one"))
 	}
 	var failed error
 	for _, name := range flags.Args() {
@@ -60,7 +60,7 @@ func (p *program) readFile(name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// checkText prints what is wrong in a text, or what is in it, and reports whether it is good.
+// checkText prints the errors in a text, or its limiters, and reports whether the text is valid.
 func (p *program) checkText(name string, text []byte) bool {
 	c, err := config.Parse(text)
 	if err != nil {
@@ -91,7 +91,8 @@ func limiterNames(c *config.Config) ([]string, error) {
 	return limiters.Names(), limiters.Close(context.Background())
 }
 
-// elsewhere is a store that is not known to be in memory, where a store block has no effect.
+// elsewhere is a store that is not recognized as one in memory, for which a store block has no
+// effect.
 type elsewhere struct{ store.Store }
 
 // split returns the errors that were joined.
@@ -102,7 +103,7 @@ func split(err error) []error {
 	return []error{err}
 }
 
-// located is an error with its place in the form that editors know.
+// located returns the text of an error with its position, in the form that editors recognize.
 func located(name string, err error) string {
 	if at, ok := errors.AsType[*config.Error](err); ok {
 		return fmt.Sprintf("%s:%d:%d: %v", name, at.Line, at.Column, at.Err)

@@ -36,7 +36,7 @@ func TestCheckExplainsWhatLimitersDo(t *testing.T) {
 	require.Equal(t, 1, command(t, nil, "check", "-explain", "testdata/bad.yaml").code)
 }
 
-// What is said never to deny does not, in a run of each algorithm at its worst.
+// A limit that is reported as never denying does not deny, in a run of each algorithm at its worst.
 func TestALimitThatNeverDeniesDoesNot(t *testing.T) {
 	said := 0
 	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
@@ -135,7 +135,7 @@ func TestCheckOfAFileThatIsNotThereFails(t *testing.T) {
 	require.Empty(t, got.stdout)
 }
 
-// What is said of leases is what package lease takes: at the least life, and not below it.
+// The shortest TTL that is reported is the shortest that package lease accepts.
 func TestTheLeastLifeIsThatOfLeases(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
@@ -174,7 +174,8 @@ func TestALeasedBucketNeverAdmitsMoreThanIsSaid(t *testing.T) {
 	require.True(t, r.Allowed)
 }
 
-// The series that are said are those of the limiters of the file, also after they have denied and banned.
+// The reported number of series is that of the limiters in the file, even after they have denied
+// and banned.
 func TestLimitersHaveAsManySeriesAsIsSaid(t *testing.T) {
 	text, err := os.ReadFile("testdata/whole.yaml")
 	require.NoError(t, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// file is a configuration file that package config has found to be good.
+// file is a configuration file that package config has accepted.
 type file struct {
 	Limiters map[string]fileLimiter `yaml:"limiters"`
 }
@@ -41,14 +41,14 @@ type fileLimiter struct {
 	} `yaml:"store"`
 }
 
-// readLimiters reads a text that config.Parse takes.
+// readLimiters parses a text that config.Parse accepts.
 func readLimiters(text []byte) (map[string]fileLimiter, error) {
 	var f file
 	err := yaml.Unmarshal(text, &f)
 	return f.Limiters, err
 }
 
-// limits are those that must all admit.
+// limits returns the limits that must all admit.
 func (l *fileLimiter) limits() ([]ratelimit.Limit, error) {
 	texts := l.Limits
 	if l.Limit != "" {
@@ -65,13 +65,13 @@ func (l *fileLimiter) limits() ([]ratelimit.Limit, error) {
 	return all, nil
 }
 
-// deniesNothing is whether neither the limits nor a tier deny anything.
+// deniesNothing reports whether neither the limits nor a tier deny anything.
 func (l *fileLimiter) deniesNothing() bool {
 	denies := func(text string) bool { return text != "" && text != ratelimit.Unlimited().String() }
 	return !denies(l.Limit) && !slices.ContainsFunc(l.Limits, denies) && !slices.ContainsFunc(slices.Collect(maps.Values(l.Tiers)), denies)
 }
 
-// explain says what the limiters of a good text do.
+// explain prints what the limiters of a valid text do.
 func explain(w io.Writer, text []byte) error {
 	limiters, err := readLimiters(text)
 	if err != nil {
@@ -134,7 +134,7 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 	return explainSeries(w, name, parts)
 }
 
-// explainFailure says what is decided while the store fails.
+// explainFailure prints what is decided while the store fails.
 func (l *fileLimiter) explainFailure(w io.Writer) {
 	does := "each call gets an error, which httplimit answers by 503"
 	switch l.OnFailure {
@@ -148,8 +148,8 @@ func (l *fileLimiter) explainFailure(w io.Writer) {
 	fmt.Fprintf(w, "  while the store fails %s\n", does)
 }
 
-// explainSeries says how many series promlimit makes of the counters that observe.Around tells of
-// this limiter. Of one limit it does not say which has denied.
+// explainSeries prints how many series promlimit exports for the counters that observe.Around
+// notifies of this limiter. For a single limit, there are no series by the limit that denied.
 func explainSeries(w io.Writer, name string, parts int) error {
 	counters := observe.NewCounters(name)
 	if parts > 1 {
@@ -166,7 +166,7 @@ func explainSeries(w io.Writer, name string, parts int) error {
 	return err
 }
 
-// seriesOf is how many series promlimit makes of s, with those of times.
+// seriesOf returns how many series promlimit exports for s, including those of durations.
 func seriesOf(s observe.Snapshot) int {
 	const (
 		outcomes    = 2 // of ratelimit_events_total
@@ -175,10 +175,11 @@ func seriesOf(s observe.Snapshot) int {
 	return len(s.Decisions) + outcomes + len(s.DeniedBy) + len(s.Errors) + len(s.Headroom) + ofHistogram + len(s.Durations.Buckets) + ofHistogram
 }
 
-// leaseEvents are the events of a key in a life from which on a lease saves calls: see package lease.
+// leaseEvents is the number of events per key and lease TTL from which a lease saves calls: see
+// package lease.
 const leaseEvents = 4
 
-// explainLimit says what one limit does.
+// explainLimit prints what one limit does.
 func (l *fileLimiter) explainLimit(w io.Writer, what string, limit ratelimit.Limit) {
 	fmt.Fprintf(w, "  %s%v\n", what, limit)
 	switch {
@@ -205,7 +206,7 @@ func (l *fileLimiter) explainLimit(w io.Writer, what string, limit ratelimit.Lim
 	}
 }
 
-// explainLease says what a lease of limit does.
+// explainLease prints what a lease of limit does.
 func (l *fileLimiter) explainLease(w io.Writer, limit ratelimit.Limit) {
 	life, err := time.ParseDuration(l.Store.Lease)
 	if err != nil {
@@ -222,7 +223,7 @@ func (l *fileLimiter) explainLease(w io.Writer, limit ratelimit.Limit) {
 	}
 }
 
-// leasedBurst is the Burst of a token bucket for leases of that life.
+// leasedBurst returns the Burst of a token bucket for leases with that TTL.
 func leasedBurst(l ratelimit.Limit, life time.Duration) int {
 	mem, errMem := memstore.New()
 	leases, errLease := lease.New(elsewhere{mem}, life)
@@ -237,7 +238,8 @@ func leasedBurst(l ratelimit.Limit, life time.Duration) int {
 	return r.Remaining
 }
 
-// leastLife is the least life of a lease: an event of a log or a bucket must flow in it.
+// leastLife returns the shortest possible TTL of a lease: an event of a log or a bucket must flow
+// in it.
 func leastLife(algorithm string, l ratelimit.Limit) time.Duration {
 	if algorithm != "sliding_log" && algorithm != "token_bucket" {
 		return time.Millisecond
@@ -246,7 +248,7 @@ func leastLife(algorithm string, l ratelimit.Limit) time.Duration {
 	return max(time.Millisecond, time.Duration(us)*time.Microsecond)
 }
 
-// atOnce is the capacity: the Rate, or the Burst of a bucket.
+// atOnce returns the capacity: the Rate, or the Burst of a bucket.
 func atOnce(l ratelimit.Limit) int {
 	if l.Burst > 0 {
 		return l.Burst
@@ -254,12 +256,13 @@ func atOnce(l ratelimit.Limit) int {
 	return l.Rate
 }
 
-// plain is whether l has no calendar.
+// plain reports whether l has no calendar.
 func plain(l ratelimit.Limit) bool {
 	return l == ratelimit.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst}
 }
 
-// most is how many events a limit admits at most in any interval x: docs/promises.md.
+// most returns the maximum number of events that a limit admits in any interval x:
+// docs/promises.md.
 func most(algorithm string, l ratelimit.Limit, x time.Duration) int64 {
 	rate, periods := int64(l.Rate), (int64(x)+int64(l.Period)-1)/int64(l.Period)
 	refilled := int64(float64(rate) * float64(x) / float64(l.Period))
@@ -274,7 +277,7 @@ func most(algorithm string, l ratelimit.Limit, x time.Duration) int64 {
 	return int64(atOnce(l)) + refilled
 }
 
-// neverDenies is whether other has denied before whatever l would deny.
+// neverDenies reports whether other always denies before l would.
 func neverDenies(algorithm string, l, other ratelimit.Limit) bool {
 	switch {
 	case other.Rate == 0:
@@ -286,16 +289,16 @@ func neverDenies(algorithm string, l, other ratelimit.Limit) bool {
 	case "token_bucket", "leaky_bucket":
 		return atOnce(other) <= atOnce(l) && float64(other.Rate)/float64(other.Period) <= float64(l.Rate)/float64(l.Period)
 	case "fixed_window":
-		if l.Period%other.Period == 0 { // the windows of other fill those of l
+		if l.Period%other.Period == 0 { // the windows of l consist of windows of other
 			return int64(other.Rate)*int64(l.Period/other.Period) <= int64(l.Rate)
 		}
-	case "sliding_window": // an estimate, which may deny more
+	case "sliding_window": // the estimate may deny more
 		return false
 	}
 	return most(algorithm, other, l.Period) <= int64(l.Rate)
 }
 
-// life is how long the state of a key counts at most after its last event.
+// life returns how long the state of a key matters at most after its last event.
 func life(algorithm string, l ratelimit.Limit) time.Duration {
 	switch algorithm {
 	case "sliding_window":

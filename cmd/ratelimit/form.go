@@ -19,23 +19,23 @@ import (
 	"github.com/ratelimit-go/ratelimit/httplimit"
 )
 
-// maxKey is how many bytes of a key are kept. Longer ones are told apart by these.
+// maxKey is how many bytes of a key are kept. Longer keys are distinguished only by these bytes.
 const maxKey = 255
 
-// kinds are the keys that are made of a known field, in any form.
+// kinds are the keys that are made from a well-known field, in any form.
 var kinds = []string{"ip", "ip64", "user", "path"}
 
-// event is a request of a log: whose, and when.
+// event is a request in a log: its key and its time.
 type event struct {
-	key string // "" if the line has none, such as that of an anonymous user
+	key string // "" if the line has none, for example for an anonymous user
 	at  int64  // Unix µs
 }
 
-// form says how lines are read.
+// form describes how lines are parsed.
 type form struct {
 	key, format, line, layout string
 
-	// field returns the text of a field of a line, and that of its time.
+	// field returns the text of a field of a line, and the text of its time.
 	field func(line, name string) (value, at string, err error)
 }
 
@@ -50,7 +50,7 @@ func (f *form) flags(flags *flag.FlagSet) {
 func (f *form) prepare() error {
 	switch {
 	case f.line != "" && f.format != "combined":
-		return errors.New("-format goes not with -line, which says the form of the lines")
+		return errors.New("-format cannot be combined with -line, which defines the form of the lines")
 	case f.line != "":
 		return f.prepareLine()
 	case f.format == "combined":
@@ -58,7 +58,7 @@ func (f *form) prepare() error {
 	case f.format == "json":
 		f.field = jsonField
 	default:
-		return fmt.Errorf("no format %q: it is combined or json", f.format)
+		return fmt.Errorf("no format %q: want combined or json", f.format)
 	}
 	if f.key == "" {
 		f.key = "ip"
@@ -94,7 +94,7 @@ func (f *form) prepareLine() error {
 	return nil
 }
 
-// parse reads a line.
+// parse parses a line.
 func (f *form) parse(line string) (event, error) {
 	value, stamp, err := f.field(line, f.fieldName())
 	if err != nil {
@@ -108,10 +108,10 @@ func (f *form) parse(line string) (event, error) {
 		value = ""
 	}
 	key := keyOf(f.key, value)
-	return event{strings.Clone(key[:min(len(key), maxKey)]), at.UnixMicro()}, nil // keeps nothing of the line
+	return event{strings.Clone(key[:min(len(key), maxKey)]), at.UnixMicro()}, nil // the clone keeps nothing of the line
 }
 
-// fieldName is the field that has the key.
+// fieldName returns the field that has the key.
 func (f *form) fieldName() string {
 	if f.key == "ip64" {
 		return "ip"
@@ -119,7 +119,7 @@ func (f *form) fieldName() string {
 	return f.key
 }
 
-// noun is what a report calls a key.
+// noun returns what a report calls a key.
 func (f *form) noun() string {
 	switch f.key {
 	case "ip", "ip64":
@@ -130,7 +130,7 @@ func (f *form) noun() string {
 	return "key"
 }
 
-// several is n with the noun.
+// several returns n with the noun.
 func (f *form) several(n int) string {
 	if n == 1 {
 		return "1 " + f.noun()
@@ -138,7 +138,7 @@ func (f *form) several(n int) string {
 	return fmt.Sprintf("%d %ss", n, f.noun())
 }
 
-// keyOf returns the key that a field's value stands for.
+// keyOf returns the key for the value of a field.
 func keyOf(kind, value string) string {
 	switch kind {
 	case "ip":
@@ -155,7 +155,7 @@ func keyOf(kind, value string) string {
 		return key
 	case "path":
 		if target, err := url.ParseRequestURI(value); err == nil {
-			key, _ := httplimit.Path().Of(&http.Request{URL: target}) // no error: there is a URL
+			key, _ := httplimit.Path().Of(&http.Request{URL: target}) // there is a URL, so there is no error
 			return strings.TrimPrefix(key, "path:")
 		}
 		value, _, _ = strings.Cut(value, "?")
@@ -163,15 +163,15 @@ func keyOf(kind, value string) string {
 	return value
 }
 
-// errJSON is about a line of JSON where another form is read.
+// errJSON is the error for a line of JSON if another form is expected.
 var errJSON = errors.New("it is JSON: use -format json")
 
-// combinedField reads a line of the common or the combined format:
+// combinedField parses a line in the common or the combined format:
 //
 //	192.0.2.1 - frank [17/May/2015:10:05:03 +0000] "GET /a HTTP/1.1" 200 2326 ...
 //
-// The request comes from the client: whatever it contains, a request was made. Before it, the
-// client chooses only the user name. Servers escape quotation marks in that, so a client
+// The request comes from the client, but whatever it contains, a request was made. Before the
+// request, the client chooses only the user name. Servers escape quotation marks in it, so a client
 // cannot put another time before the request.
 func combinedField(line, name string) (value, at string, err error) {
 	client, rest, _ := strings.Cut(line, " ")
@@ -214,7 +214,7 @@ func isClient(s string) bool {
 	return 0 < len(s) && len(s) <= maxKey
 }
 
-// aliases are the names that servers give to a field of JSON. The first that is there counts.
+// aliases are the names that servers use for a field of JSON. The first one in the object counts.
 var aliases = map[string][]string{
 	"ip":   {"ip", "client_ip", "remote_ip", "remote_addr", "clientip", "request.client_ip", "request.remote_ip"},
 	"user": {"user", "remote_user", "user_id"},
@@ -222,7 +222,7 @@ var aliases = map[string][]string{
 	"time": {"time", "timestamp", "ts", "@timestamp", "time_local", "time_iso8601"},
 }
 
-// jsonField reads an object. A field of an inner object has a name with dots.
+// jsonField parses an object. A field of an inner object has a name with dots.
 func jsonField(line, name string) (value, at string, err error) {
 	var object map[string]any
 	d := json.NewDecoder(strings.NewReader(line))
@@ -260,24 +260,24 @@ func inner(object map[string]any, name string) any {
 	return nil
 }
 
-// layouts are the forms of time that are known beside those of numbers: ISO 8601, nginx's error
-// log, HTTP, Apache's error log, and syslog, which has no year. All may have a part of a second.
+// layouts are the known forms of time, in addition to numbers: ISO 8601, nginx's error log, HTTP,
+// Apache's error log, and syslog, which has no year. All may have fractions of a second.
 var layouts = []string{
 	time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04:05Z0700", time.DateTime, "2006-01-02 15:04:05Z07:00",
 	"2006-01-02 15:04:05 Z0700", "2006/01/02 15:04:05", time.RFC1123, time.ANSIC, time.Stamp,
 }
 
-// errTime says that a line has the form, but no time that can be read.
+// errTime means that a line has the expected form, but no time that can be parsed.
 var errTime = errors.New("time")
 
-// timeError is an errTime with a text of its own.
+// timeError is an errTime with its own text.
 type timeError string
 
 func (e timeError) Error() string   { return string(e) }
 func (e timeError) Is(t error) bool { return t == errTime }
 
-// time reads a time in one of the known forms, or that of -layout. Without a year it is in the
-// year 0.
+// time parses a time in one of the known forms, or in the form of -layout. A time without a year is
+// in the year 0.
 func (f *form) time(text string) (time.Time, error) {
 	if f.layout != "" {
 		at, err := time.Parse(f.layout, text)
@@ -303,8 +303,8 @@ func (f *form) time(text string) (time.Time, error) {
 	return time.Time{}, timeError(fmt.Sprintf("no known form of time: %.40q", text))
 }
 
-// parseUnix reads Unix seconds, with a fraction or without, ms, µs or ns. Their size tells
-// which, from 1973 to 5138.
+// parseUnix parses Unix seconds, with or without a fraction, ms, µs or ns. Their size determines
+// the unit, from 1973 to 5138.
 func parseUnix(text string) (time.Time, bool) {
 	seconds, err := strconv.ParseFloat(text, 64)
 	if err != nil || seconds < 0 || seconds >= 1e20 {
@@ -321,17 +321,17 @@ func parseUnix(text string) (time.Time, bool) {
 		}
 		return time.Unix(whole, 0), true
 	}
-	return time.UnixMicro(int64(seconds*1e6 + 0.5)), seconds < 1e11 // a double has 1 µs until 2106
+	return time.UnixMicro(int64(seconds*1e6 + 0.5)), seconds < 1e11 // a float64 is exact to 1 µs until 2106
 }
 
-// parseTime reads a time in the one form that logs have, strictly. A leap second, 60, is
-// the second after.
+// parseTime parses a time in the form of the combined format, strictly. A leap second, 60, counts
+// as the following second.
 func parseTime(s string) (time.Time, bool) {
 	if !looksLikeTime(s) {
 		return time.Time{}, false
 	}
 	const months = "JanFebMarAprMayJunJulAugSepOctNovDec"
-	month := strings.Index(months, s[3:6]) // "anF" is no month
+	month := strings.Index(months, s[3:6]) // "anF" is not a month
 	if month%3 != 0 {                      // also refuses -1
 		return time.Time{}, false
 	}

@@ -11,7 +11,7 @@ import (
 
 const combinedTime = "02/Jan/2006:15:04:05 -0700"
 
-// newForm is the form of these flags: key, format, line, layout.
+// newForm returns the form with these flags: key, format, line, layout.
 func newForm(t testing.TB, flags ...string) *form {
 	t.Helper()
 	flags = append(flags, "", "", "", "")
@@ -88,7 +88,7 @@ func TestKeysOfTheCombinedFormat(t *testing.T) {
 	}
 }
 
-// A log is replayed by paths as httplimit.Path counts them.
+// A log is replayed by paths in the form that httplimit.Path counts.
 func TestPathsOfALogAreInOneForm(t *testing.T) {
 	for target, want := range map[string]string{
 		"//login?a": "/login", "/x/../login": "/login", "/%6Cogin": "/login", "http://example.com/login": "/login", "/login%zz?b": "/login%zz", "*": "*", "x": "x",
@@ -227,7 +227,7 @@ func FuzzCombined(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What was read as the time is what package time reads, except for leap seconds.
+		// The parsed time is the time that package time parses, except for leap seconds.
 		leap := strings.Contains(stamp, ":60 ")
 		want, err := time.Parse(combinedTime, strings.Replace(stamp, ":60 ", ":59 ", 1))
 		require.NoError(t, err)

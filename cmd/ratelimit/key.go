@@ -25,8 +25,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// How package redisstore makes its keys: prefix, layout, algorithm, Period in µs or calendar,
-// name or limit, and the user's key.
+// The parts of a key of package redisstore are: prefix, layout, algorithm, Period in µs or
+// calendar, name or limit, and the user's key.
 const (
 	layout      = "2"
 	maxPlainKey = 128 // bytes; longer user keys are hashed
@@ -34,10 +34,11 @@ const (
 
 const (
 	maxRate    = 1<<31 - 1
-	redisLimit = 5 * time.Second // for a call of Redis
+	redisLimit = 5 * time.Second // for a call to Redis
 )
 
-// ban is what a Ban has in its Redis keys in place of an algorithm. The Period is that of Within.
+// ban is what a Ban has in its Redis keys instead of an algorithm. The Period in the key is the
+// Ban's Within.
 const ban = "ban"
 
 const keyText = `[flags] user:42
@@ -56,7 +57,7 @@ The key is the one that is counted. A middleware writes its kind before it, such
 httplimit.User, or the name of a KeyFunc. ratelimit.WithKeyFunc may make another one.
 `
 
-// algorithms are those that keys may have.
+// algorithms are the algorithms that keys may have.
 var algorithms = append(ratelimit.PerSecond(1).Algorithms(), ban, inflight.Algorithm)
 
 // held is the state that a limiter holds of a key.
@@ -64,17 +65,17 @@ type held struct {
 	redisKey  string
 	algorithm string
 	name      string          // "" if it has none
-	made      ratelimit.Limit // with the Period or calendar, and without a name the limit, that it was made with
-	limit     ratelimit.Limit // that the state was counted under; Rate 0 if it is not known
-	calendar  bool            // it was counted by a calendar
+	made      ratelimit.Limit // the limiter's Period or calendar, and its limit if it has no name
+	limit     ratelimit.Limit // the limit that the state was counted under; Rate 0 if it is not known
+	calendar  bool            // the state was counted by a calendar
 	spent     int
 	reset     time.Duration
 	ttl       time.Duration
-	slots     []slot // of a limiter that counts those
-	err       error  // the state cannot be read
+	slots     []slot // of a limiter that counts slots
+	err       error  // why the state cannot be read
 }
 
-// key is the command.
+// key is the command key.
 func (p *program) key(ctx context.Context, args []string) error {
 	flags := p.newFlags("key", keyText)
 	address := flags.String("redis", "localhost:6379", "`URL` of the server, as ratelimit-serve takes it, or host:port; any node of a cluster")
@@ -92,10 +93,10 @@ func (p *program) key(ctx context.Context, args []string) error {
 		return err
 	}
 	if flags.NArg() != 1 || flags.Arg(0) == "" {
-		return p.misuse(flags, errors.New("which key? It takes one"))
+		return p.misuse(flags, errors.New("which key? Give exactly one"))
 	}
 	if slot != "" && !*reset {
-		return p.misuse(flags, errors.New("-slot is for -reset"))
+		return p.misuse(flags, errors.New("-slot needs -reset"))
 	}
 	if *only != "" && !slices.Contains(algorithms, *only) {
 		return p.misuse(flags, fmt.Errorf("no algorithm %q: want one of %s", *only, strings.Join(algorithms, ", ")))
@@ -128,13 +129,13 @@ func (p *program) key(ctx context.Context, args []string) error {
 	return forget(ctx, p.stdout, client, found)
 }
 
-// readURL reads the URL from the file, if there is one.
+// readURL reads the URL from the file, if one is given.
 func (p *program) readURL(flags *flag.FlagSet, address *string, file string) error {
 	if file == "" {
 		return nil
 	}
 	if isSet(flags, "redis") {
-		return p.misuse(flags, errors.New("want -redis or -redis-file, and not both"))
+		return p.misuse(flags, errors.New("want -redis or -redis-file, not both"))
 	}
 	text, err := os.ReadFile(file)
 	*address = strings.TrimSpace(string(text))
@@ -147,8 +148,8 @@ func isSet(flags *flag.FlagSet, name string) (set bool) {
 	return set
 }
 
-// connect returns a client of the server of a URL, or of that node of a cluster which has the key. Call
-// done after use.
+// connect returns a client of the server at a URL, or of the node of a cluster that has the key.
+// Call done after use.
 func connect(ctx context.Context, address, key string) (client *redis.Client, done func() error, err error) {
 	logging.Disable() // errors are returned
 	of, err := redisstore.NewClient(address)
@@ -159,7 +160,7 @@ func connect(ctx context.Context, address, key string) (client *redis.Client, do
 	if isNode {
 		info, err := client.Info(ctx, "cluster").Result()
 		if refused := redis.Error(nil); errors.As(err, &refused) {
-			return client, client.Close, nil // this user may not ask: taken as a single server
+			return client, client.Close, nil // this user may not call INFO: assume a single server
 		}
 		if err != nil || !strings.Contains(info, "cluster_enabled:1") {
 			return client, client.Close, err
@@ -175,7 +176,7 @@ func connect(ctx context.Context, address, key string) (client *redis.Client, do
 	return client, cluster.Close, err
 }
 
-// tag is the end of each Redis key of a user's key.
+// tag returns the end of every Redis key for a user's key.
 func tag(key string) string {
 	if len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
 		sum := sha256.Sum256([]byte(key))
@@ -184,13 +185,13 @@ func tag(key string) string {
 	return "{=" + key + "}"
 }
 
-// keyPattern matches the Redis keys of a user's key.
+// keyPattern returns a pattern that matches the Redis keys for a user's key.
 func keyPattern(prefix, key string) string {
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 	return literal.Replace(prefix) + ":" + layout + ":*:" + literal.Replace(tag(key))
 }
 
-// find returns what limiters hold of key, in the order of their Redis keys.
+// find returns the states that limiters hold of key, in the order of their Redis keys.
 func find(ctx context.Context, client *redis.Client, prefix, key string) ([]held, error) {
 	st, err := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithTimeout(redisLimit))
 	if err != nil {
@@ -209,7 +210,7 @@ func find(ctx context.Context, client *redis.Client, prefix, key string) ([]held
 	for _, redisKey := range slices.Compact(keys) { // SCAN may return a key twice
 		if h, ok := parseKey(redisKey, prefix, key); ok {
 			h.err = h.read(ctx, client, st, key)
-			if !errors.Is(h.err, redis.Nil) { // it has ended meanwhile
+			if !errors.Is(h.err, redis.Nil) { // not if it has just ended
 				all = append(all, h)
 			}
 		}
@@ -217,7 +218,7 @@ func find(ctx context.Context, client *redis.Client, prefix, key string) ([]held
 	return all, nil
 }
 
-// parseKey reads a Redis key, such as "rl:2:token_bucket:60000000:=api:{=user:42}". That of a
+// parseKey parses a Redis key, such as "rl:2:token_bucket:60000000:=api:{=user:42}". The key of a
 // limiter without a name has its rate and burst: "rl:2:token_bucket:60000000:100,100:…".
 func parseKey(redisKey, prefix, key string) (h held, ok bool) {
 	text, began := strings.CutPrefix(redisKey, prefix+":"+layout+":")
@@ -239,15 +240,15 @@ func parseKey(redisKey, prefix, key string) (h held, ok bool) {
 	var errRate, errBurst error
 	h.made.Rate, errRate = strconv.Atoi(rate)
 	h.made.Burst, errBurst = strconv.Atoi(burst)
-	if h.made.Burst == h.made.Rate { // also of windows and logs, which have none
+	if h.made.Burst == h.made.Rate { // including windows and logs, which have none
 		h.made.Burst = 0
 	}
 	h.limit = h.made
 	return h, errRate == nil && errBurst == nil
 }
 
-// parsePeriod returns a limit of one event by what a Redis key has of the limit: "60000000", or
-// of a calendar "month/31/America/Sao_Paulo".
+// parsePeriod returns a limit of one event with the Period or calendar in a Redis key: "60000000",
+// or for a calendar "month/31/America/Sao_Paulo".
 func parsePeriod(text string) (l ratelimit.Limit, ok bool) {
 	unit, rest, calendar := strings.Cut(text, "/")
 	if !calendar {
@@ -296,7 +297,7 @@ func (h *held) read(ctx context.Context, client *redis.Client, st *redisstore.St
 	return err
 }
 
-// readBan reads a ban: scripts/ban.lua says what is in its state.
+// readBan reads a ban. scripts/ban.lua describes its state.
 func (h *held) readBan(ctx context.Context, client *redis.Client) error {
 	s, err := h.state(ctx, client)
 	if err != nil {
@@ -321,7 +322,7 @@ type stored struct {
 	at    time.Time
 	limit ratelimit.Limit
 	whole int
-	part  time.Duration // if it is in µs
+	part  time.Duration // if it is a number of µs
 }
 
 func (h *held) state(ctx context.Context, client *redis.Client) (s stored, err error) {
@@ -343,7 +344,7 @@ func (h *held) state(ctx context.Context, client *redis.Client) (s stored, err e
 	return s, nil
 }
 
-// readLimit reads under which limit the state was counted. A log does not have the Rate.
+// readLimit reads the limit that the state was counted under. A log does not contain the Rate.
 func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
 	if h.algorithm == "sliding_log" {
 		return nil
@@ -354,19 +355,19 @@ func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
 	}
 	h.calendar = h.algorithm == "fixed_window" && s.part > 0
 	switch {
-	case h.calendar && s.limit.Period == h.limit.Period: // which is all that is known of it
+	case h.calendar && s.limit.Period == h.limit.Period: // this is all that is known of it
 		h.limit.Rate = s.limit.Rate
-	case s.limit.Rate != h.limit.Rate || s.limit.Period != h.limit.Period: // named, or by a limit function
+	case s.limit.Rate != h.limit.Rate || s.limit.Period != h.limit.Period: // the limiter has a name, or a limit function
 		h.limit = s.limit
 	}
 	return nil
 }
 
-// wide is a limit that is as fast, and under which all of the spend shows: the Burst is not
-// stored.
+// wide returns a limit that is as fast, and with which all of the spend is visible, because the
+// Burst is not stored.
 func (h *held) wide() ratelimit.Limit {
 	wide := h.limit
-	if h.calendar { // the state has the end of its window, which may be by another zone
+	if h.calendar { // the state has the end of its window, which may be in another zone
 		return ratelimit.Limit{Rate: wide.Rate, Period: 3650 * 24 * time.Hour}
 	}
 	switch h.algorithm {
@@ -407,7 +408,7 @@ func printHeld(out io.Writer, key string, all []held) error {
 
 func (h *held) title() string { return cmp.Or(h.name, "(no name)") }
 
-// limitText is the limit that the state was counted under.
+// limitText returns the limit that the state was counted under.
 func (h *held) limitText() string {
 	if h.algorithm == inflight.Algorithm {
 		return h.slotsText()
@@ -425,7 +426,7 @@ func ttlText(ttl time.Duration) string {
 	return ttl.String()
 }
 
-// forget removes the states.
+// forget deletes the states.
 func forget(ctx context.Context, out io.Writer, client *redis.Client, all []held) error {
 	var keys []string
 	for _, h := range all {

@@ -61,7 +61,7 @@ func newStore(t *testing.T, client redisstore.Client, prefix string) store.Store
 	return st
 }
 
-// charge charges n events of key to a limiter without looking whether they fit.
+// charge charges n events of key to a limiter, whether they fit or not.
 func charge(t *testing.T, st store.Store, algorithm, limit, name, key string, n int) {
 	t.Helper()
 	l, err := ratelimit.ParseLimit(limit)
@@ -76,7 +76,7 @@ func charge(t *testing.T, st store.Store, algorithm, limit, name, key string, n 
 	require.NoError(t, err)
 }
 
-// columns are the words of the lines of text, with # in place of times.
+// columns returns the words of each line of text, with # in place of times.
 func columns(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(regexp.MustCompile(`(\d+h)?(\d+m)?\d[\d.]*m?s\b`).ReplaceAllString(text, "#")) {
@@ -174,7 +174,7 @@ func TestKeyListsBansAndLiftsThem(t *testing.T) {
 	}
 }
 
-// A ban is lifted, and the limiter inside stays spent; and the other way round.
+// A ban is lifted while the wrapped limiter keeps its spend, and the other way round.
 func TestKeyForgetsOneAlgorithmAlone(t *testing.T) {
 	client := startRedis(t)
 	st := newStore(t, client, "rl")
@@ -202,7 +202,7 @@ func TestKeyForgetsOneAlgorithmAlone(t *testing.T) {
 	require.Equal(t, head+"login ban 1/m 1 # #\n", columns(key().stdout))
 }
 
-// slotLine is what is printed of one slot.
+// slotLine matches the line that is printed for a slot.
 var slotLine = regexp.MustCompile(`(?m)^(.+): slot (\d+) is held by (.+) for (\d\S*s), and free in (\S+s) at the latest, unless it is renewed$`)
 
 func TestKeyListsSlotsAndFreesThem(t *testing.T) {
@@ -264,7 +264,7 @@ func TestKeyListsSlotsAndFreesThem(t *testing.T) {
 	require.Equal(t, 1, got.code, "there is no such key")
 }
 
-// A ban that is over is remembered, so that the next one is longer.
+// A ban that has ended is remembered, so that the next one is longer.
 func TestKeyListsABanThatIsOver(t *testing.T) {
 	client := startRedis(t)
 	ended := time.Now().Add(-time.Hour)
@@ -280,8 +280,8 @@ func TestKeyListsABanThatIsOver(t *testing.T) {
 	require.Contains(t, columns(got.stdout), "\nban ban 1/m 0 # #\n", got.stderr)
 }
 
-// Calendars are in the Redis key, and the end of the window in the state. Of the zone of another
-// limit that a function gave, Redis knows no more than that.
+// A calendar is part of the Redis key, and the end of the window part of the state. If a limit
+// function returned a limit in another zone, Redis knows only the end of its window.
 func TestKeyShowsCalendars(t *testing.T) {
 	client := startRedis(t)
 	st := newStore(t, client, "rl")
@@ -304,7 +304,7 @@ tenants fixed_window 50/week 6 # #
 `, columns(got.stdout))
 }
 
-// A limit function gives a key another limit than that of the limiter.
+// A limit function returns a limit for the key that differs from the limiter's.
 func TestKeyShowsTheLimitThatTheKeyWasCountedUnder(t *testing.T) {
 	client := startRedis(t)
 	of := func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.PerDay(7), nil }
@@ -361,7 +361,8 @@ func TestKeyFindsTheNodeOfACluster(t *testing.T) {
 	}
 }
 
-// The URLs are those of ratelimit-serve. One with a slip is refused, and no password is printed: neither of a URL in a file.
+// The URLs are the same as for ratelimit-serve. A URL with a mistake is refused, and no password is
+// printed, not even from a URL in a file.
 func TestKeyTakesURLs(t *testing.T) {
 	client := startRedis(t, "--requirepass", "secret")
 	address := client.Options().Addr

@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	maxLine = 64 << 10 // bytes of a line that are read
-	reach   = 1 << 14  // lines by which an event may be out of order
-	tick    = 1 << 19  // lines between two signs of progress
+	maxLine = 64 << 10 // number of bytes of a line that are read
+	reach   = 1 << 14  // number of lines by which an event may be out of order
+	tick    = 1 << 19  // number of lines between two reports of progress
 )
 
-// logs are the files that a command reads, and what was found in them.
+// logs are the files that a command reads, and the numbers about their lines.
 type logs struct {
 	form
 	program  *program
 	sources  []*source
 	last     int64 // the time of the last event, Unix µs
-	timeless int   // of Unreadable, lines of the form without a time that is known
-	json     int   // of Unreadable, lines of JSON where the form is another one
+	timeless int   // the Unreadable lines in the right form, but without a known form of time
+	json     int   // the Unreadable lines that are JSON, although the form is another one
 
 	Lines      int `json:"lines"`
 	Unreadable int `json:"unreadable_lines"`
@@ -39,8 +39,8 @@ type logs struct {
 	To       time.Time `json:"to,omitzero"`
 }
 
-// each calls do with the events of all files, in the order of their times. So it does not
-// matter in which order the files are given, or whether several servers wrote them.
+// each calls do with the events of all files, in the order of their times. The order of the files
+// therefore does not matter, nor whether several servers wrote them.
 func (l *logs) each(files []string, do func(event) error) error {
 	defer l.close()
 	if err := l.open(files); err != nil {
@@ -59,17 +59,17 @@ func (l *logs) each(files []string, do func(event) error) error {
 	return err
 }
 
-// nothing says what was wrong with the lines that came farthest, if none could be read.
+// nothing returns the error if no line could be read. It describes the lines that came closest.
 func (l *logs) nothing() error {
 	switch {
 	case l.json > 0:
 		return fmt.Errorf("no line could be read: %d are JSON: use -format json", l.json)
 	case l.timeless == 0:
-		return errors.New("no line could be read: is the form another one?")
+		return errors.New("no line could be read: is -format or -line right?")
 	case l.layout != "":
 		return fmt.Errorf("no line could be read: %d have the form, but not a time as in -layout", l.timeless)
 	}
-	return fmt.Errorf("no line could be read: %d have the form, but no time that is known: what is its -layout?", l.timeless)
+	return fmt.Errorf("no line could be read: %d have the form, but their time has no known form: set -layout", l.timeless)
 }
 
 func (l *logs) open(files []string) error {
@@ -94,7 +94,7 @@ func (l *logs) close() {
 	}
 }
 
-// earliest returns the source with the earliest event, or nil at the end of all.
+// earliest returns the source with the earliest event, or nil if all have ended.
 func (l *logs) earliest() (*source, error) {
 	var first *source
 	for _, s := range l.sources {
@@ -108,8 +108,8 @@ func (l *logs) earliest() (*source, error) {
 	return first, nil
 }
 
-// next takes the event that a source has ready. One that is out of order by more than reach
-// lines happens at the time of the event before it.
+// next takes the next event of a source. An event that is out of order by more than reach lines
+// gets the time of the event before it.
 func (l *logs) next(s *source) event {
 	e := s.waiting[0]
 	s.waiting, s.ready = s.waiting[1:], s.ready-1
@@ -137,7 +137,7 @@ func (l *logs) endProgress() {
 	}
 }
 
-// summary is the part of a report about what was read, with the number of keys.
+// summary prints the part of a report about the lines that were read, with the number of keys.
 func (l *logs) summary(w io.Writer, keys int, more bool) {
 	about := ""
 	if more {
@@ -154,7 +154,7 @@ func (l *logs) summary(w io.Writer, keys int, more bool) {
 	fmt.Fprintln(w)
 }
 
-// remarks are the lines of a report about lines that need a word.
+// remarks prints the part of a report about unusual lines.
 func (l *logs) remarks(w io.Writer) {
 	for _, remark := range []struct {
 		n    int
@@ -172,20 +172,20 @@ func (l *logs) remarks(w io.Writer) {
 
 // source is a file, plain or gzip.
 //
-// Servers write a line after the answer, and many stamp it with the time of the request, so
-// lines are slightly out of order. Sorting twice as many events as are handed on orders those
-// that are out of order by at most reach lines.
+// Servers write a line after the response, and many log the time of the request, so lines are
+// slightly out of order. Sorting twice as many events as are passed on puts events in order that
+// are out of order by at most reach lines.
 type source struct {
 	logs    *logs
 	name    string
 	file    *os.File  // nil for standard input
-	written time.Time // for years that the log lacks
+	written time.Time // for times without a year
 	in      *bufio.Reader
 	lines   int
 	buffer  []event
 	waiting []event // the rest of buffer
 	ready   int     // how many of waiting are in order
-	err     error   // what ended the file, io.EOF if nothing was wrong
+	err     error   // why reading ended; io.EOF at the end of the file
 }
 
 func (s *source) open(stdin io.Reader) (err error) {
@@ -209,7 +209,7 @@ func (s *source) open(stdin io.Reader) (err error) {
 	return nil
 }
 
-// unzip returns the text of a log. It sees by the first two bytes whether the log is gzip.
+// unzip returns the text of a log. The first two bytes show whether the log is gzip.
 func unzip(log io.Reader) (*bufio.Reader, error) {
 	in := bufio.NewReaderSize(log, maxLine)
 	if magic, err := in.Peek(2); string(magic) != "\x1f\x8b" {
@@ -225,8 +225,8 @@ func unzip(log io.Reader) (*bufio.Reader, error) {
 	return bufio.NewReaderSize(unzipped, maxLine), nil
 }
 
-// fill reads until an event is ready, or the file has ended. Events before an error are
-// handed on first.
+// fill reads until an event is ready, or the file has ended. Events before an error are passed on
+// first.
 func (s *source) fill() error {
 	if s.ready > 0 {
 		return nil
@@ -247,8 +247,8 @@ func (s *source) fill() error {
 }
 
 func (s *source) failed(err error) error {
-	if errors.Is(err, io.ErrUnexpectedEOF) { // a plain file cannot end so
-		return fmt.Errorf("%s: the gzip file is truncated: it breaks off after line %d", s.name, s.lines)
+	if errors.Is(err, io.ErrUnexpectedEOF) { // only a gzip file can end like this
+		return fmt.Errorf("%s: the gzip file is truncated after line %d", s.name, s.lines)
 	}
 	return fmt.Errorf("%s: after line %d: %w", s.name, s.lines, err)
 }
@@ -260,7 +260,7 @@ func (s *source) read() error {
 		return err
 	}
 	if s.lines == 0 {
-		line = strings.TrimPrefix(line, "\ufeff") // some editors mark UTF-8 by it
+		line = strings.TrimPrefix(line, "\ufeff") // some editors write this mark at the beginning of UTF-8 files
 	}
 	s.lines++
 	s.logs.Lines++
@@ -278,8 +278,8 @@ func (s *source) read() error {
 	return nil
 }
 
-// dated is the time at, in the last year in which it is not after that of the file if it has
-// none. The log may be written in a zone that is ahead.
+// dated returns at, and sets its year if it has none: the last year in which it is not later than
+// the file. The log may have been written in a zone that is ahead.
 func (s *source) dated(at int64) int64 {
 	t := time.UnixMicro(at).UTC()
 	if t.Year() > 1 {
@@ -295,8 +295,8 @@ func (s *source) dated(at int64) int64 {
 	return t.UnixMicro()
 }
 
-// complain shows the first line that cannot be read, and the first of the form without a time that
-// is known. The report says how many there are.
+// complain prints the first line that cannot be read, and the first one in the right form without a
+// known form of time. The report has their numbers.
 func (s *source) complain(line string, err error) {
 	s.logs.Unreadable++
 	if errors.Is(err, errJSON) {
@@ -312,8 +312,8 @@ func (s *source) complain(line string, err error) {
 	}
 }
 
-// readLine returns the next line without its end, or the first maxLine bytes of a longer one.
-// The last line may lack its end, unless an error cuts it off.
+// readLine returns the next line without its end, or the first maxLine bytes of a longer line. The
+// last line may lack its end, unless an error cuts it off.
 func readLine(in *bufio.Reader) (string, error) {
 	line, err := in.ReadSlice('\n')
 	text := string(bytes.TrimRight(line, "\r\n"))
@@ -321,7 +321,7 @@ func readLine(in *bufio.Reader) (string, error) {
 		_, err = in.ReadSlice('\n')
 	}
 	if errors.Is(err, io.EOF) && len(line) > 0 {
-		err = nil // the next call gets it again
+		err = nil // the next call returns it
 	}
 	return text, err
 }

@@ -43,7 +43,7 @@ const sampleReport = `token_bucket, 2/m
 const sampleComplaint = `ratelimit: %s:6: it does not begin with a client's address: "[Sun May 17 10:05:04 2015] [error] [client 192.0.2.1] File does not exist"
 `
 
-// replayed runs replay by a token bucket.
+// replayed runs replay with a token bucket.
 func replayed(t *testing.T, stdin io.Reader, args ...string) result {
 	t.Helper()
 	return command(t, stdin, append([]string{"replay", "-algorithm", "token_bucket", "-limit", "2/m"}, args...)...)
@@ -93,7 +93,7 @@ func TestATextThatIsNoLogIsAnError(t *testing.T) {
 	got := replayed(t, strings.NewReader(strings.Repeat("\x00 \x1b[31mred\n", 9)))
 	require.Equal(t, 1, got.code)
 	require.Equal(t, `ratelimit: standard input:1: it does not begin with a client's address: "\x00 \x1b[31mred"
-ratelimit: no line could be read: is the form another one?
+ratelimit: no line could be read: is -format or -line right?
 `, got.stderr)
 	require.Contains(t, got.stdout, "9 lines that could not be read")
 }
@@ -107,8 +107,8 @@ func TestAMarkOfUTF8CostsNoLine(t *testing.T) {
 	require.Contains(t, got.stdout, "5 lines that could not be read", "in the middle it is no mark")
 }
 
-// What is wrong is told of the lines that came farthest: those of the form come before those
-// with a time.
+// The error describes the lines that came closest: lines in the right form without a known time
+// come before lines in another form.
 func TestTheErrorIsThatOfTheLinesThatCameFarthest(t *testing.T) {
 	const form = `^(?P<time>\w+ \w+) (?P<key>\w+)$`
 	log := strings.Repeat("started\n", 20) + strings.Repeat("yesterday noon ann\n", 7)
@@ -116,7 +116,7 @@ func TestTheErrorIsThatOfTheLinesThatCameFarthest(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Equal(t, `ratelimit: standard input:1: it does not match -line: "started"
 ratelimit: standard input:21: no known form of time: "yesterday noon": "yesterday noon ann"
-ratelimit: no line could be read: 7 have the form, but no time that is known: what is its -layout?
+ratelimit: no line could be read: 7 have the form, but their time has no known form: set -layout
 `, got.stderr)
 	require.Contains(t, got.stdout, "27 lines that could not be read")
 
@@ -125,7 +125,7 @@ ratelimit: no line could be read: 7 have the form, but no time that is known: wh
 	require.Contains(t, got.stderr, "7 have the form, but not a time as in -layout\n")
 
 	got = replayed(t, strings.NewReader(strings.Repeat(`{"ip":"192.0.2.1","time":"noon"}`+"\n", 2)), "-format", "json")
-	require.Contains(t, got.stderr, "2 have the form, but no time that is known")
+	require.Contains(t, got.stderr, "2 have the form, but their time has no known form")
 
 	got = replayed(t, strings.NewReader(log+"2015-05-17 10 ann\n"), "-line", `^(?P<time>\S+ \w+) (?P<key>\w+)$`, "-layout", "2006-01-02 15")
 	require.Zero(t, got.code, "one could be read")
@@ -144,7 +144,7 @@ func TestLinesOfJSONAreNamed(t *testing.T) {
 	require.NotContains(t, replayed(t, strings.NewReader("{ip}\n")).stderr, "JSON")
 }
 
-// A year that a log lacks is the last one in which its time was not after the file's.
+// A time without a year is in the last year in which it was not later than the file.
 func TestYearsAreTakenFromTheFile(t *testing.T) {
 	log := "Dec 31 23:59:58 a: ann\nDec 31 23:59:59 a: ann\nJan  1 00:00:00 a: ann\nJan  1 00:00:01 a: ann\n"
 	file := filepath.Join(t.TempDir(), "syslog")
@@ -219,7 +219,7 @@ func TestOtherErrorsOfAFile(t *testing.T) {
 	}
 }
 
-// line is a request of a client.
+// line returns the line of a client's request.
 func line(client string, at time.Time) string {
 	return fmt.Sprintf("%s - - [%s] \"GET / HTTP/1.1\" 200 10\n", client, at.UTC().Format("02/Jan/2006:15:04:05 -0700"))
 }
@@ -227,8 +227,7 @@ func line(client string, at time.Time) string {
 var start = time.Date(2015, 5, 17, 10, 5, 0, 0, time.UTC)
 
 func TestLinesUpToReachOutOfOrderAreDecidedInOrder(t *testing.T) {
-	// One request a second, with each run of lines backwards: put in order, none is
-	// denied.
+	// One request per second, with each run of lines reversed. Put in order, none is denied.
 	logOf := func(run int) string {
 		var log strings.Builder
 		for first := 0; first < 4*reach; first += run {
@@ -273,8 +272,8 @@ func TestSeveralFilesAreOneLogInAnyOrder(t *testing.T) {
 	}
 }
 
-// longLog has n requests of 50 clients, some 5 of them a second. The clients come in turn, so
-// that the order within a second does not matter.
+// longLog returns a log with n requests of 50 clients, about 5 of them per second. The clients take
+// turns, so the order within a second does not matter.
 func longLog(n int) string {
 	var log strings.Builder
 	for i := range n {
@@ -293,7 +292,7 @@ func TestALongLineIsReadAsFarAsItMatters(t *testing.T) {
 			require.Contains(t, got.stdout, fmt.Sprintf("%9d requests of 3 clients", 8*strings.Count(log, "host.example")+1))
 		}
 	}
-	// A line with a wrong beginning is unreadable, and shown in part.
+	// A line with a wrong beginning is unreadable, and printed in part.
 	got := replayed(t, strings.NewReader(strings.Repeat("a", 5<<20)+"\n"+sample))
 	require.Contains(t, got.stdout, "3 lines that could not be read")
 	require.Less(t, len(got.stderr), 300)

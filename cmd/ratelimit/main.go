@@ -1,5 +1,5 @@
-// Ratelimit tries limits on the traffic of the past, checks configuration files, and shows
-// what Redis keeps of a key. See [README.md].
+// Ratelimit tries limits on past traffic, checks configuration files, and shows the state that
+// Redis holds of a key. See [README.md].
 //
 // [README.md]: https://github.com/ratelimit-go/ratelimit/tree/main/cmd/ratelimit
 package main
@@ -17,16 +17,16 @@ import (
 	"strings"
 )
 
-const usage = `Ratelimit tries limits on past traffic, and looks after those in use.
+const usage = `Ratelimit tries limits on past traffic, and inspects limits in use.
 
 usage: ratelimit <command> [flags] [arguments]
 
-	replay   who would have been denied by a limit, from an access log
-	suggest  the limits that all but a few clients of a log keep to
-	check    what is wrong in a configuration file, and what its limits do
-	schema   the JSON Schema of configuration files, for editors
-	key      which limiters on Redis hold a key; forgets it on request
-	version  of this command, of the library and of Go
+	replay   reads an access log and reports which clients a limit would have denied
+	suggest  reads an access log and suggests limits that deny only a few clients
+	check    reports the errors in a configuration file, and explains its limits
+	schema   prints the JSON Schema of configuration files, for editors
+	key      lists the limiters on Redis that hold a key, and can reset it
+	version  prints the versions of this command, of the library and of Go
 
 "ratelimit <command> -h" lists the flags of a command.
 The exit code is 0, 1 if a check or the command itself fails, or 2 for wrong usage.
@@ -41,16 +41,16 @@ func main() {
 type program struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	progress       bool // show on stderr how far a log was read
+	progress       bool // show on stderr how far a log has been read
 }
 
-// errUsage says that the arguments are wrong. The reason has been printed.
+// errUsage means that the arguments are wrong. The reason has been printed.
 var errUsage = errors.New("usage")
 
-// errFindings says that a check has failed. The findings have been printed.
+// errFindings means that a check has failed. The findings have been printed.
 var errFindings = errors.New("findings")
 
-// run returns the exit code.
+// run runs the command, and returns the exit code.
 func (p *program) run(ctx context.Context, args []string) int {
 	commands := map[string]func(context.Context, []string) error{
 		"replay": p.replay, "suggest": p.suggest, "check": p.check, "schema": p.schema, "key": p.key,
@@ -76,7 +76,7 @@ func (p *program) run(ctx context.Context, args []string) int {
 	return 1
 }
 
-// help answers what is not a command. It returns the exit code.
+// help handles a name that is not a command. It returns the exit code.
 func (p *program) help(name string) int {
 	switch name {
 	case "help", "-h", "-help", "--help":
@@ -90,9 +90,9 @@ func (p *program) help(name string) int {
 	return 2
 }
 
-// version is the command.
+// version is the command version.
 func (p *program) version(_ context.Context, args []string) error {
-	flags := p.newFlags("version", "\n\nVersion prints those of this command, of the library and of Go.\n")
+	flags := p.newFlags("version", "\n\nVersion prints the versions of this command, of the library and of Go.\n")
 	if err := p.parse(flags, args); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (p *program) version(_ context.Context, args []string) error {
 		for _, m := range info.Deps {
 			switch {
 			case m.Path != library:
-			case m.Replace != nil: // as in this tree
+			case m.Replace != nil: // as in this repository
 				lib = cmp.Or(m.Replace.Version, "(devel)")
 			default:
 				lib = m.Version
@@ -117,7 +117,7 @@ func (p *program) version(_ context.Context, args []string) error {
 	return err
 }
 
-// newFlags returns the flags of a command. The text describes it, and begins with its
+// newFlags returns the flags of a command. text describes the command, and begins with its
 // arguments.
 func (p *program) newFlags(name, text string) *flag.FlagSet {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
@@ -129,8 +129,8 @@ func (p *program) newFlags(name, text string) *flag.FlagSet {
 	return flags
 }
 
-// parse reads the flags. They come before all other arguments. Help that is asked for is output,
-// and no error.
+// parse parses the flags, which come before all other arguments. If help was asked for, parse
+// prints it to stdout.
 func (p *program) parse(flags *flag.FlagSet, args []string) error {
 	var printed strings.Builder
 	flags.SetOutput(&printed)

@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	maxCounted = 1 << 20 // keys that have a count of their own: some 200 MB
-	maxStored  = 1 << 22 // keys of the limiters: some 250 MB
+	maxCounted = 1 << 20 // keys with their own count: about 200 MB
+	maxStored  = 1 << 22 // keys of the limiters: about 250 MB
 
 	defaultAlgorithm = "token_bucket"
 )
 
-// replay asks limiters about the requests of a log, at the log's own time.
+// replay asks limiters about the requests of a log, at the time of the log.
 type replay struct {
 	logs
 	algorithm string
@@ -36,7 +36,7 @@ type replay struct {
 	config    string
 
 	name   string    // of the limiter in -config
-	others []*replay // the limiters of -config: they decide in place of this one
+	others []*replay // the limiters of -config; they decide instead of this one
 
 	now     time.Time // of the current request
 	store   *memstore.Store
@@ -96,7 +96,7 @@ are decided on, and counted together. 4,194,304 keys are kept by the limiters, t
 most spend.
 `
 
-// replay is the command.
+// replay is the command replay.
 func (p *program) replay(ctx context.Context, args []string) error {
 	r := &replay{keys: make(map[string]*tally), maxKeys: maxCounted}
 	r.program = p
@@ -108,7 +108,7 @@ func (p *program) replay(ctx context.Context, args []string) error {
 	if err := r.prepare(); err != nil {
 		return p.misuse(flags, err)
 	}
-	if err := r.openPicture(); err != nil { // before hours of reading
+	if err := r.openPicture(); err != nil { // an error must not come after hours of reading
 		return err
 	}
 	all := r.others
@@ -127,7 +127,7 @@ func (p *program) replay(ctx context.Context, args []string) error {
 		return errors.Join(err, r.draw())
 	}
 	errs := []error{err}
-	for _, one := range all { // what was read, even before an error
+	for _, one := range all { // report what was read, even before an error
 		one.logs = r.logs
 		errs = append(errs, one.print(p.stdout))
 	}
@@ -144,19 +144,19 @@ func (r *replay) flags(flags *flag.FlagSet) {
 	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most, -1 for all")
 }
 
-// prepare makes the limiter, whose time is that of the requests.
+// prepare creates the limiter, whose time is the time of the requests.
 func (r *replay) prepare() error {
 	switch {
 	case len(r.limits) == 0 && r.config == "":
-		return errors.New("which -limit, or -config?")
+		return errors.New("want -limit or -config")
 	case r.config != "" && (len(r.limits) > 0 || r.algorithm != defaultAlgorithm || r.svg != "" || r.out == "csv"):
-		return errors.New("-config goes with neither -limit, -algorithm, -svg nor -out csv")
+		return errors.New("-config cannot be combined with -limit, -algorithm, -svg or -out csv")
 	}
 	if !slices.Contains([]string{"text", "json", "csv"}, r.out) {
-		return fmt.Errorf("no output %q: it is text, json or csv", r.out)
+		return fmt.Errorf("no output %q: want text, json or csv", r.out)
 	}
-	if r.svg != "" && filepath.Ext(r.svg) != ".svg" { // so that no log is lost by a slip
-		return fmt.Errorf("-svg %s is no .svg file", r.svg)
+	if r.svg != "" && filepath.Ext(r.svg) != ".svg" { // so that a mistake does not overwrite a log
+		return fmt.Errorf("-svg %s: the name must end in .svg", r.svg)
 	}
 	if err := r.form.prepare(); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (r *replay) prepare() error {
 	return r.prepareLimiter()
 }
 
-// prepareConfig makes a replay of each limiter of -config.
+// prepareConfig creates a replay for each limiter of -config.
 func (r *replay) prepareConfig() error {
 	text, err := r.program.readFile(r.config)
 	if err != nil {
@@ -187,7 +187,7 @@ func (r *replay) prepareConfig() error {
 			return err
 		}
 		if len(one.limits) == 0 {
-			continue // slots: a log does not say when requests end
+			continue // slots: a log does not show when requests end
 		}
 		if err := one.prepareLimiter(); err != nil {
 			return err
@@ -195,7 +195,7 @@ func (r *replay) prepareConfig() error {
 		r.others = append(r.others, one)
 	}
 	if len(r.others) == 0 {
-		return errors.New(r.config + ": no limiter has a limit, and a log does not say how many requests were in flight")
+		return errors.New(r.config + ": no limiter has a limit, and a log does not show how many requests were in flight")
 	}
 	return nil
 }
@@ -218,7 +218,7 @@ func (r *replay) prepareLimiter() (err error) {
 	return err
 }
 
-// openPicture makes the file of -svg.
+// openPicture creates the file of -svg.
 func (r *replay) openPicture() (err error) {
 	if r.svg == "" {
 		return nil
@@ -228,7 +228,7 @@ func (r *replay) openPicture() (err error) {
 	return err
 }
 
-// draw writes the picture, if there is to be one.
+// draw writes the picture, if -svg was given.
 func (r *replay) draw() error {
 	if r.picture == nil {
 		return nil
@@ -296,13 +296,13 @@ func (t *tally) deny(result ratelimit.Result, total []int) {
 	}
 }
 
-// deniedBy reports whether one of the limits denied. One that was not asked has not.
+// deniedBy reports whether the limit denied. A limit that was not asked did not deny.
 func deniedBy(result ratelimit.Result, limit int) bool {
 	parts := result.Parts()
 	return parts == nil || !parts[limit].Allowed && parts[limit].Result != (ratelimit.Result{})
 }
 
-// deniedMost returns the keys that were denied, those denied most first.
+// deniedMost returns the keys that were denied, sorted by the number of denials.
 func (r *replay) deniedMost() []string {
 	var keys []string
 	for key, t := range r.keys {

@@ -59,8 +59,8 @@ func TestTopIsTheLongestListThatIsPrinted(t *testing.T) {
 	}
 }
 
-// What two sliding logs deny, by hand: all events of the last Period that were admitted by
-// both. A limit denies if its own Period is full.
+// The model of two sliding logs has all events of the last Period that both admitted. A limit
+// denies if its own Period is full.
 func TestReplayOfTwoLimitsDeniesWhatAModelDenies(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var log strings.Builder
@@ -96,7 +96,7 @@ func TestReplayOfTwoLimitsDeniesWhatAModelDenies(t *testing.T) {
 	require.Greater(t, bySecond+byMinute, denied, "some are denied by both")
 }
 
-// Behind a Rate of 0 the others are not asked.
+// After a Rate of 0, the other limits are not asked.
 func TestALimitThatWasNotAskedHasDeniedNothing(t *testing.T) {
 	got := command(t, strings.NewReader(sample), "replay", "-limit", "0/s", "-limit", "100/s", "-out", "csv")
 	require.Contains(t, got.stdout, ",3,3,3,0\n")

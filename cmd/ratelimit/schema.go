@@ -16,7 +16,7 @@ names a copy of it:
 	# yaml-language-server: $schema=limits.schema.json
 `
 
-// schema is the command.
+// schema is the command schema.
 func (p *program) schema(_ context.Context, args []string) error {
 	flags := p.newFlags("schema", schemaText)
 	if err := p.parse(flags, args); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/config"
 )
 
-// validator is the schema that the command prints.
+// validator validates against the schema that the command prints.
 func validator(t *testing.T) func(text string) error {
 	t.Helper()
 	got := command(t, nil, "schema")

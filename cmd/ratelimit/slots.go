@@ -13,19 +13,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// slot is one that is held: for how long it has been, and when it is free if nobody renews it.
+// slot is a slot that is held: since when, and how long until it is free if nobody renews it.
 type slot struct {
 	number      string
 	holder      string // host, process and label; "" if it is not known
-	member      string // both, as it is kept
+	member      string // number and holder, as they are stored
 	since, left time.Duration
 }
 
-// mostSlots is how many slots of a limiter are printed.
+// mostSlots is the maximum number of slots that are printed per limiter.
 const mostSlots = 20
 
-// readSlots reads the slots that are held: inflight/inflight.lua says how they are kept. The number
-// of one is when it was taken, in Unix µs, or a few more.
+// readSlots reads the slots that are held. inflight/inflight.lua describes how they are stored. The
+// number of a slot is the time when it was taken, in Unix µs, or a little more.
 func (h *held) readSlots(ctx context.Context, client *redis.Client) error {
 	now, err := client.Time(ctx).Result()
 	if err != nil {
@@ -50,7 +50,8 @@ func (h *held) readSlots(ctx context.Context, client *redis.Client) error {
 	return nil
 }
 
-// freeSlot frees the slot of this number alone. Limiters of one All have slots of one number.
+// freeSlot frees only the slot with this number. The limiters of an All have slots with the same
+// number.
 func freeSlot(ctx context.Context, out io.Writer, client *redis.Client, all []held, number string) error {
 	free := false
 	for _, h := range all {
@@ -62,7 +63,7 @@ func freeSlot(ctx context.Context, out io.Writer, client *redis.Client, all []he
 			if err != nil {
 				return err
 			}
-			if n > 0 { // or it was given back meanwhile
+			if n > 0 { // otherwise it has just been released
 				free = true
 				fmt.Fprintf(out, "%s: slot %s is free\n", printable(h.title()), number)
 			}
@@ -74,7 +75,7 @@ func freeSlot(ctx context.Context, out io.Writer, client *redis.Client, all []he
 	return nil
 }
 
-// slotsText is how many there are: Redis knows that of limiters without a name alone.
+// slotsText returns how many slots there are. Redis knows this only for limiters without a name.
 func (h *held) slotsText() string {
 	if h.limit.Rate == 0 {
 		return "? at once"
@@ -82,7 +83,7 @@ func (h *held) slotsText() string {
 	return strconv.Itoa(h.limit.Rate) + " at once"
 }
 
-// printSlots lists the slots of a limiter, those that are held longest first.
+// printSlots lists the slots of a limiter, starting with those that are held longest.
 func printSlots(out io.Writer, h held) {
 	for i, one := range h.slots {
 		if i == mostSlots {

@@ -14,22 +14,22 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// maxWindow is how many events of the longest period are kept. If there are more, that period
-// is given up. They take 16 bytes each, and as much again before room is made.
+// maxWindow is how many events of the longest period are kept. If there are more, that period is
+// given up. Each event takes 16 bytes, and as much again before space is freed.
 const maxWindow = 1 << 23
 
-// suggest finds the most events of each key in any Period.
+// suggest finds the maximum number of events of each key in any Period.
 type suggest struct {
 	logs
 	quantile float64
 	periods  periods
 
-	keys      map[string]int32 // their numbers
+	keys      map[string]int32 // the numbers of the keys
 	maxKeys   int              // maxCounted
 	uncounted int              // events of keys beyond maxKeys
 	windows   []*window        // by Period, the shortest first
 	events    []counted        // of the longest Period
-	dropped   int              // events before these
+	dropped   int              // number of events dropped before these
 	tooMany   []time.Duration  // Periods that were given up
 	maxEvents int              // maxWindow
 }
@@ -65,9 +65,9 @@ func (ps *periods) Set(text string) error {
 	for text := range strings.SplitSeq(text, ",") {
 		l, err := ratelimit.ParseLimit("1/" + text)
 		if err != nil {
-			return fmt.Errorf("no period: %q", text)
+			return fmt.Errorf("%q is not a period such as 1s, 15m or 1d", text)
 		}
-		if err := l.ValidateFor("sliding_log"); err != nil { // it is a calendar's
+		if err := l.ValidateFor("sliding_log"); err != nil { // the period is a calendar's
 			return err
 		}
 		*ps = append(*ps, l.Period)
@@ -94,7 +94,7 @@ Memory is bounded. 1,048,576 keys are counted, and the requests of further ones 
 period with 8,388,608 requests in it is given up, after they have taken 256 MB.
 `
 
-// suggest is the command.
+// suggest is the command suggest.
 func (p *program) suggest(_ context.Context, args []string) error {
 	s := &suggest{
 		periods: periods{time.Second, time.Minute, time.Hour}, keys: make(map[string]int32), maxKeys: maxCounted, maxEvents: maxWindow,
@@ -158,8 +158,8 @@ func (s *suggest) count(e event) error {
 	return nil
 }
 
-// advance takes from w what is no longer in its Period at now. An event counts in a sliding
-// log while less than a Period has passed.
+// advance removes from w the events that are no longer in its Period at now. In a sliding log, an
+// event counts while less than a Period has passed.
 func (s *suggest) advance(w *window, now int64) {
 	for s.events[w.first-s.dropped].at <= now-w.period.Microseconds() {
 		w.current[s.events[w.first-s.dropped].key]--
@@ -167,7 +167,7 @@ func (s *suggest) advance(w *window, now int64) {
 	}
 }
 
-// forget drops events that no window needs. The rest moves down only if it is at most half.
+// forget drops events that no window needs. The rest is moved only if it is at most half.
 func (s *suggest) forget() {
 	for len(s.windows) > 0 {
 		longest := s.windows[len(s.windows)-1]
@@ -215,8 +215,8 @@ func (s *suggest) print(w io.Writer) {
 	s.warnOfFew(w)
 }
 
-// warnOfFew says so if the share of the keys is all of them. The limits are then the most that the
-// busiest key has made, which may be what they are to stop.
+// warnOfFew prints a warning if the share of the keys is all of them. The limits are then those of
+// the busiest key, which may be the one that they should stop.
 func (s *suggest) warnOfFew(w io.Writer) {
 	n := len(s.keys)
 	if s.quantile == 1 || rank(n, s.quantile) < n {
@@ -229,7 +229,7 @@ func (s *suggest) warnOfFew(w io.Writer) {
 	}
 }
 
-// periodText is d in the units of limits: 1s, 15m, 1d.
+// periodText returns d in the units of limits: 1s, 15m, 1d.
 func periodText(d time.Duration) string {
 	text := strings.TrimPrefix(ratelimit.Every(d).String(), "1/")
 	if text[0] < '0' || text[0] > '9' { // "m" for a minute
@@ -241,5 +241,5 @@ func periodText(d time.Duration) string {
 // quantile returns the least of the sorted values that a share q of them does not exceed.
 func quantile(sorted []int32, q float64) int32 { return sorted[rank(len(sorted), q)-1] }
 
-// rank is how many of n values a share q of them is, rounded up.
+// rank returns how many of n values a share q of them is, rounded up.
 func rank(n int, q float64) int { return max(1, int(math.Ceil(q*float64(n)))) }

@@ -27,8 +27,8 @@ func TestReportOfSuggest(t *testing.T) {
 	}
 }
 
-// randomLog has the requests of 200 clients: some are ten times as busy as others, and all of
-// them come in bursts.
+// randomLog returns a log with the requests of 200 clients. Some are ten times as busy as others,
+// and all requests come in bursts.
 func randomLog(random *rand.Rand, n int) (log string, times map[string][]time.Time) {
 	var b strings.Builder
 	times = make(map[string][]time.Time)
@@ -45,7 +45,7 @@ func randomLog(random *rand.Rand, n int) (log string, times map[string][]time.Ti
 	return b.String(), times
 }
 
-// mostWithin is the most of the times within any period, the slow way.
+// mostWithin returns the maximum number of times within any period, computed the slow way.
 func mostWithin(times []time.Time, period time.Duration) (most int) {
 	for i := range times {
 		n := 0
@@ -88,7 +88,7 @@ func TestSuggestFindsWhatAModelFindsAndReplayAgrees(t *testing.T) {
 	}
 }
 
-// count is how many of the sorted values are at most n.
+// count returns how many of the sorted values are at most n.
 func count(sorted []int, n int) int {
 	at, _ := slices.BinarySearch(sorted, n+1)
 	return at
@@ -168,8 +168,8 @@ func TestAShareThatIsAllOfThemIsSaid(t *testing.T) {
 	}
 }
 
-// endless is a log of n lines that is never in memory, of 1,000 clients, 10 requests a second.
-// It calls at each tenth.
+// endless is a log of n lines that is never in memory, with 1,000 clients and 10 requests per
+// second. It makes a call at each tenth of the lines.
 type endless struct {
 	n, i int
 	rest string

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// Sizes in pixels. A panel is a chart of its own.
+// Sizes in pixels. Each panel is a chart.
 const (
 	svgWidth   = 700
-	svgLeft    = 52            // of a panel, below which are its numbers
-	svgRight   = svgWidth - 40 // leaves room for half a time
+	svgLeft    = 52            // left of a panel, for its numbers
+	svgRight   = svgWidth - 40 // leaves room for half of a time
 	svgHead    = 48            // above the panels
-	svgTitle   = 26            // above each
+	svgTitle   = 26            // above each panel
 	svgPanel   = 110
 	svgFoot    = 26
 	svgPalette = `<style>
@@ -28,8 +28,8 @@ text { font: 12.5px Arial, Helvetica, sans-serif; fill: var(--ink) }
 `
 )
 
-// svg writes a picture of what was offered and denied over time. The titles are those of the
-// rows of denied requests.
+// svg writes a picture of the offered and the denied requests over time. The titles are the titles
+// of the rows of denied requests.
 func (c *chart) svg(w io.Writer, title string, titles []string) error {
 	height := svgHead + len(titles)*(svgTitle+svgPanel) + svgFoot
 	var b strings.Builder
@@ -51,7 +51,7 @@ func (c *chart) svg(w io.Writer, title string, titles []string) error {
 	return err
 }
 
-// panel draws the requests and those of them that are denied.
+// panel draws the requests, and the denied ones among them.
 func (c *chart) panel(b *strings.Builder, bottom int, denied row, last bool) {
 	most := 1
 	if len(denied) > 0 {
@@ -67,7 +67,7 @@ func (c *chart) panel(b *strings.Builder, bottom int, denied row, last bool) {
 	c.times(b, bottom, last)
 }
 
-// outline is that of the bars, which stand side by side.
+// outline returns the outline of the bars, which are side by side.
 func (c *chart) outline(r row, y func(int) float64) string {
 	var d strings.Builder
 	fmt.Fprintf(&d, "M%d %.1f", svgLeft, y(0))
@@ -81,12 +81,12 @@ func (c *chart) outline(r row, y func(int) float64) string {
 	return d.String()
 }
 
-// x is where a time is.
+// x returns the horizontal position of a time.
 func (c *chart) x(at int64) float64 {
 	return svgLeft + (svgRight-svgLeft)*float64(at-c.first)/float64(c.wide*int64(max(1, len(c.rows[0]))))
 }
 
-// times draws the ticks of the time, with numbers if this is the last panel.
+// times draws the ticks of the time axis, with labels if this is the last panel.
 func (c *chart) times(b *strings.Builder, bottom int, numbers bool) {
 	step, span := c.wide, c.wide*int64(len(c.rows[0]))
 	for span/step > 6 {
@@ -101,7 +101,7 @@ func (c *chart) times(b *strings.Builder, bottom int, numbers bool) {
 	}
 }
 
-// clockText is a time, as exact as the ticks need it.
+// clockText returns the text of a time, as exact as the ticks need it.
 func clockText(at, step, span int64) string {
 	layout, day := "15:04", 24*time.Hour.Microseconds()
 	switch {

@@ -1,10 +1,11 @@
-// Package bucket is the level that the token bucket and the leaky bucket share: what was spent and has
-// not been refilled, what was poured in and has not drained.
+// Package bucket implements the level that the token bucket and the leaky bucket have in common:
+// the events that were spent and have not been refilled, or that were poured in and have not
+// drained.
 //
-// It falls by Rate events each Period. It is kept exactly, as whole + part/Period events: in one µs
-// it falls by Rate/Period, so that it never needs a smaller fraction. In a State: At, the time of
-// the level; Whole and Part, the level. In a Reply: X, its time; Y and Z, the level before the
-// decision.
+// The level falls by Rate events per Period. It is stored exactly, as whole + part/Period events:
+// in one µs it falls by Rate/Period, so it never needs a smaller fraction. In a State, At is the
+// time of the level, and Whole and Part are the level. In a Reply, X is its time, and Y and Z are
+// the level before the decision.
 package bucket
 
 import (
@@ -17,12 +18,11 @@ import (
 // MaxRefill is the longest time in which a bucket refills, in µs.
 const MaxRefill = 100 * 365 * 24 * 3600 * 1e6
 
-// Overdrawn is added to the Whole of a level that was charged past the capacity, so that it
-// is not clamped to the capacity. The level itself is below it.
+// Overdrawn is added to the Whole of a level that was charged beyond the capacity, so that it is
+// not clamped to the capacity. The level itself is below Overdrawn.
 const Overdrawn = 1 << 31
 
-// Level is the level of s at now under l, and now itself, which is never
-// before s.At.
+// Level returns the level of s at now under l. at is now, but never before s.At.
 func Level(s store.State, l store.Limit, now int64) (at, whole, part int64) {
 	if s.Whole == 0 && s.Part == 0 {
 		return now, 0, 0
@@ -37,9 +37,8 @@ func Level(s store.State, l store.Limit, now int64) (at, whole, part int64) {
 	return now, whole, part
 }
 
-// convert is the level of s, at s.At, as l counts. A level above the
-// capacity is cut before time is credited: the other order would lock a key out
-// until the old level has drained.
+// convert returns the level of s, at s.At, as l counts. A level above the capacity is cut before
+// time is credited, because the other order would lock a key out until the old level has drained.
 func convert(s store.State, l store.Limit) (whole, part int64) {
 	most := int64(math.MaxInt64)
 	if s.Whole >= l.Burst {
@@ -47,7 +46,7 @@ func convert(s store.State, l store.Limit) (whole, part int64) {
 			return l.Burst, 0
 		}
 		s.Whole -= Overdrawn
-		most = Most(l) // no more than today's limit drains in 100 years
+		most = Most(l) // no more than the current limit drains in 100 years
 	}
 	if s.Period != l.Period && s.Part > 0 {
 		s.Whole, s.Part = s.Whole+1, 0
@@ -55,10 +54,10 @@ func convert(s store.State, l store.Limit) (whole, part int64) {
 	return min(s.Whole, most), s.Part
 }
 
-// Flow is how many events drain in dt µs, as whole + part/period.
+// Flow returns how many events drain in dt µs, as whole + part/period.
 func Flow(dt, rate, period int64) (whole, part int64) { return exact.MulDiv(dt, rate, period) }
 
-// Subtract is (whole + part/period) - (w + p/period), at least 0.
+// Subtract returns (whole + part/period) - (w + p/period), but at least 0.
 func Subtract(whole, part, w, p, period int64) (int64, int64) {
 	whole, part = whole-w, part-p
 	if part < 0 {
@@ -70,20 +69,20 @@ func Subtract(whole, part, w, p, period int64) (int64, int64) {
 	return whole, part
 }
 
-// DrainTime is how long a level takes to drain, in µs, rounded up.
+// DrainTime returns how long a level takes to drain, in µs, rounded up.
 func DrainTime(whole, part int64, l store.Limit) int64 {
 	return exact.MulDivUp(whole, l.Period, part, l.Rate)
 }
 
-// DrainsWithin says whether a full bucket drains in at most limit µs.
+// DrainsWithin reports whether a full bucket drains in at most limit µs.
 func DrainsWithin(l store.Limit, limit int64) bool {
 	return exact.AtMost(l.Burst, l.Period, l.Rate, limit)
 }
 
-// TTL is how long the level of s takes to drain.
+// TTL returns how long the level of s takes to drain.
 func TTL(s store.State, l store.Limit) int64 { return DrainTime(s.Whole&^Overdrawn, s.Part, l) }
 
-// Used is what is left of the level: it falls evenly from s.At to end.
+// Used returns what is left of the level, which falls evenly from s.At to end.
 func Used(s store.State, end, now int64) int64 {
 	now = max(now, s.At)
 	if now >= end {
@@ -93,8 +92,8 @@ func Used(s store.State, end, now int64) int64 {
 	return left
 }
 
-// Charged is the level that c left behind, as a state: what drained from then
-// until c.Due. over says whether it was past the capacity.
+// Charged returns the level after the charge of c, as a state: the events that drain from then
+// until c.Due. over means that the level was beyond the capacity.
 func Charged(c store.Receipt, over bool) store.State {
 	whole, part := Flow(c.Due-c.At, c.Rate, c.Period)
 	if whole > math.MaxInt32 { // c.Due is rounded up, and no level is above this
@@ -106,10 +105,10 @@ func Charged(c store.Receipt, over bool) store.State {
 	return store.State{At: c.At, Period: c.Period, Whole: whole, Part: part}
 }
 
-// leftOf is the level that c left behind. c says itself whether it was past the capacity. If
-// it was, and s is not, others have been admitted since. At s.At the level was then so far
-// below the Burst that an event fitted. c.Due may say otherwise, since what was charged
-// before c may have been refunded.
+// leftOf returns the level after the charge of c. c records whether it was beyond the capacity. If
+// it was, but s is not, other events have been admitted since. At s.At, the level was then so far
+// below the Burst that an event fitted. c.Due may contradict this, because events charged before c
+// may have been refunded.
 func leftOf(c store.Receipt, s store.State, l store.Limit) store.State {
 	left := Charged(c, c.Overdrawn)
 	if !c.Overdrawn || s.Whole >= Overdrawn {
@@ -122,10 +121,10 @@ func leftOf(c store.Receipt, s store.State, l store.Limit) store.State {
 	return store.State{At: s.At, Period: l.Period, Whole: whole, Part: part}
 }
 
-// Refund takes from the level what is still charged of c. Events drain in their order.
-// So that is what is left now of the level that c left behind. It is nothing from c.Due on,
-// and no more than is there. At and Period stay, so that the state lives no longer than
-// before. Where today's Period is another one, only whole events are given back.
+// Refund takes from the level the part of c that is still charged. Events drain in their order, so
+// this part is what is left now of the level after the charge of c. It is nothing from c.Due on,
+// and never more than the current level. At and Period do not change, so the state ends no later
+// than before. If the current Period is a different one, only whole events are refunded.
 func Refund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	now, whole, part := Level(s, l, now)
 	if now >= c.Due || c.At > s.At { // a state before the charge is another one
@@ -155,13 +154,13 @@ func Refund(s store.State, l store.Limit, now int64, c store.Receipt) store.Stat
 	return s
 }
 
-// DrainsBefore says whether a level drains in less than l.Before µs.
+// DrainsBefore reports whether a level drains in less than l.Before µs.
 func DrainsBefore(whole, part int64, l store.Limit) bool {
 	w, p := Flow(l.Before()-1, l.Rate, l.Period)
 	return whole < w || whole == w && part <= p
 }
 
-// Overdraw is a level that may lie past the capacity.
+// Overdraw returns the state for a level that may be beyond the capacity.
 func Overdraw(next store.State, l store.Limit, most int64) store.State {
 	if next.Whole = min(next.Whole, most); next.Whole >= l.Burst {
 		next.Whole += Overdrawn
@@ -169,14 +168,14 @@ func Overdraw(next store.State, l store.Limit, most int64) store.State {
 	return next
 }
 
-// Most is the most that a level may hold: what drains in 100 years. A full bucket does,
-// so that it is never less than the Burst.
+// Most returns the maximum level: the events that drain in 100 years. A full bucket drains within
+// that time, so Most is never less than the Burst.
 func Most(l store.Limit) int64 {
 	whole, _ := Flow(MaxRefill, l.Rate, l.Period)
 	return min(whole, math.MaxInt32)
 }
 
-// Holds says whether a level past the capacity is one that a State may hold.
+// Holds reports whether a State may hold a level beyond the capacity.
 func Holds(s store.State, l store.Limit) bool {
 	whole := s.Whole
 	if s.Part > 0 {
@@ -185,17 +184,17 @@ func Holds(s store.State, l store.Limit) bool {
 	return whole <= Most(l)
 }
 
-// Available is how many events there is room for.
+// Available returns how many events there is room for.
 func Available(l store.Limit, r store.Reply) int64 {
 	whole, part := r.Y, r.Z
 	room := l.Burst - whole
-	if part > 0 { // an event that has not drained whole keeps its place
+	if part > 0 { // an event that has only partly drained keeps its place
 		room--
 	}
 	return max(0, room)
 }
 
-// Report is what the reports of both buckets share.
+// Report returns the parts of the report that both buckets have in common.
 func Report(l store.Limit, r store.Reply, n, charged int64) store.Report {
 	whole, part := r.Y, r.Z
 	room := Available(l, r)

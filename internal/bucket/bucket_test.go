@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// TestALevelFallsExactly takes products on both sides of 2^64, and so many events that
-// no level is left: of a fast limit and a key that was idle for long.
+// TestALevelFallsExactly uses products on both sides of 2^64, and so many events that no level is
+// left, as with a fast limit and a key that was idle for a long time.
 func TestALevelFallsExactly(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	year := int64(365 * 24 * time.Hour / time.Microsecond)
@@ -42,8 +42,8 @@ func TestALevelFallsExactly(t *testing.T) {
 	}
 }
 
-// TestTheSpendOfABucketIsItsLevel holds the estimate by which victims are chosen to the
-// level, at most an event above it, with a debt or without.
+// TestTheSpendOfABucketIsItsLevel compares the estimate by which keys are evicted with the level.
+// It is at most one event above the level, with or without a debt.
 func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
 	l := store.Limit{Rate: 3, Period: 1e6, Burst: 10}
 	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | Overdrawn, Part: 1}, {Part: 1}} {
@@ -59,7 +59,7 @@ func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
 	}
 }
 
-// TestADrainTimeIsExact takes levels whose parts carry into the high word.
+// TestADrainTimeIsExact uses levels whose parts carry into the high word.
 func TestADrainTimeIsExact(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const period = int64(10 * 365 * 24 * time.Hour / time.Microsecond)
@@ -87,8 +87,8 @@ func TestAChargeLeftAtMostTheMostEventsBehind(t *testing.T) {
 	}
 }
 
-// TestWhatADebtLeftLetTheNextEventIn has a debt of 12 events, of which one drains each
-// second, and a state that another event has made since.
+// TestWhatADebtLeftLetTheNextEventIn has a debt of 12 events, of which one drains per second, and a
+// state that another event has changed since.
 func TestWhatADebtLeftLetTheNextEventIn(t *testing.T) {
 	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
 	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}

@@ -9,25 +9,25 @@ import (
 const (
 	blockLen = 64 // entries in a block
 
-	// An entry begins with 6 bytes of time, counted from the block's base. In a wide
-	// block 6 bytes of events follow: those of the block up to and including it. In a
-	// narrow block each entry is one event.
+	// An entry begins with 6 bytes of time, counted from the block's base. In a wide block, 6 bytes
+	// for the events follow: the number of events in the block up to and including the entry. In a
+	// narrow block, each entry is one event.
 	narrow, wide = 6, 12
 	maxOffset    = 1 << 48 // µs, about 8.9 years
-	maxRun       = 1 << 48 // where running counts start again at 0
+	maxRun       = 1 << 48 // running counts wrap to 0 here
 )
 
 // block is a run of entries.
 type block struct {
-	base  int64  // origin of the entries' times, Unix µs
+	base  int64  // the origin of the entries' times, Unix µs
 	run   uint64 // the running count of events before the block
-	gone  uint64 // events of the block that were cut from its front
+	gone  uint64 // number of events that were cut from the front of the block
 	data  []byte // the entries, big endian
 	width int32  // narrow or wide
-	first int32  // of the oldest block: entries that are not later than the log's cutoff, or fewer
+	first int32  // in the oldest block: number of entries that are not later than the log's cutoff, or a smaller number
 }
 
-// begin makes b an empty block for an entry of n events at base. It keeps its memory.
+// begin makes b an empty block for an entry of n events at base. It keeps b's memory.
 func (b *block) begin(base int64, run uint64, n int64) {
 	*b = block{base: base, run: run, width: narrow, data: b.data[:0]}
 	if n > 1 {
@@ -35,7 +35,7 @@ func (b *block) begin(base int64, run uint64, n int64) {
 	}
 }
 
-// eventsBetween is how many events lie between two running counts.
+// eventsBetween returns how many events lie between two running counts.
 func eventsBetween(from, to uint64) int64 { return int64((to - from) % maxRun) }
 
 func (b *block) len() int {
@@ -47,10 +47,10 @@ func (b *block) len() int {
 
 func (b *block) full() bool { return len(b.data) == blockLen*int(b.width) }
 
-// time is the time of entry i.
+// time returns the time of entry i.
 func (b *block) time(i int) int64 { return b.base + int64(uint48(b.data[i*int(b.width):])) }
 
-// through is the running count after the first i entries.
+// through returns the running count after the first i entries.
 func (b *block) through(i int) uint64 {
 	if i == 0 || b.width == narrow {
 		return b.run + b.gone + uint64(i)
@@ -69,7 +69,7 @@ func (b *block) fits(t, n int64) bool {
 }
 
 func (b *block) add(t, n int64) {
-	if len(b.data) == cap(b.data) { // 4 entries, 8, 16, 32, 64: append would make it larger than a full block
+	if len(b.data) == cap(b.data) { // grow to 4, 8, 16, 32, 64 entries; append would grow beyond a full block
 		b.data = append(make([]byte, 0, max(4*int(b.width), 2*len(b.data))), b.data...)
 	}
 	b.data = appendUint48(b.data, uint64(t-b.base))
@@ -85,9 +85,9 @@ func (b *block) cut(n int) {
 	b.data = b.data[:copy(b.data, b.data[n*int(b.width):])]
 }
 
-// take removes at most n events of the instant at from b, the last ones first, and looks
-// at no more than most entries. It returns how many events it removed, how many entries
-// it looked at, and whether the block before may have more.
+// take removes at most n events of the instant at from b, last entries first, and examines at most
+// most entries. It returns how many events it removed, how many entries it examined, and whether
+// the block before may have more.
 func (b *block) take(at, n int64, most int) (events int64, tried int, more bool) {
 	to := b.after(at)
 	i, kept := to, to // entries up to kept stay, the last of them in part

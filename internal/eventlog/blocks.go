@@ -2,11 +2,11 @@ package eventlog
 
 import "sort"
 
-// last is the number of the newest block.
+// last returns the number of the newest block.
 func (g *Log) last() int64 { return g.number + int64(len(g.older)) }
 
-// block returns the block of this number, or nil if an earlier block has it in its range.
-// Above the last number it is the newest.
+// block returns the block with number n, or nil if n is in the range of an earlier block. Above the
+// last number, it returns the newest block.
 func (g *Log) block(n int64) *block {
 	switch i := n - g.number; {
 	case i >= int64(len(g.older)):
@@ -17,10 +17,10 @@ func (g *Log) block(n int64) *block {
 	return nil
 }
 
-// lowbit is the largest power of 2 that divides n.
+// lowbit returns the largest power of 2 that divides n.
 func lowbit(n int64) int64 { return n & -n }
 
-// holder is the number of the block whose range contains n. It is below g.number if that
+// holder returns the number of the block whose range contains n. It is below g.number if that block
 // was forgotten.
 func (g *Log) holder(n int64) int64 {
 	for n >= g.number && g.block(n) == nil {
@@ -29,7 +29,7 @@ func (g *Log) holder(n int64) int64 {
 	return n
 }
 
-// following is the number of the next block after n.
+// following returns the number of the next block after n.
 func (g *Log) following(n int64) int64 {
 	for n++; g.block(n) == nil; {
 		n += lowbit(n)
@@ -37,7 +37,7 @@ func (g *Log) following(n int64) int64 {
 	return n
 }
 
-// later is the first number, above g.number, of a block that begins later than t, or
+// later returns the first number, above g.number, of a block that begins later than t, or
 // g.last()+1 if there is none.
 func (g *Log) later(t int64) int64 {
 	return g.number + 1 + int64(sort.Search(len(g.older), func(i int) bool {
@@ -46,8 +46,8 @@ func (g *Log) later(t int64) int64 {
 	}))
 }
 
-// living returns the block of the first event later than t, and the running count before
-// that event. t is as for firstAfter.
+// living returns the block of the first event later than t, and the running count before that
+// event. For t, see firstAfter.
 func (g *Log) living(t int64) (b int64, gone uint64) {
 	if t < g.firstAt {
 		return g.number, g.gone
@@ -56,11 +56,10 @@ func (g *Log) living(t int64) (b int64, gone uint64) {
 	return b, g.block(b).through(i)
 }
 
-// firstAfter returns the block and the entry of the first event later than t. t is before
-// the newest event and not before cutoff. If the block has no such entry, i is one past
-// its end.
+// firstAfter returns the block and the entry of the first event later than t. t must be before the
+// newest event and not before cutoff. If the block has no such entry, i is one past its end.
 func (g *Log) firstAfter(t int64) (b int64, i int) {
-	// It is nearly always one of the first after the dead ones.
+	// The entry is nearly always one of the first after the dead ones.
 	if oldest := g.block(g.number); oldest != nil {
 		for i, most := int(oldest.first), min(int(oldest.first)+4, oldest.len()); i < most; i++ {
 			if oldest.time(i) > t {
@@ -77,7 +76,7 @@ func (g *Log) firstAfter(t int64) (b int64, i int) {
 	return g.following(max(b, g.number)), 0
 }
 
-// back is the back of block n. It is 0 for the newest, which has none.
+// back returns the back of block n. It is 0 for the newest block, which has none.
 func (g *Log) back(n int64) uint64 {
 	if n < g.last() {
 		return g.older[n-g.number].back
@@ -85,7 +84,7 @@ func (g *Log) back(n int64) uint64 {
 	return 0
 }
 
-// missing is how many events were refunded from block b and those after it.
+// missing returns how many events were refunded from block b and the blocks after it.
 func (g *Log) missing(b int64) (sum uint64) {
 	if b <= g.refunded {
 		for last := g.last(); b < last; b += lowbit(b) {

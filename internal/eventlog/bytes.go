@@ -8,16 +8,16 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// form is the first byte of a log in bytes. That of a state is 1; see
+// form is the first byte of an encoded log. The first byte of a state is 1; see
 // [store.AppendState]. A new form needs another number.
 const form = 2
 
-// Ranges of what is parsed.
+// Ranges of the numbers in an encoded log.
 const (
 	minPeriod = 1_000
 	maxPeriod = 10 * 365 * 24 * 3600 * 1e6
-	maxTime   = 1 << 60    // µs: durations can be added without an overflow
-	maxEvents = maxRun / 2 // in a log: running counts tell fewer than maxRun apart
+	maxTime   = 1 << 60    // µs: durations can be added without overflow
+	maxEvents = maxRun / 2 // in a log: running counts are modulo maxRun
 )
 
 // AppendBinary implements [store.Log]. It appends
@@ -28,11 +28,11 @@ const (
 //
 // and for each entry, oldest first,
 //
-//	uvarint    2·d of one event, or 2·d + 1 of several; d is the µs since the entry before
-//	uvarint    of several: how many
+//	uvarint    2·d for one event, or 2·d + 1 for several; d is the µs since the previous entry
+//	uvarint    if there are several events: their number
 //
-// with the varints of encoding/binary. An event takes 3 bytes if it comes within a second
-// of the one before, and 4 within two minutes. Entries that were cut are left out.
+// with the varints of encoding/binary. An event takes 3 bytes if it comes within a second of the
+// previous one, and 4 bytes within two minutes. Entries that were cut are left out.
 func (g *Log) AppendBinary(b []byte) ([]byte, error) {
 	b = append(b, form)
 	b = binary.AppendUvarint(b, uint64(g.period))
@@ -59,8 +59,8 @@ func appendEntry(b []byte, d, events int64) []byte {
 	return binary.AppendUvarint(b, uint64(events))
 }
 
-// Parse is the inverse of [Log.AppendBinary]. The error is [store.ErrCorrupt] for bytes
-// that are not a log and for numbers out of range.
+// Parse is the inverse of [Log.AppendBinary]. It returns [store.ErrCorrupt] if b is not a log, or
+// if a number is out of range.
 func Parse(b []byte) (store.Log, error) {
 	g := new(Log)
 	if !g.parse(b) {
@@ -76,7 +76,7 @@ func (g *Log) parse(b []byte) (ok bool) {
 	}
 	b = b[1:]
 	period, size := binary.Uvarint(b)
-	if period < minPeriod || period > maxPeriod { // it is 0 if there is none
+	if period < minPeriod || period > maxPeriod { // the period is 0 if there is none
 		return false
 	}
 	b = b[size:]
@@ -96,8 +96,8 @@ func (g *Log) parse(b []byte) (ok bool) {
 	return true
 }
 
-// parseEntry returns an entry and the bytes after it. events is 0 if b does not begin
-// with an entry.
+// parseEntry returns an entry and the bytes after it. events is 0 if b does not begin with an
+// entry.
 func parseEntry(b []byte) (d, events int64, rest []byte) {
 	head, size := binary.Uvarint(b)
 	if size <= 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// bytesOf is g in bytes.
+// bytesOf returns g as bytes.
 func bytesOf(t testing.TB, g *Log) []byte {
 	t.Helper()
 	b, err := g.AppendBinary(nil)
@@ -40,8 +40,8 @@ func TestTheFormOfALog(t *testing.T) {
 	require.Equal(t, []byte{2, 0xc0, 0x84, 0x3d, 0}, bytesOf(t, g), "no entries")
 }
 
-// Two logs get the same calls and give the same answers. One of them becomes bytes and a
-// log again before each call.
+// Two logs get the same calls and give the same answers. One of them is encoded and decoded again
+// before each call.
 func TestALogOfBytesIsTheSame(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -115,7 +115,7 @@ func TestWhatIsNoLogIsCorrupt(t *testing.T) {
 	require.Equal(t, int64(64)+l.Period-65, g.Step(l, 65, 1).X)
 }
 
-// Numbers at the end of their range are a log, which answers.
+// A log may contain numbers at the end of their range, and it must answer.
 func TestALogAtTheEdgesIsNotCorrupt(t *testing.T) {
 	const decade = 10 * 365 * 24 * 3600 * 1_000_000
 	l := store.Limit{Rate: math.MaxInt32, Period: decade}
@@ -141,8 +141,8 @@ func TestALogAtTheEdgesIsNotCorrupt(t *testing.T) {
 	require.Equal(t, int64(decade), g.Step(l, 1<<16, l.Rate).X, "the last must leave")
 }
 
-// Whatever the bytes are, a log of them can be used, and its bytes are those of an equal
-// one.
+// Whatever the bytes are, a log decoded from them can be used, and is encoded as the bytes of an
+// equal one.
 func FuzzParse(f *testing.F) {
 	l := store.Limit{Rate: 300, Period: 1_000_000}
 	for events := range int64(3) {

@@ -8,40 +8,40 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Log is a [store.Log]: blocks of entries, oldest first. An entry is a time and the
-// running count of events up to it. So the number of events between two entries is a
-// subtraction, and each search is binary. Dead entries go with their block, at most one
-// block a call. The zero Log is empty.
+// Log is a [store.Log]: blocks of entries, oldest first. An entry is a time and the running count
+// of events up to it. The number of events between two entries is therefore a subtraction, and each
+// search is binary. Dead entries are dropped together with their block, at most one block per call.
+// The zero Log is empty.
 //
-// Blocks have numbers. A refunded event is removed from its block, and no later running
-// count is changed: there could be many. It is counted in back instead. The back of block
-// p is how many events were refunded from the blocks p to p + lowbit(p) - 1. Each refund
-// is counted in at most one block for each power of 2. The events missing from a block on
-// are the sum of as many numbers. See P. Fenwick, "A New Data Structure for Cumulative
-// Frequency Tables", 1994.
+// Blocks have numbers. A refunded event is removed from its block, but later running counts do not
+// change, because there could be many. Instead, the refund is counted in back. The back of block p
+// is the number of events that were refunded from the blocks p to p + lowbit(p) - 1. Each refund is
+// counted in at most one block per power of 2, and the number of events missing from a block on is
+// the sum of as many numbers. See P. Fenwick, "A New Data Structure for Cumulative Frequency
+// Tables", 1994.
 //
-// An older block that is empty stays, for its back. If two of them are the halves of a
-// larger range, the first stands for both, and the other is nil. Such a range has 2, 4, 8
-// ... numbers and begins at a multiple of its length. The newest block is never empty,
-// and a refund from it leaves no trace.
+// An older block that is empty stays, for its back. If two empty blocks are the halves of a larger
+// range, the first stands for both, and the other is nil. Such a range has 2, 4, 8 ... numbers, and
+// begins at a multiple of its length. The newest block is never empty, and a refund from it leaves
+// no trace.
 //
-// Most logs are one block, and have no chain of their own: a key with few events costs little.
+// Most logs have a single block, and no chain of their own, so a key with few events costs little.
 type Log struct {
 	newest int64 // time of the last entry, Unix µs; 0 if there is none
-	cutoff int64 // events up to here, Unix µs, were cut by an Add, whatever the Period is now
+	cutoff int64 // events up to this time, Unix µs, were cut by an Add, whatever the current Period is
 	period int64 // of the last Add, µs
 
-	// No event is later than cutoff and earlier than firstAt, Unix µs. The running count
-	// there is gone, in the oldest block. So most calls need not look at that block.
+	// No event is later than cutoff and earlier than firstAt, Unix µs. gone is the running count at
+	// firstAt, in the oldest block. Most calls therefore need not read that block.
 	firstAt int64
 	gone    uint64
 
 	total  uint64 // the running count of all events
-	tail   block  // the newest
-	*chain        // those before it
+	tail   block  // the newest block
+	*chain        // the blocks before it
 }
 
-// chain is the blocks before the newest.
+// chain has the blocks before the newest one.
 type chain struct {
 	older    []*link
 	spare    *link // a dropped block, to be used again
@@ -55,10 +55,10 @@ type link struct {
 	back uint64 // see Log
 }
 
-// alone is the chain of all logs of one block. It is never written.
+// alone is the chain of all logs with a single block. It is never written to.
 var alone = &chain{number: 1}
 
-// New returns a log that begins with the entry of s: s.Whole events at s.At, if any.
+// New returns a log that begins with the entry in s: s.Whole events at s.At, if any.
 func New(s store.State) store.Log {
 	g := new(Log)
 	if s.Whole > 0 {
@@ -86,10 +86,10 @@ func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
 	return r
 }
 
-// whenGone returns the time at which need events will have left. gone of them have left
-// already, and the next one is in block b. It walks up in steps of powers of 2 to the
-// last block before which fewer than need leave. Then it walks down by half a step each
-// time. absent is how many are missing on the way.
+// whenGone returns the time at which need events will have left. gone is the running count of the
+// events that have left already, and the next one is in block b. whenGone first walks up in steps
+// of powers of 2 to the last block before which fewer than need events leave, and then down by half
+// a step each time. absent is the number of missing events on the way.
 func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	last, absent := g.last(), uint64(0)
 	fewer := func(n int64, absent uint64) bool {
@@ -102,7 +102,7 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	}
 	part := g.back(b) // missing from b to b+step-1
 	for step /= 2; step > 0; step /= 2 {
-		n := b + step // a block: the range of an empty one is not looked into
+		n := b + step // n is a block, because the range of an empty block is skipped
 		if before := part - g.back(n); fewer(n, absent+before) {
 			b, absent, part = n, absent+before, g.back(n)
 		} else {
@@ -111,13 +111,13 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	}
 	at := g.block(b)
 	end := at.through(at.len())
-	spare := eventsBetween(gone+absent, end) - need // events of the block that need not leave
+	spare := eventsBetween(gone+absent, end) - need // number of events in the block that need not leave
 	i := sort.Search(at.len(), func(i int) bool { return eventsBetween(at.through(i+1), end) <= spare })
 	return at.time(i)
 }
 
-// Take is Step, and Add of what it admits. end is 0 if it admits nothing. In the common case no
-// event has died and the newest lives, so that all are counted at sight.
+// Take is Step, followed by Add of the events that it admits. end is 0 if it admits nothing. In the
+// common case, no event has died and the newest one is alive, so all events count without a search.
 func (g *Log) Take(l store.Limit, now, n int64) (r store.Reply, end int64) {
 	dead := max(now-l.Period, g.cutoff)
 	if !g.empty() && dead < g.firstAt && g.newest <= now && g.newest > dead && g.newest+g.period > now && g.refunded < g.number {
@@ -138,12 +138,12 @@ func (g *Log) Take(l store.Limit, now, n int64) (r store.Reply, end int64) {
 // Add implements [store.Log].
 func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 	if g.over() {
-		g.tail.data = g.tail.data[:0] // it begins again
+		g.tail.data = g.tail.data[:0] // the log begins again
 		g.cutoff = now - l.Period
 	} else {
 		now = max(now, g.newest)
 		g.cutoff = max(now-l.Period, g.cutoff)
-		if g.newest+g.period <= now { // ended, whatever today's Period is
+		if g.newest+g.period <= now { // it has ended, whatever the current Period is
 			g.cutoff = max(g.newest, g.cutoff)
 		}
 		g.trim()
@@ -153,11 +153,11 @@ func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 	return now + l.Period
 }
 
-// append makes n events at now the last entry. now is not before newest.
+// append makes n events at now the last entry. now must not be before newest.
 func (g *Log) append(now, n int64) {
 	if g.empty() {
 		g.tail.begin(now, 0, n)
-		g.chain = alone // frees the memory of another
+		g.chain = alone // frees the memory of another chain
 		g.total, g.firstAt, g.gone = 0, now, 0
 	} else if !g.tail.fits(now, n) {
 		g.nextBlock(now, n)
@@ -167,7 +167,7 @@ func (g *Log) append(now, n int64) {
 	g.total += uint64(n)
 }
 
-// nextBlock makes an empty block the newest, ready for n events at now.
+// nextBlock makes an empty block the newest one, ready for n events at now.
 func (g *Log) nextBlock(now, n int64) {
 	if g.chain == alone {
 		g.chain = &chain{number: 1}
@@ -182,11 +182,11 @@ func (g *Log) nextBlock(now, n int64) {
 	g.tail.begin(now, g.total, n)
 }
 
-// trim forgets what is not later than cutoff: at most one block of several, or the
-// entries of a single one. If nothing is alive, it forgets everything.
+// trim drops entries that are not later than cutoff: at most one block of several, or the entries
+// of a single block. If no entry is alive, it drops everything.
 func (g *Log) trim() {
 	if g.newest <= g.cutoff {
-		g.tail.data = g.tail.data[:0] // it is empty, and begins again with the next Add
+		g.tail.data = g.tail.data[:0] // the log is empty, and begins again with the next Add
 		return
 	}
 	if g.cutoff < g.firstAt { // nothing has died
@@ -207,7 +207,7 @@ func (g *Log) trim() {
 	}
 }
 
-// forget drops the oldest block. It also drops what is in its range up to b, but no more
+// forget drops the oldest block. It also drops the rest of its range up to b, but not more numbers
 // than a block has entries.
 func (g *Log) forget(b int64) {
 	if old := g.older[0]; old != nil {
@@ -239,10 +239,9 @@ func (g *Log) Used(now int64) int64 {
 	return eventsBetween(gone, g.total-g.missing(b))
 }
 
-// over reports whether nothing is charged: there may be dead entries from before what was
-// refunded. The key is as a new one then, were its clock behind the dead.
+// over reports whether nothing is charged. There may be dead entries from before the refunded ones.
+// The key is then like a new one, even if its clock is behind the dead entries.
 func (g *Log) over() bool { return g.empty() || g.newest <= g.cutoff }
 
-// empty reports whether there is no entry. Only the newest block can be empty, if it is
-// alone.
+// empty reports whether there is no entry. Only a newest block without older ones can be empty.
 func (g *Log) empty() bool { return len(g.tail.data) == 0 }

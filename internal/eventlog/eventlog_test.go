@@ -13,11 +13,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// The structure of a log. The conformance suite of stores compares its decisions with an
+// Tests of the structure of a log. The conformance suite of stores compares its decisions with an
 // exact oracle.
 
-// logOf returns a log of events of cost 1, evenly spread over the last period, and
-// its time.
+// logOf returns a log of events of cost 1, evenly distributed over the last period, and its time.
 func logOf(events int, period time.Duration) (*Log, store.Limit, int64) {
 	l := store.Limit{Rate: int64(events), Burst: int64(events), Period: period.Microseconds()}
 	g, now := new(Log), int64(1_767_225_600_000_000)
@@ -37,7 +36,7 @@ func TestALogTakesAtMost9BytesAnEventInMemory(t *testing.T) {
 	}
 }
 
-// Blocks double up to just their full length. 14 bytes are what the doc of SlidingLog says.
+// Blocks double up to exactly their full length. The documentation of SlidingLog promises 14 bytes.
 func TestALogTakesAtMost14BytesForSeveralEventsInMemory(t *testing.T) {
 	for _, calls := range []int{1_000, 20_000} {
 		requireMemory(t, 14.5, calls, func() *Log {
@@ -57,7 +56,8 @@ func TestALogTakesAtMost14BytesForSeveralEventsInMemory(t *testing.T) {
 	}
 }
 
-// requireMemory fails if a log of so many entries takes more than these bytes for each.
+// requireMemory fails if a log with this many entries takes more than the given number of bytes per
+// entry.
 func requireMemory(t *testing.T, most float64, entries int, build func() *Log) {
 	t.Helper()
 	held := make([]*Log, 20)
@@ -96,8 +96,8 @@ func TestALogForgetsAYearInOneStep(t *testing.T) {
 	}
 }
 
-// A log of few events in force has no chain and no more memory than a block, however long it
-// goes on: the keys of a login limit live for years.
+// A log with few events in force has no chain, and no more memory than a block, however long it is
+// in use, because the keys of a login limit live for years.
 func TestALogOfFewEventsStaysOneBlock(t *testing.T) {
 	g, l, now := logOf(10, time.Second)
 	for range 10 * blockLen {
@@ -108,7 +108,7 @@ func TestALogOfFewEventsStaysOneBlock(t *testing.T) {
 	}
 }
 
-// While events come as fast as others leave, the block that is dropped is the next one.
+// While events come as fast as others leave, a dropped block is used as the next one.
 func TestALogThatMovesOnAllocatesNothing(t *testing.T) {
 	g, l, now := logOf(1_000, time.Second)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
@@ -134,8 +134,9 @@ func TestDroppedBlocksAreFree(t *testing.T) {
 	}
 }
 
-// Nothing comes back of events that have died, by the limit of the refund and the newest event,
-// nor of a log that has ended. Its end stays, which late readings of the clock are held against.
+// Dead events are not refunded, whether they are dead by the limit of the refund or by the newest
+// event, and neither is anything from a log that has ended. The end of the log stays, because late
+// readings of the clock are compared with it.
 func TestARefundOfTheDeadGivesNothingBack(t *testing.T) {
 	l, short := store.Limit{Rate: 9, Period: 1_000_000}, store.Limit{Rate: 9, Period: 500_000}
 	g := new(Log)
@@ -156,7 +157,7 @@ func TestARefundOfTheDeadGivesNothingBack(t *testing.T) {
 	require.Equal(t, int64(2), g.Used(499_999))
 }
 
-// A log of which all was given back holds no blocks, in whatever order that was.
+// A log whose events were all refunded holds no blocks, in whatever order they were refunded.
 func TestALogOfWhichAllWasGivenBackIsFree(t *testing.T) {
 	const events = 5*blockLen + 1
 	for name, order := range map[string]func(i int64) int64{
@@ -177,8 +178,8 @@ func TestALogOfWhichAllWasGivenBackIsFree(t *testing.T) {
 	}
 }
 
-// An event may be older than the most that an entry can say, which is 8.9 years: Periods go up
-// to 10.
+// An event may be older than the maximum that an entry can represent, 8.9 years, because a Period
+// can be up to 10 years.
 func TestALogOfTenYears(t *testing.T) {
 	l := store.Limit{Rate: 5, Period: maxPeriod}
 	for _, after := range []int64{maxOffset - 1, maxOffset, maxOffset + 1, maxPeriod - 1} {
@@ -191,7 +192,7 @@ func TestALogOfTenYears(t *testing.T) {
 	}
 }
 
-// What is charged without asking has no limit. A log says when it leaves, were it 2^47 events.
+// A Charge has no limit. A log reports when its events leave, even 2^47 of them.
 func TestALogTellsWhenAnyNumberOfEventsLeaves(t *testing.T) {
 	const charges, most = 70_000, math.MaxInt32
 	l := store.Limit{Rate: most, Period: 1_000_000}
@@ -209,7 +210,7 @@ func TestALogTellsWhenAnyNumberOfEventsLeaves(t *testing.T) {
 	require.Equal(t, l.Period, g.Step(l, charges, most).X)
 }
 
-// A refund of a great many events, in a block that has been in use for long.
+// A refund of very many events, in a block that has been in use for a long time.
 func TestALogOfALimitAsLargeAsTheyGet(t *testing.T) {
 	l := store.Limit{Rate: math.MaxInt32, Period: 1_000}
 	g := new(Log)
@@ -222,8 +223,8 @@ func TestALogOfALimitAsLargeAsTheyGet(t *testing.T) {
 	}
 }
 
-// A log that begins with a state of nothing is empty: a caller whose clock is before 1970 does
-// not come after it.
+// A log that begins with an empty state is empty, so the time of a caller whose clock is before
+// 1970 is not moved forward.
 func TestALogOfNothingIsEmpty(t *testing.T) {
 	l := store.Limit{Rate: 5, Period: 1_000_000}
 	for _, s := range []store.State{{}, {At: 70, Period: l.Period}} {
@@ -236,7 +237,7 @@ func TestALogOfNothingIsEmpty(t *testing.T) {
 	require.Equal(t, store.Reply{Outcome: store.Admitted, X: 70, Y: 2, Z: l.Period}, g.Step(l, -60, 1))
 }
 
-// A refund of many events looks at no more entries than a block has, so that no call is slow.
+// A refund of many events examines no more entries than a block has, so that no call is slow.
 func TestARefundLooksAtAsManyEntriesAsABlockHas(t *testing.T) {
 	for _, before := range []int64{0, 1, blockLen / 2, blockLen - 1} { // so that the instant ends in either place
 		g := new(Log)
@@ -252,8 +253,8 @@ func TestARefundLooksAtAsManyEntriesAsABlockHas(t *testing.T) {
 	}
 }
 
-// A log of which the oldest thousands of events were given back has empty ranges of blocks in
-// front. When they die, calls must find their way, and forget them by parts.
+// A log whose oldest thousands of events were refunded has empty ranges of blocks at its front.
+// When they die, calls must find their way, and drop them in parts.
 func TestALogWhoseBeginningWasGivenBack(t *testing.T) {
 	const events = 400 * blockLen
 	for _, back := range []int64{255 * blockLen, 300*blockLen - 1, 300 * blockLen} { // 64 blocks of 128 go at once
@@ -366,8 +367,8 @@ func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 	require.Equal(t, over, r)
 }
 
-// Whoever comes with a clock behind that of the dead, of which the rest was given back, has a new
-// key: what is charged then counts.
+// A caller whose clock is behind the dead events, when all others were refunded, has a new key: its
+// charge counts.
 func TestALogThatIsOverBeginsAgain(t *testing.T) {
 	l := store.Limit{Rate: 200, Period: 1_000_000}
 	for _, at := range []int64{4_000_000, 5_100_000} {
@@ -412,8 +413,7 @@ func TestADenialDoesNotTouchTheLog(t *testing.T) {
 	}
 }
 
-// A log and a plain list of (time, count) agree, over entries of mixed costs in many
-// blocks.
+// A log and a plain list of (time, count) agree, with entries of mixed costs in many blocks.
 func TestALogCountsAsAPlainListDoes(t *testing.T) {
 	type event struct{ at, n int64 }
 	for seed := range uint64(effort.Of(6, 20)) {
@@ -476,8 +476,8 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 	}
 }
 
-// The same with refunds of most of what is admitted: from the oldest on, from the newest
-// on, all of a part, and anything. So blocks become empty and are joined.
+// The same with refunds of most of the admitted events: starting at the oldest, starting at the
+// newest, all of a part, and at random. Blocks thus become empty and are joined.
 func TestALogCountsWhateverIsRefunded(t *testing.T) {
 	type event struct{ at, n int64 }
 	for seed := range uint64(24) {
@@ -558,7 +558,7 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 	}
 }
 
-// requireBlocks checks what the doc of Log says of its blocks.
+// requireBlocks checks what the documentation of Log says about its blocks.
 func requireBlocks(t *testing.T, g *Log) {
 	t.Helper()
 	if g.empty() {
@@ -581,7 +581,7 @@ func requireBlocks(t *testing.T, g *Log) {
 				require.NotZero(t, g.block(other).len(), "blocks %d and %d, of %d", n, other, span)
 			}
 		}
-		// back is what is missing from the blocks of its range
+		// back is the number of events missing from the blocks of its range
 		missing := uint64(0)
 		for p := n; p < n+lowbit(n) && p < g.last(); p = g.following(p) {
 			missing += g.block(g.following(p)).through(0) - g.block(p).through(g.block(p).len())
@@ -592,8 +592,8 @@ func requireBlocks(t *testing.T, g *Log) {
 	require.LessOrEqual(t, blocks, 2*(held+1)+2*64)
 }
 
-// Take is Step and Add, also where the clock goes back, limits change, events are refunded and
-// all has ended.
+// Take is Step and Add, even if the clock goes back, limits change, events are refunded, or
+// everything has ended.
 func TestATakeIsAStepAndAnAdd(t *testing.T) {
 	for seed := range uint64(effort.Of(40, 150, 400)) {
 		random := rand.New(rand.NewPCG(seed, 8))
@@ -633,7 +633,7 @@ func TestATakeIsAStepAndAnAdd(t *testing.T) {
 	}
 }
 
-// Work is bounded: a refund of any event changes at most a block for each power of 2.
+// The work is bounded: a refund of any event changes at most one block per power of 2.
 func TestARefundChangesFewBlocks(t *testing.T) {
 	g, l, now := logOf(100_000, time.Second)
 	first := now - l.Period + l.Period/100_000

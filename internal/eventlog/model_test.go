@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// plainList is what a Log promises, without blocks and running counts.
+// plainList implements the contract of a Log without blocks and running counts.
 type plainList struct {
 	entries        []plainEntry // oldest first; of none nothing is left
 	cutoff, period int64
@@ -20,7 +20,7 @@ type plainEntry struct{ at, n int64 }
 
 func (p *plainList) newest() int64 { return p.entries[len(p.entries)-1].at }
 
-// dead is the latest time that does not count.
+// dead returns the latest time that does not count.
 func (p *plainList) dead(now, period int64) int64 { return max(now-period, p.cutoff) }
 
 func (p *plainList) since(t int64) (sum int64) {
@@ -95,10 +95,9 @@ func (p *plainList) end() int64 {
 
 func (p *plainList) used(now int64) int64 { return p.since(p.dead(now, p.period)) }
 
-// A log answers as a plain list does, whatever is asked of it: many events of one instant,
-// or of a great many events each, at the edges of a period, by clocks that go back, under
-// limits that change, and refunds of what was charged, has been given back, has died or never
-// was.
+// A log answers as a plain list does, whatever the calls: many entries at one instant, or with very
+// many events each, at the edges of a period, with clocks that go back, with changing limits, and
+// with refunds of events that are charged, were refunded already, are dead, or never existed.
 func TestALogAnswersAsAPlainListDoes(t *testing.T) {
 	type answers struct {
 		r         store.Reply

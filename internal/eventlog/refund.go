@@ -2,8 +2,8 @@ package eventlog
 
 import "github.com/ratelimit-go/ratelimit/store"
 
-// Refund implements [store.Log]. It takes from the last entry of an instant first, and
-// from no more entries than a block has.
+// Refund implements [store.Log]. It takes from the last entry of an instant first, and from no more
+// entries than a block has.
 func (g *Log) Refund(l store.Limit, now int64, c store.Receipt) {
 	if g.empty() {
 		return
@@ -43,8 +43,8 @@ func (g *Log) count(b int64, n uint64) {
 	}
 }
 
-// shrink drops empty blocks from the end, so that the newest one has entries. It returns
-// false if none has.
+// shrink drops empty blocks from the end, so that the newest block has entries. It returns false if
+// no block has any.
 func (g *Log) shrink() bool {
 	for g.tail.len() == 0 {
 		b := g.holder(g.last() - 1)
@@ -61,10 +61,10 @@ func (g *Log) shrink() bool {
 	return true
 }
 
-// merge joins block b, which has become empty, with empty neighbors, and returns the number
-// of the joined block.
+// merge joins block b, which has become empty, with empty neighbors, and returns the number of the
+// joined block.
 func (g *Log) merge(b int64) int64 {
-	empty := func(n, span int64) bool { // reports whether there is an empty block of that range
+	empty := func(n, span int64) bool { // reports whether an empty block has that range
 		if n < g.number {
 			return false
 		}

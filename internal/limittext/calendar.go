@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// parseCalendar reads the period of a calendar, such as "month from 31 in America/Sao_Paulo". It
-// returns nil if s is that of a plain limit.
+// parseCalendar parses the period of a calendar, such as "month from 31 in America/Sao_Paulo". It
+// returns nil if s is the period of a plain limit.
 func parseCalendar(s string) (*store.Calendar, error) {
 	rest, zone, zoned := strings.Cut(s, " in ")
 	name, day, anchored := strings.Cut(rest, " from ")
@@ -35,7 +35,8 @@ func parseCalendar(s string) (*store.Calendar, error) {
 	return c, c.Err()
 }
 
-// calendarUnit is the unit of a name, perhaps with a count of 1. It is 0 if there is none.
+// calendarUnit returns the unit with the given name, which may have a count of 1. It returns 0 if
+// there is none.
 func calendarUnit(name string) store.Unit {
 	if one, found := strings.CutPrefix(name, "1"); found {
 		name = strings.TrimPrefix(one, " ")
@@ -51,7 +52,7 @@ func calendarUnit(name string) store.Unit {
 	return 0
 }
 
-// parseFrom reads the day on which windows begin.
+// parseFrom parses the day on which windows begin.
 func parseFrom(unit store.Unit, s string, found bool) (int, error) {
 	switch {
 	case unit == store.Day && found:

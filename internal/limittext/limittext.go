@@ -1,4 +1,4 @@
-// Package limittext reads and writes limits as text: the grammar of ratelimit.ParseLimit.
+// Package limittext parses and formats limits as text, in the grammar of ratelimit.ParseLimit.
 package limittext
 
 import (
@@ -19,19 +19,19 @@ const (
 	MaxPeriod = 10 * 365 * day
 
 	maxText   = 128 // bytes; the longest canonical text has 60
-	maxQuoted = 48  // bytes of a refused text that an error repeats
+	maxQuoted = 48  // bytes of an invalid text that an error repeats
 )
 
-// Limit is what a text says.
+// Limit is a limit as it is written in a text.
 type Limit struct {
 	Rate     int
 	Period   time.Duration
 	Burst    int
-	Calendar *store.Calendar // nil if windows are a Period long
+	Calendar *store.Calendar // nil if windows have the length of Period
 }
 
-// Parse reads a limit, other than "unlimited". It refuses what it cannot read exactly,
-// and leaves the ranges to the caller. Its error is the bare reason.
+// Parse parses a limit other than "unlimited". It refuses any text that it cannot represent
+// exactly, and leaves checking the ranges to the caller. Its error is only the reason.
 func Parse(s string) (l Limit, err error) {
 	if len(s) > maxText {
 		return l, fmt.Errorf("%d bytes are more than %d", len(s), maxText)
@@ -70,8 +70,8 @@ func (l Limit) String() string {
 	return text
 }
 
-// Period is the part of a canonical text that tells the period, such as "15m", or "month from
-// 15". It is the whole text if that has none.
+// Period returns the part of a canonical text that describes the period, such as "15m", or "month
+// from 15". It returns the whole text if the text has no such part.
 func Period(text string) string {
 	if _, period, found := strings.Cut(text, "/"); found {
 		text, _, _ = strings.Cut(period, " burst")
@@ -79,7 +79,7 @@ func Period(text string) string {
 	return text
 }
 
-// parseEvents reads a number of events; what is its name in errors.
+// parseEvents parses a number of events. what is the name of the number in errors.
 func parseEvents(what, digits string) (int, error) {
 	n, err := strconv.ParseUint(digits, 10, 31)
 	if errors.Is(err, strconv.ErrRange) {
@@ -91,7 +91,7 @@ func parseEvents(what, digits string) (int, error) {
 	return int(n), nil
 }
 
-// parseBurst reads what follows the word burst.
+// parseBurst parses the text after the word burst.
 func parseBurst(s string) (int, error) {
 	digits, found := strings.CutPrefix(s, " ")
 	if !found {
@@ -104,7 +104,7 @@ func parseBurst(s string) (int, error) {
 	return n, err
 }
 
-// parsePeriod reads a unit, a count and a unit, a duration, or what has a calendar.
+// parsePeriod parses a unit, a count and a unit, a duration, or a calendar.
 func parsePeriod(s string) (time.Duration, *store.Calendar, error) {
 	c, err := parseCalendar(s)
 	if c != nil && err == nil {
@@ -117,7 +117,7 @@ func parsePeriod(s string) (time.Duration, *store.Calendar, error) {
 	return d, nil, err
 }
 
-// parsePlain reads a unit, a count and a unit, or a duration.
+// parsePlain parses a unit, a count and a unit, or a duration.
 func parsePlain(s string) (time.Duration, error) {
 	if unit := unitNamed(s); unit != 0 {
 		return unit, nil
@@ -168,7 +168,7 @@ func finerThanNanosecond(s string) bool {
 	return false
 }
 
-// unitNamed is the length of a unit, or 0 if there is no such unit.
+// unitNamed returns the length of a unit, or 0 if there is no such unit.
 func unitNamed(name string) time.Duration {
 	switch name {
 	case "ms", "millisecond", "milliseconds":
@@ -185,9 +185,9 @@ func unitNamed(name string) time.Duration {
 	return 0
 }
 
-// formatPeriod is a period as String shows it, in days if it is whole days. Otherwise it
-// is as package time has it, without zero minutes and seconds at the end. A single unit
-// goes without its 1.
+// formatPeriod returns a period as String formats it: in days if it is a whole number of days, and
+// otherwise as package time formats it, without zero minutes and seconds at the end. A single unit
+// is written without the 1.
 func formatPeriod(d time.Duration) string {
 	text := d.String()
 	if d != 0 && d%day == 0 {
@@ -205,13 +205,13 @@ func formatPeriod(d time.Duration) string {
 	return text
 }
 
-// cutDigits cuts s after the decimal digits that it begins with.
+// cutDigits splits s after the decimal digits at its beginning.
 func cutDigits(s string) (digits, rest string) {
 	rest = strings.TrimLeft(s, "0123456789")
 	return s[:len(s)-len(rest)], rest
 }
 
-// Quote returns s as a Go string, cut short if it is long.
+// Quote returns s as a Go string, shortened if it is long.
 func Quote(s string) string {
 	if len(s) > maxQuoted {
 		return strconv.Quote(s[:maxQuoted]) + "..."

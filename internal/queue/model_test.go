@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// algorithm is an exact limiter of one key: rate events in a period. fits is when n events fit
-// at the earliest if nobody else calls.
+// algorithm is an exact limiter of one key: rate events per period. fits returns the earliest time
+// when n events fit if no other call comes.
 type algorithm interface {
 	fits(now time.Time, n int) time.Time
 	charge(now time.Time, n int)
@@ -21,7 +21,7 @@ type algorithm interface {
 	empty(now time.Time) time.Time // when all that is charged is gone
 }
 
-// bucket is the level of both buckets, by when it is empty.
+// bucket is the level of both buckets, stored as the time when it is empty.
 type bucket struct {
 	step  time.Duration
 	burst int
@@ -37,7 +37,8 @@ func (b *bucket) fits(now time.Time, n int) time.Time {
 
 func (b *bucket) charge(now time.Time, n int) { b.end = b.empty(now).Add(time.Duration(n) * b.step) }
 
-// refund takes back only the last turn of a leaky bucket: others have theirs already.
+// refund refunds only the last turn of a leaky bucket, because later callers have their turns
+// already.
 func (b *bucket) refund(turn time.Time, n int) {
 	if back := time.Duration(n) * b.step; !b.leaky || b.end.Equal(turn.Add(back)) {
 		b.end = b.end.Add(-back)
@@ -48,7 +49,7 @@ func (b *bucket) left(now time.Time) int {
 	return max(0, int((time.Duration(b.burst)*b.step-b.empty(now).Sub(now))/b.step))
 }
 
-// events is the state of the three windows: when each event was charged.
+// events is the state of the three windows: the time of each charged event.
 type events struct {
 	period time.Duration
 	rate   int
@@ -133,7 +134,7 @@ func newAlgorithm(name string, rate int, period time.Duration) algorithm {
 	}}
 }
 
-// limiter answers for an algorithm, after a way there and back.
+// limiter answers for an algorithm, after a round trip.
 type limiter struct {
 	name    string
 	silent  bool // it gives nothing but RetryAfter and Delay
@@ -154,7 +155,7 @@ type limiter struct {
 	lost     int // events whose answer was lost
 }
 
-// permit is what a limiter has admitted.
+// permit is an admission by a limiter.
 type permit struct {
 	n    int
 	turn time.Time
@@ -182,7 +183,7 @@ func (l *limiter) kind() queue.Kind {
 	return queue.Plain
 }
 
-// decide is what AllowWithin of such a limiter does.
+// decide does what AllowWithin of such a limiter does.
 func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,7 +236,7 @@ func (l *limiter) questions() int {
 	return l.asked
 }
 
-// reset empties the limiter, which counts its questions anew.
+// reset empties the limiter, which then counts its questions anew.
 func (l *limiter) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,7 +249,7 @@ func (l *limiter) reset() {
 	}
 }
 
-// asker asks a limiter for one call.
+// asker asks a limiter on behalf of one call.
 type asker struct {
 	*limiter
 	n    int
@@ -327,7 +328,7 @@ func (l *limiter) wait(ctx context.Context, n int, end time.Time, timed bool) an
 	return answer{w.Answer, err, n, end, a.held.turn, began, time.Now()}
 }
 
-// line is calls of a limiter, in order of arrival. Use it in a bubble.
+// line has the calls of a limiter, in order of arrival. Use it in a bubble.
 type line struct {
 	*limiter
 	began   time.Time
@@ -339,7 +340,7 @@ type line struct {
 
 func newLine(l *limiter) *line { return &line{limiter: l, began: time.Now(), before: l.charged} }
 
-// join adds a call. It stands in the queue, or asks, when join returns.
+// join adds a call. When join returns, the call waits in the queue, or asks.
 func (ln *line) join(ctx context.Context, n int, end time.Time, timed bool) {
 	ln.mu.Lock()
 	i := len(ln.answers)
@@ -354,7 +355,7 @@ func (ln *line) join(ctx context.Context, n int, end time.Time, timed bool) {
 	synctest.Wait()
 }
 
-// ideal is how long n single events take one who asks as soon as the next one fits.
+// ideal returns how long n single events take for a caller that asks as soon as the next one fits.
 func ideal(name string, rate int, period time.Duration, n int) time.Duration {
 	s, began := newAlgorithm(name, rate, period), time.Now()
 	now := began

@@ -5,35 +5,36 @@ import (
 	"time"
 )
 
-// Kind is how a limiter admits events that have to wait.
+// Kind describes how a limiter admits events that have to wait.
 type Kind uint8
 
 const (
-	// Unknown is what nothing is known of but its RetryAfter. It is asked as Early is.
+	// Unknown means that only the RetryAfter is known. The limiter is asked as if it were Early.
 	Unknown Kind = iota
-	// Early admits some events before their time. Delay is the time that remains.
+	// Early admits some events before their time. Delay is the remaining time.
 	Early
-	// Bucket is Early, one event each step.
+	// Bucket is Early, with one event per step.
 	Bucket
-	// Plain admits events when their time has come, and not before.
+	// Plain admits events only when their time has come.
 	Plain
-	// Leased is Plain, but events that others have taken ahead may come back before their time.
+	// Leased is Plain, but events that others have taken in advance may be returned before their
+	// time.
 	Leased
-	// Turns admits events into a queue of its own. Delay is the time until their turn. It is
-	// asked for any turn that comes in time.
+	// Turns admits events into a queue of its own. Delay is the time until their turn. The limiter
+	// is asked for any turn that comes in time.
 	Turns
-	// Leaky is Turns, none of which comes before the ResetAfter of the last answer.
+	// Leaky is Turns, and no turn comes before the ResetAfter of the last answer.
 	Leaky
-	// Foreign may have turns, and is asked for any.
+	// Foreign may have turns, and is asked for any turn.
 	Foreign
 )
 
-// Joint is the Kind of two limiters that decide together.
+// Joint returns the Kind of two limiters that decide together.
 func Joint(a, b Kind) Kind {
 	switch {
 	case a == b:
 		return a
-	case min(a, b) >= Plain && max(a, b) < Foreign: // nothing is admitted ahead
+	case min(a, b) >= Plain && max(a, b) < Foreign: // nothing is admitted before its time
 		return min(max(a, b), Turns)
 	case min(a, b) == Unknown || max(a, b) >= Turns:
 		return Unknown
@@ -47,14 +48,14 @@ const (
 	mostAhead   = 48 * time.Millisecond  // for a long queue
 	leastPause  = time.Millisecond       // before asking again, if the limiter gives no better time
 	mostGuess   = 200 * time.Millisecond // of a sleep until a time that is not known
-	mostPending = 64                     // questions under way, and
+	mostPending = 64                     // questions in progress, or
 	mostFar     = 1024                   // as many if the limiter is so fast and far that they are needed
 )
 
-// Never is the RetryAfter of events that are never admitted, however long the wait.
+// Never is the RetryAfter of events that are never admitted, however long the caller waits.
 const Never time.Duration = 1<<63 - 1
 
-// Forever is a patience without end.
+// Forever is a patience without limit.
 const Forever = 100 * 365 * 24 * time.Hour
 
 // Decision is the part of a limiter's answer that a queue needs.
@@ -64,22 +65,23 @@ type Decision struct {
 	RetryAfter       time.Duration
 	ResetAfter       time.Duration
 	Delay            time.Duration
-	Elsewhere        bool // another limiter than usual has decided
-	Told             any  // of a denial: what more those are to be told who are refused without asking
-	Asked            bool // it is the answer to a waiter's own question
+	Elsewhere        bool // the decision comes from another limiter than usual
+	Told             any  // for a denial: more information for waiters that are refused without asking
+	Asked            bool // the decision is the answer to the waiter's own question
 
-	// Of several limits, the one that will be exhausted for longest.
+	// If several limits decide, these fields describe the one that will be exhausted for the
+	// longest time.
 	parts     bool
 	partStep  time.Duration
-	partWait  float64       // ns; the product may be above 292 years
-	partEarly bool          // it has a Delay
-	partPlain bool          // it admits nothing ahead
-	late      time.Duration // that the turn of a bucket comes later than was asked for
+	partWait  float64       // ns; the product may exceed 292 years
+	partEarly bool          // the limit has a Delay
+	partPlain bool          // the limit admits nothing before its time
+	late      time.Duration // how much later than asked for the turn of a bucket comes
 }
 
-// Part tells d of p, the decision of one of several limits that have decided together, of that
-// kind and in units of n events: of 1, or of a call where calls are counted. The ResetAfter of d
-// may be of another one than its Remaining.
+// Part adds p to d: the decision of one of several limits that have decided together, of the given
+// kind and in units of n events. n is 1, or the events of a call if calls are counted. The
+// ResetAfter of d may come from another limit than its Remaining.
 func (d *Decision) Part(kind Kind, n int, p Decision) {
 	p.Limit, p.Remaining = max(p.Limit/n, min(p.Limit, 1)), p.Remaining/n
 	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
@@ -95,15 +97,15 @@ func (d *Decision) Part(kind Kind, n int, p Decision) {
 	}
 }
 
-// step is the time from one event to the next while the limit is exhausted: what is charged
-// goes within ResetAfter. It is exact for the two buckets, and the mean for the windows. It
-// is 0 if d says nothing of it.
+// step returns the time from one event to the next while the limit is exhausted: the charged events
+// are gone within ResetAfter. It is exact for the two buckets, and a mean for the windows. It is 0
+// if d does not show it.
 func (d *Decision) step(kind Kind) time.Duration {
 	if d.parts {
 		return d.partStep
 	}
 	reset := d.ResetAfter
-	if kind < Turns { // it counts from the permit's time on
+	if kind < Turns { // ResetAfter counts from the permit's time
 		reset -= d.Delay
 	}
 	if charged := d.Limit - d.Remaining; charged > 0 {
@@ -112,53 +114,53 @@ func (d *Decision) step(kind Kind) time.Duration {
 	return 0
 }
 
-// question is what was asked of a limiter.
+// question is a question to a limiter.
 type question struct {
 	n       int
-	order   int // how many events were asked for until then, these included
-	answers int // that had come when it was asked
+	order   int // number of events asked for until then, including these
+	answers int // number of answers that had come when it was asked
 	sent    time.Time
 	within  time.Duration
-	patient bool // within is all the time that the waiter has
+	patient bool // within is all of the waiter's time
 }
 
-// pace is what is known of when a limiter admits events.
+// pace is what is known about when a limiter admits events.
 type pace struct {
 	kind      Kind
-	room      int           // events that fit now
-	turns     bool          // it gives out turns
-	ahead     int           // 1 after an admission ahead of time, -1 after a denial: whether it pays to ask ahead
-	base      time.Time     // the next event fits a step after it; zero if that is not known
-	placed    bool          // who came before base was known has been refused if its turn is too late
-	step      time.Duration // from one event to the next, 0 if not known
-	longest   time.Duration // step, since the mean of a window that ends soon is short
-	told      bool          // step is of one limit, as each of several was told
-	plain     bool          // and that one admits nothing ahead
-	pending   int           // questions under way
+	room      int           // number of events that fit now
+	turns     bool          // the limiter gives out turns
+	ahead     int           // 1 after an early admission, -1 after a denial; shows whether asking early helps
+	base      time.Time     // the next event fits one step after it; zero if it is not known
+	placed    bool          // waiters that came before base was known have been refused if their turn is too late
+	step      time.Duration // from one event to the next; 0 if it is not known
+	longest   time.Duration // the longest recent step, because the mean of a window that ends soon is short
+	told      bool          // step belongs to one limit, because the answer had each of several limits
+	plain     bool          // and that limit admits nothing before its time
+	pending   int           // questions in progress
 	unknown   int           // events of those
 	asked     int           // events
-	answers   int           // of all questions
-	answered  int           // the order of the last question that was answered
-	notBefore time.Time     // no permit comes before it; zero if not known
-	denied    int           // that and rest are known of so many events or more
-	rest      time.Time     // nobody asks before it
-	since     time.Time     // of the first of the last denials in a row; zero if the last answer was none
-	trip      time.Duration // of a question and its answer, the longest of late
+	answers   int           // to all questions
+	answered  int           // the order of the last answered question
+	notBefore time.Time     // no permit comes before this time; zero if it is not known
+	denied    int           // notBefore and rest apply to this number of events or more
+	rest      time.Time     // nobody asks before this time
+	since     time.Time     // the first of the latest consecutive denials; zero if the last answer was an admission
+	trip      time.Duration // the longest recent round trip
 }
 
-// forget is for answers after which nothing is known.
+// forget is called after answers that make everything unknown.
 func (p *pace) forget() {
 	p.room, p.denied, p.placed = 0, 0, false
 	p.base, p.notBefore, p.rest, p.since = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 }
 
-// span is the time that n events take, as far as it is known. It is negative for the time that
-// -n took.
+// span returns the time that n events take, as far as it is known. If n is negative, it returns the
+// negated time that -n events took.
 func (p *pace) span(n int) time.Duration {
 	switch {
 	case n < 0:
 		return -p.span(-max(n, -math.MaxInt))
-	case n == 0, !p.told && (p.kind == Turns || p.kind == Foreign || p.kind == Unknown): // which may tell when another limit is as if new
+	case n == 0, !p.told && (p.kind == Turns || p.kind == Foreign || p.kind == Unknown): // the answer may show when another limit is full again
 		return 0
 	case p.step <= Forever/time.Duration(n):
 		return time.Duration(n) * p.step
@@ -166,20 +168,20 @@ func (p *pace) span(n int) time.Duration {
 	return Forever
 }
 
-// due is when n events fit. It is zero if they fit now, or nobody knows.
+// due returns when n events fit. It is zero if they fit now, or if the time is not known.
 func (p *pace) due(n int) time.Time {
 	if n <= p.room || p.base.IsZero() {
 		return time.Time{}
 	}
 	t := p.base.Add(p.span(n - p.room))
-	if p.kind == Leaky && t.After(p.notBefore) && !p.notBefore.IsZero() { // when it is empty: it may have a part of an event
+	if p.kind == Leaky && t.After(p.notBefore) && !p.notBefore.IsZero() { // notBefore is when it is empty: it may hold a part of an event
 		return p.notBefore
 	}
 	return t
 }
 
-// guesses reports whether due is a guess: of a window's mean, or of a bucket that may have a part of
-// an event. After a denial it is one for fewer events.
+// guesses reports whether due is a guess, because of a window's mean, or of a bucket that may hold
+// a part of an event. After a denial, it is a guess for fewer events.
 func (p *pace) guesses(n int) bool {
 	switch {
 	case p.ahead < 0:
@@ -190,14 +192,14 @@ func (p *pace) guesses(n int) bool {
 	return p.ahead == 0 || p.kind != Bucket
 }
 
-// earliest is before when n events do not fit, and nobody gets a permit for them, as far as is
-// known.
+// earliest returns a time before which n events do not fit, and nobody gets a permit for them, as
+// far as is known.
 func (p *pace) earliest(n int) (t time.Time) {
 	if n >= p.denied {
 		t = p.notBefore
 	}
 	due := p.due(n)
-	if p.guesses(n) && !due.IsZero() { // it may have a part of an event
+	if p.guesses(n) && !due.IsZero() { // it may hold a part of an event
 		due = due.Add(-p.step)
 	}
 	if (p.kind == Bucket || p.ahead > 0) && due.After(t) {
@@ -206,7 +208,7 @@ func (p *pace) earliest(n int) (t time.Time) {
 	return t
 }
 
-// ask takes the events of a question that is about to be asked as charged.
+// ask treats the events of a question that is about to be asked as charged.
 func (p *pace) ask(a *question) {
 	if t := p.due(a.n); !t.IsZero() {
 		p.base = t
@@ -223,12 +225,12 @@ func (p *pace) done(a *question) {
 	p.unknown -= a.n
 }
 
-// several reports whether n events can be asked for while others are. If they fit now, they
-// can. Ahead of time they are asked for one after the other as long as that is as fast as
-// the limit, since questions may overtake each other. So it is with turns.
+// several reports whether n events can be asked for while other questions are in progress. They can
+// if they fit now. Events that do not fit yet are asked for one after the other as long as that is
+// as fast as the limit, because questions may overtake each other. The same applies to turns.
 func (p *pace) several(n int, ahead bool) bool {
 	far, most := p.longest > 0 && p.trip > p.longest, mostPending
-	if far { // twice as many as the rate has in a trip
+	if far { // twice as many as the rate admits in a round trip
 		most = max(most, int(min(2*p.trip/p.longest, mostFar)))
 	}
 	switch {
@@ -242,9 +244,9 @@ func (p *pace) several(n int, ahead bool) bool {
 	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.ahead >= 0 && !p.plain)
 }
 
-// lead is how long before its time a permit is asked for, so that the answer is there in
-// time. A long queue of events will use its permits in any case, so it asks further ahead.
-// Then a process that stops for a moment need not lose any.
+// lead returns how long before its time a permit is asked for, so that the answer arrives in time.
+// A long queue of events will use its permits in any case, so it asks even earlier. A process that
+// pauses for a moment then need not lose any.
 func (p *pace) lead(events int) time.Duration {
 	if p.step >= mostAhead {
 		events = 0
@@ -253,7 +255,7 @@ func (p *pace) lead(events int) time.Duration {
 	return max(min(p.trip+p.trip/2, mostLead), leastLead, min(ahead, mostAhead))
 }
 
-// heard is called with each answer. It returns about when the limiter gave it.
+// heard is called with each answer. It returns approximately when the limiter gave it.
 func (p *pace) heard(a *question, now time.Time) time.Time {
 	trip := now.Sub(a.sent)
 	p.trip = max(trip, p.trip-p.trip/4)
@@ -270,7 +272,7 @@ func (p *pace) heed(d *Decision) {
 func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	at := p.heard(a, now)
 	p.notBefore, p.rest, p.since, p.denied = time.Time{}, time.Time{}, time.Time{}, 0
-	counted := d.Limit > 0 // or else others need not wait
+	counted := d.Limit > 0 // otherwise others need not wait
 	p.turns = p.kind >= Turns && counted && (p.turns || p.kind < Foreign || d.Delay > 0)
 	if p.kind >= Turns && counted {
 		if p.notBefore = now.Add(d.Delay); p.kind == Leaky && !d.Elsewhere {
@@ -282,7 +284,7 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	if p.ahead = 0; d.Delay > 0 && (!d.parts || d.partEarly) {
 		p.ahead = 1
 	}
-	// It is not known which of those under way came before. Nor is it known whether this
+	// It is not known which of the questions in progress came before. Nor is it known whether this
 	// answer is still true, if a later question was answered faster.
 	room := max(0, d.Remaining-p.unknown)
 	if a.answers+1 != p.answers {
@@ -296,7 +298,7 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	}
 }
 
-// refused learns from a denial with room for the events: only their turn is too far away.
+// refused learns from a denial with room for the events, whose turn is only too far away.
 func (p *pace) refused(d *Decision, a *question, now time.Time) {
 	p.heard(a, now)
 	if p.kind == Unknown {
@@ -306,14 +308,14 @@ func (p *pace) refused(d *Decision, a *question, now time.Time) {
 	p.notBefore = now.Add(min(d.RetryAfter, Forever) + a.within)
 }
 
-// exhausted learns from any other denial. At RetryAfter the same question is admitted: only of
-// the buckets is it known what that says of more events, or of fewer.
+// exhausted learns from any other denial. At RetryAfter, the same question is admitted. Only for
+// the buckets is it known what that means for more or fewer events.
 func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	p.heard(a, now)
 	p.answered = max(p.answered, a.order)
 	p.heed(d)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.placed = p.placed && p.ahead != 0 // or else by a guess
+	p.placed = p.placed && p.ahead != 0 // otherwise base was a guess
 	p.rest, p.notBefore, p.denied, p.ahead = now.Add(leastPause), due, a.n, -1
 	p.room, p.base = 0, due.Add(-p.span(a.n))
 	if p.since.IsZero() {
@@ -322,11 +324,11 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	switch reset := now.Add(min(d.ResetAfter, Forever)); {
 	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
 		p.notBefore = reset
-	case p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
+	case p.kind == Bucket && !d.Elsewhere: // the events then still have to wait for the time that the question allowed
 		p.base, p.notBefore = p.base.Add(a.within), due.Add(a.within)
 	case p.kind != Leaky:
 		p.base = time.Time{}
-		if again := now.Add(max(stale, now.Sub(p.since))); p.kind == Leased && again.Before(due) { // so no wait is twice as long
+		if again := now.Add(max(stale, now.Sub(p.since))); p.kind == Leased && again.Before(due) { // so that no wait is twice as long
 			due = again
 		}
 		if due.After(p.rest) {
@@ -335,8 +337,8 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	}
 }
 
-// tooLate reports whether a permit of time t comes after end. The time that the answer takes
-// counts as well where turns are given, since they are for what then is left.
+// tooLate reports whether a permit of time t comes after end. If the limiter gives turns, the time
+// that the answer takes counts as well, because turns are for the time that is left then.
 func (p *pace) tooLate(end, t, now time.Time) bool {
 	if t.IsZero() || p.kind < Turns {
 		return t.After(end)
@@ -344,8 +346,8 @@ func (p *pace) tooLate(end, t, now time.Time) bool {
 	return t.Sub(now) > patience(end.Sub(now), p.trip)
 }
 
-// patience is how far away a turn may be for a caller with this time left, if the answer
-// takes trip.
+// patience returns how far away a turn may be for a caller with left time left, if the answer takes
+// trip.
 func patience(left, trip time.Duration) time.Duration {
 	return max(0, left-min(trip, left/4))
 }

@@ -1,9 +1,9 @@
-// Package queue keeps the waiters of a key in order of arrival, so that only the first of
-// them asks the limiter.
+// Package queue keeps the waiters of a key in order of arrival, so that only the first one asks the
+// limiter.
 //
-// A queue belongs to one key of one limiter in this process. It exists while a call asks or
-// waits in it. From each answer it reads when the next events fit, so that most questions
-// are answered with an admission.
+// A queue belongs to one key of one limiter in this process. It exists while a call asks or waits
+// in it. Each answer shows when the next events fit, so most questions are answered with an
+// admission.
 package queue
 
 import (
@@ -19,14 +19,14 @@ type id struct {
 	key     string
 }
 
-// shardCount is how many locks the keys are spread over, so that two calls rarely share
-// one.
+// shardCount is the number of locks over which the keys are distributed, so that two calls rarely
+// share one.
 const shardCount = 64
 
 type shard struct {
-	mu     sync.Mutex // protects all below, and the queues
+	mu     sync.Mutex // protects the fields below, and the queues
 	queues map[id]*queue
-	spare  *queue    // the last one that was removed
+	spare  *queue    // the last queue that was removed
 	_      [5]uint64 // so that no two shards share a cache line
 }
 
@@ -35,8 +35,8 @@ var (
 	shards [shardCount]shard
 )
 
-// queue is the waiters of a key, with what is known of its limiter. The shard's lock
-// protects all of it.
+// queue has the waiters of a key, and what is known about its limiter. The shard's lock protects
+// all of it.
 type queue struct {
 	id    id
 	shard *shard
@@ -44,21 +44,21 @@ type queue struct {
 
 	line     list.List // of *Waiter, in order of arrival
 	arrivals uint64
-	events   int       // of all in the line
-	largest  int       // nobody in the line wants more
-	soonest  time.Time // nobody's end in the line is before it; zero if nobody is there
-	holders  int       // waiters with a permit, who sleep until its time
+	events   int       // of all waiters in the line
+	largest  int       // no waiter in the line wants more
+	soonest  time.Time // no waiter in the line has an earlier end; zero if the line is empty
+	holders  int       // waiters with a permit that sleep until its time
 
 	latest   Decision // for waiters that are refused without asking
 	latestAt time.Time
-	err      error         // of a store that is away: the next question may succeed
-	failedAt time.Time     // err came first
-	pause    time.Duration // after that
+	err      error         // of an unavailable store; the next question may succeed
+	failedAt time.Time     // when err came first
+	pause    time.Duration // after failedAt
 }
 
-// lock returns the queue of i with its lock held, and makes it if there is none. A limiter
-// that cannot be a map key, or that contains NaN and is not even equal to itself, gets one of
-// its own for each call.
+// lock returns the queue of i with its lock held, and creates it if there is none. A limiter that
+// cannot be a map key, or that contains NaN and is not even equal to itself, gets a new queue for
+// each call.
 func lock(i id, kind Kind) *queue {
 	v := reflect.ValueOf(i.limiter)
 	if i.limiter == nil || v.Kind() != reflect.Pointer && !v.Comparable() || i != i { //nolint:gocritic,staticcheck // NaN
@@ -85,7 +85,7 @@ func lock(i id, kind Kind) *queue {
 
 func (q *queue) empty() bool { return q.pending == 0 && q.line.Len() == 0 && q.holders == 0 }
 
-// first is the waiter that may ask next, nil if there is none.
+// first returns the waiter that may ask next, or nil if there is none.
 func (q *queue) first() *Waiter {
 	if e := q.line.Front(); e != nil {
 		return e.Value.(*Waiter)
@@ -105,8 +105,8 @@ func (q *queue) moved() {
 	}
 }
 
-// insert puts w where it belongs by arrival. That is the end, but for waiters that have
-// asked and were denied: those belong to the front.
+// insert puts w in its place by arrival. That is the end of the line, except for waiters that have
+// asked and were denied: they belong at the front.
 func (q *queue) insert(w *Waiter) {
 	if w.wake == nil {
 		w.wake = make(chan struct{}, 1)
@@ -124,7 +124,7 @@ func (q *queue) insert(w *Waiter) {
 	w.place = q.line.InsertBefore(w, e)
 }
 
-// bounds keeps largest and soonest true for w.
+// bounds updates largest and soonest for w.
 func (q *queue) bounds(w *Waiter) {
 	q.largest = max(q.largest, w.N)
 	if q.soonest.IsZero() || w.end.Before(q.soonest) {
@@ -141,11 +141,11 @@ func (q *queue) remove(w *Waiter) {
 	}
 }
 
-// remember keeps an answer for waiters that will not ask. It refuses those that want more
-// than the limit, and those whose permit is known to come too late. Who arrives later looks
-// for itself whether its place in the line is.
+// remember keeps an answer for waiters that will not ask. It refuses waiters that want more than
+// the limit, and waiters whose permit is known to come too late. Waiters that arrive later check
+// their own place in the line.
 func (q *queue) remember(d Decision, now time.Time) {
-	if d.Allowed { // the last denial is still the one that says why
+	if d.Allowed { // keep the information of the last denial
 		d.Told = q.latest.Told
 	}
 	q.latest, q.latestAt = d, now
@@ -157,7 +157,7 @@ func (q *queue) remember(d Decision, now time.Time) {
 	}
 	q.placed = !q.base.IsZero()
 	q.largest, q.soonest = 0, time.Time{}
-	before := 0 // events of those who stay
+	before := 0 // events of the waiters that stay
 	for e := q.line.Front(); e != nil; {
 		w := e.Value.(*Waiter)
 		e = e.Next()
@@ -177,30 +177,30 @@ func (q *queue) remember(d Decision, now time.Time) {
 	}
 }
 
-// tooMany reports whether the last answer's limit is below n.
+// tooMany reports whether the limit in the last answer is below n.
 func (q *queue) tooMany(n int) bool { return q.latest.Limit > 0 && n > q.latest.Limit }
 
-// never reports whether so many events are never admitted. What is old does not count: the limit
-// may have risen.
+// never reports whether n events are never admitted. An old answer does not count, because the
+// limit may have risen.
 func (q *queue) never(n int, now time.Time) bool {
 	return q.tooMany(n) && now.Sub(q.latestAt) < stale
 }
 
-// denial is that of waiters that would be due at t, made from the latest decision.
+// denial returns a denial for waiters that would be due at t, made from the latest decision.
 func (q *queue) denial(t, now time.Time) Decision {
 	retry := max(t.Sub(now), time.Microsecond)
 	reset := q.latest.ResetAfter - now.Sub(q.latestAt)
 	return Decision{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
 }
 
-// renew lets the first waiter ask at once, if it would not ask for long and what is known
-// is old. The limit may have changed, or the key may have been reset. No pause after an error is
-// as long.
+// renew lets the first waiter ask immediately, if it would not ask for a long time and the last
+// answer is old, because the limit may have changed, or the key may have been reset. No pause after
+// an error is as long.
 func (q *queue) renew(now time.Time) {
 	if q.pending > 0 || now.Sub(q.latestAt) < stale {
 		return
 	}
-	if w := q.first(); w != nil { // or else whoever arrives asks, though others may still sleep until their turns
+	if w := q.first(); w != nil { // otherwise the arriving waiter asks, although others may still sleep until their turns
 		if _, at, _ := w.plan(now); at.Sub(now) <= stale {
 			return
 		}
@@ -209,7 +209,7 @@ func (q *queue) renew(now time.Time) {
 	q.forget()
 }
 
-// Len is the number of queues, for tests.
+// Len returns the number of queues, for tests.
 func Len() (n int) {
 	for i := range shards {
 		s := &shards[i]

@@ -29,7 +29,7 @@ func TestOfTwoLimitsTogetherNoMoreIsKnownThanOfEither(t *testing.T) {
 
 var names = []string{"token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"}
 
-// variants are how much is known of a limiter before it answers.
+// variants describe how much is known about a limiter before it answers.
 var variants = map[string]func(*limiter){
 	"known":   func(*limiter) {},
 	"foreign": func(l *limiter) { l.foreign = true },
@@ -37,8 +37,8 @@ var variants = map[string]func(*limiter){
 	"joint":   func(l *limiter) { l.joint = true },
 }
 
-// onEach runs test in a bubble for each algorithm and variant, with a limiter of rate events
-// in a period.
+// onEach runs test in a bubble for each algorithm and variant, with a limiter of rate events per
+// period.
 func onEach(t *testing.T, rate int, period time.Duration, test func(t *testing.T, l *limiter)) {
 	t.Helper()
 	for _, name := range names {
@@ -55,10 +55,10 @@ func onEach(t *testing.T, rate int, period time.Duration, test func(t *testing.T
 	}
 }
 
-// far makes each way d.
+// far makes each direction of the round trip take d.
 func (l *limiter) far(d time.Duration) { l.way = func() time.Duration { return d } }
 
-// jitter makes the way random, from half of d to d.
+// jitter makes the round trip random, from half of d to d in each direction.
 func (l *limiter) jitter(random *rand.Rand, d time.Duration) {
 	l.way = func() time.Duration {
 		l.mu.Lock()
@@ -67,8 +67,8 @@ func (l *limiter) jitter(random *rand.Rand, d time.Duration) {
 	}
 }
 
-// check waits for all calls. Whatever has happened, nobody goes before its turn or after its
-// end, and what was charged has gone to somebody, was given back or was lost with its answer.
+// check waits for all calls. Whatever has happened, no caller goes before its turn or after its
+// end, and the charged events were used by a caller, refunded, or lost with their answer.
 func (ln *line) check(t *testing.T) (admitted []answer) {
 	t.Helper()
 	ln.wg.Wait()
@@ -85,7 +85,7 @@ func (ln *line) check(t *testing.T) (admitted []answer) {
 	return admitted
 }
 
-// inOrder checks that no turn is before that of one who came earlier, but for slack.
+// inOrder checks that no turn is more than slack before the turn of an earlier caller.
 func inOrder(t *testing.T, answers []answer, slack time.Duration) {
 	t.Helper()
 	var last time.Time
@@ -116,7 +116,7 @@ func TestTurnsComeInTheOrderOfArrival(t *testing.T) {
 	}
 }
 
-// The first of a thousand find the bucket or the window empty.
+// The first of a thousand callers find the bucket or the window empty.
 func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 	for _, c := range []struct {
 		rate   int
@@ -162,7 +162,7 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 	}
 }
 
-// A limiter that is slow to answer is not asked by all who wait at once.
+// A slow limiter is not asked by all waiting callers at the same time.
 func TestNoMoreThan64QuestionsAreUnderWay(t *testing.T) {
 	onEach(t, 400, time.Hour, func(t *testing.T, l *limiter) {
 		l.far(500 * time.Millisecond)
@@ -178,7 +178,8 @@ func TestNoMoreThan64QuestionsAreUnderWay(t *testing.T) {
 	})
 }
 
-// Far away a fast limiter is asked by as many as its rate has in a trip or two, and not more slowly.
+// A fast limiter that is far away is asked by as many callers as its rate admits in one or two
+// round trips, and callers do not wait longer.
 func TestAFastFarLimiterIsUsedInFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const waiters, rate, period, trip = 2000, 40, 10 * time.Millisecond, 40 * time.Millisecond
@@ -196,8 +197,8 @@ func TestAFastFarLimiterIsUsedInFull(t *testing.T) {
 	})
 }
 
-// A permit is asked for in time, but not long before its time: whoever leaves early has then
-// spent nothing.
+// A permit is asked for in time, but not long before its time, so that a caller that leaves early
+// has spent nothing.
 func TestAPermitIsAskedForALittleAhead(t *testing.T) {
 	for _, trip := range []time.Duration{0, 2 * time.Millisecond, 60 * time.Millisecond, 2 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -223,8 +224,8 @@ func TestAPermitIsAskedForALittleAhead(t *testing.T) {
 	}
 }
 
-// Whoever comes, leaves, is in a hurry or meets an error: nobody goes early, nothing is lost,
-// and the patient are served.
+// Whichever callers come, leave, are in a hurry or get an error: none goes early, nothing is lost,
+// and the patient ones are served.
 func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
 	for seed := range effort.Of(8, 20, 60) {
 		onEach(t, 1+seed%7, 100*time.Millisecond, func(t *testing.T, l *limiter) {
@@ -294,7 +295,7 @@ func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
 
 const maxWay = 8 * time.Millisecond
 
-// The places in the queue of a bucket are known, and so is when a window ends.
+// The places in the queue of a bucket are known, and so is the end of a window.
 func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
@@ -326,7 +327,7 @@ func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
 	}
 }
 
-// They stand there before it is known.
+// The callers wait in the queue before it is known.
 func TestWhoStandsIsToldAsSoonAsItIsKnown(t *testing.T) {
 	onEach(t, 1, time.Hour, func(t *testing.T, l *limiter) {
 		l.decide(1, 0)
@@ -346,8 +347,8 @@ func TestWhoStandsIsToldAsSoonAsItIsKnown(t *testing.T) {
 	})
 }
 
-// Nobody has a deadline, so it is the limit alone that says it: also of one who stands when the
-// limit falls.
+// No caller has a deadline, so only the limit shows it, even to a caller that already waits when
+// the limit is lowered.
 func TestWhoWantsMoreThanTheLimitIsToldAsSoonAsItIsKnown(t *testing.T) {
 	for _, way := range []time.Duration{time.Millisecond, time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -373,7 +374,7 @@ func TestWhoWantsMoreThanTheLimitIsToldAsSoonAsItIsKnown(t *testing.T) {
 	}
 }
 
-// The place in the queue says it as well, before an outage and after it.
+// The place in the queue shows it as well, before and after an outage.
 func TestWhoStandsTooFarBackIsToldAsSoonAsItIsKnown(t *testing.T) {
 	for _, outage := range []time.Duration{0, 2 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -402,7 +403,7 @@ func TestWhoStandsTooFarBackIsToldAsSoonAsItIsKnown(t *testing.T) {
 	}
 }
 
-// Those who leave have stood in the queue, asked, or slept until their turn.
+// The callers that leave have waited in the queue, asked, or slept until their turn.
 func TestThoseWhoLeaveLeaveNoGap(t *testing.T) {
 	for _, name := range []string{"token_bucket", "leaky_bucket"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -425,7 +426,7 @@ func TestThoseWhoLeaveLeaveNoGap(t *testing.T) {
 	}
 }
 
-// The second has the last turn, and gives it back while the first still waits for its own.
+// The second caller has the last turn, and refunds it while the first still waits for its own.
 func TestAfterARefundTheTurnIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter("leaky_bucket", 4, 4*time.Second)
@@ -443,7 +444,8 @@ func TestAfterARefundTheTurnIsFree(t *testing.T) {
 	})
 }
 
-// The first waits for the end of an outage. The last has no time left when the second is asking.
+// The first caller waits for the end of an outage. The last one has no time left when the second
+// one asks.
 func TestAfterAnOutageNobodyFailsForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter("fixed_window", 2, time.Hour)

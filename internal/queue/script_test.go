@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 )
 
-// reply is what a limiter answers to a question, after a trip.
+// reply is a limiter's answer to a question, after a round trip.
 type reply struct {
 	trip time.Duration
 	queue.Decision
@@ -22,7 +22,7 @@ type reply struct {
 	panics bool
 }
 
-// script is a limiter that answers as a test says. What it is asked beyond that it admits at once.
+// script is a limiter with answers set by a test. It immediately admits all further questions.
 type script struct {
 	kind    queue.Kind
 	replies []reply // by question, as they were sent
@@ -34,14 +34,14 @@ type script struct {
 	wg      sync.WaitGroup
 }
 
-// question is what a script was asked.
+// question is a question to a script.
 type question struct {
 	at     time.Duration // since the script began
 	n      int
 	within time.Duration
 }
 
-// caller is one call that waits, and how that ended.
+// caller is one call that waits, and how the wait ended.
 type caller struct {
 	*script
 	n int
@@ -52,7 +52,7 @@ type caller struct {
 	panic any
 }
 
-// play runs test in a bubble, with a limiter of that kind and those answers.
+// play runs test in a bubble, with a limiter of the given kind and answers.
 func play(t *testing.T, kind queue.Kind, replies []reply, test func(t *testing.T, s *script)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -92,19 +92,19 @@ func (c *caller) Hands() bool { return true }
 func (c *caller) Permit() any { return c.n }
 func (c *caller) Take(any)    {}
 
-// join adds a call of n events. It stands in the queue, asks or has ended when join returns.
+// join adds a call of n events. When join returns, the call waits in the queue, asks, or has ended.
 func (s *script) join(ctx context.Context, n int) *caller {
 	return s.joinWith(ctx, n, queue.Waiter{Limiter: s})
 }
 
-// until is join with a deadline, after which no turn is of use.
+// until is join with a deadline, after which a turn is useless.
 func (s *script) until(t *testing.T, n int, end time.Duration) *caller {
 	ctx, cancel := context.WithDeadline(t.Context(), s.began.Add(end+1))
 	t.Cleanup(cancel)
 	return s.join(ctx, n)
 }
 
-// joinWith is join with what w says of the wait.
+// joinWith is join with the options of the wait in w.
 func (s *script) joinWith(ctx context.Context, n int, w queue.Waiter) *caller {
 	c := &caller{script: s, n: n}
 	w.Key, w.N, w.Kind, w.Asker = "key", n, s.kind, c
@@ -122,27 +122,27 @@ func (s *script) joinWith(ctx context.Context, n int, w queue.Waiter) *caller {
 	return c
 }
 
-// at sleeps until that time since the script began.
+// at sleeps until d after the beginning of the script.
 func (s *script) at(d time.Duration) {
 	time.Sleep(d - time.Since(s.began))
 	synctest.Wait()
 }
 
-// questions are those until now.
+// questions returns the questions so far.
 func (s *script) questions() []question {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.asked)
 }
 
-// untilAsked sleeps until the question of that number has been sent.
+// untilAsked sleeps until the question with that number has been sent.
 func (s *script) untilAsked(number int) {
 	for len(s.questions()) < number {
 		s.at(time.Since(s.began) + ms)
 	}
 }
 
-// sent checks how many questions there were, and returns when they were sent.
+// sent checks the number of questions, and returns when they were sent.
 func (s *script) sent(t *testing.T, want int) (times []time.Duration) {
 	t.Helper()
 	for _, q := range s.questions() {
@@ -152,7 +152,8 @@ func (s *script) sent(t *testing.T, want int) (times []time.Duration) {
 	return times
 }
 
-// refusedUnasked checks that the limiter was not asked for c, whose turn was known to come too late.
+// refusedUnasked checks that the limiter was not asked on behalf of c, whose turn was known to come
+// too late.
 func (c *caller) refusedUnasked(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()
@@ -161,24 +162,24 @@ func (c *caller) refusedUnasked(t *testing.T) {
 	require.False(t, c.Asked)
 }
 
-// admitted is the answer of a limit of that size, of whose events so many are left.
+// admitted returns an admission by a limit, after which left events remain.
 func admitted(limit, left int, reset time.Duration) queue.Decision {
 	return queue.Decision{Allowed: true, Limit: limit, Remaining: left, ResetAfter: reset}
 }
 
-// ahead is admitted, whose turn comes after delay.
+// ahead is admitted with a turn after delay.
 func ahead(limit, left int, reset, delay time.Duration) queue.Decision {
 	d := admitted(limit, left, reset)
 	d.Delay = delay
 	return d
 }
 
-// denied is a denial of that limit.
+// denied returns a denial by a limit.
 func denied(limit, left int, reset, retry time.Duration) queue.Decision {
 	return queue.Decision{Limit: limit, Remaining: left, ResetAfter: reset, RetryAfter: retry}
 }
 
-// of adds the answer of one of several limits to d.
+// of adds the answer of one of several limits to d, and returns the result.
 func of(d queue.Decision, kind queue.Kind, p queue.Decision) queue.Decision {
 	d.Part(kind, 1, p)
 	return d
@@ -186,8 +187,8 @@ func of(d queue.Decision, kind queue.Kind, p queue.Decision) queue.Decision {
 
 const ms = time.Millisecond
 
-// Where calls are counted, a limit of events has room for fewer calls, and it is the one that
-// decides if it has room for the fewest. Limit and Remaining are always of one limit.
+// If calls are counted, a limit of events has room for fewer calls. It decides if it has room for
+// the fewest. Limit and Remaining always come from the same limit.
 func TestALimitOfEventsIsToldInCalls(t *testing.T) {
 	for _, c := range []struct {
 		n         int // events of a call
@@ -209,8 +210,8 @@ func TestALimitOfEventsIsToldInCalls(t *testing.T) {
 	}
 }
 
-// What was known before an error may be wrong, since the questions under way may be lost. So those
-// in the line wait for an answer.
+// After an error, earlier knowledge may be wrong, because the questions in progress may be lost.
+// The callers in the line therefore wait for an answer.
 func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
 	slow := reply{trip: 2 * time.Second, Decision: admitted(20, 3, time.Second)}
 	play(t, queue.Plain, []reply{
@@ -239,7 +240,7 @@ func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
 	})
 }
 
-// A question that failed has charged nothing, so nobody waits for it.
+// A failed question has charged nothing, so no caller waits because of it.
 func TestALostQuestionPutsNobodyBack(t *testing.T) {
 	play(t, queue.Bucket, []reply{
 		{trip: 800 * ms, Decision: admitted(10, 2, 8*time.Second)},
@@ -264,7 +265,8 @@ func TestALostQuestionPutsNobodyBack(t *testing.T) {
 	})
 }
 
-// What is never admitted is charged nowhere either, and the answer says it to all who want as many.
+// Events that are never admitted are not charged, and the answer refuses all callers that want as
+// many.
 func TestWhatIsNeverAdmittedHoldsUpNobody(t *testing.T) {
 	play(t, queue.Bucket, []reply{
 		{trip: 10 * ms, Decision: ahead(10, 0, 10*time.Second, ms)}, {Decision: denied(3, 0, 3*time.Second, queue.Never)},
@@ -281,7 +283,7 @@ func TestWhatIsNeverAdmittedHoldsUpNobody(t *testing.T) {
 	})
 }
 
-// Each outage begins with a pause, also for a question that was sent before the last one.
+// Each outage begins with a pause, even for a question that was sent before the last outage.
 func TestAnOldQuestionThatFailsIsNotAskedAgainAtOnce(t *testing.T) {
 	play(t, queue.Plain, []reply{
 		{trip: time.Second, Decision: admitted(20, 10, time.Second)},
@@ -297,7 +299,8 @@ func TestAnOldQuestionThatFailsIsNotAskedAgainAtOnce(t *testing.T) {
 	})
 }
 
-// The next question of those who stand there says whether the store is back, and so it is for all.
+// The next question of the waiting callers shows whether the store is available again, for all of
+// them.
 func TestWhoComesInAnOutageDoesNotEndThePause(t *testing.T) {
 	away := make([]reply, 11) // the last pauses are of a second
 	for i := range away {
@@ -313,8 +316,8 @@ func TestWhoComesInAnOutageDoesNotEndThePause(t *testing.T) {
 	})
 }
 
-// A denial for an hour may be old news, as after a Reset: so the first asks again when somebody
-// comes, once a second at most.
+// A denial for an hour may be outdated, for example after a Reset. The first caller therefore asks
+// again when another one arrives, but at most once per second.
 func TestWhoComesLetsTheFirstLookWhetherADenialStillHolds(t *testing.T) {
 	no := reply{Decision: denied(1, 0, time.Hour, time.Hour)}
 	play(t, queue.Plain, []reply{no, no}, func(t *testing.T, s *script) {
@@ -329,7 +332,8 @@ func TestWhoComesLetsTheFirstLookWhetherADenialStillHolds(t *testing.T) {
 	})
 }
 
-// When a limiter is as if new may be told of another of its limits. It is asked then, not waited for.
+// The time when a limiter is full again may come from another one of its limits. It is a time to
+// ask, not to wait for.
 func TestTheResetOfAnUnknownLimitIsNotTheNextTurn(t *testing.T) {
 	for _, kind := range []queue.Kind{queue.Unknown, queue.Turns, queue.Foreign} {
 		play(t, kind, []reply{{trip: ms, Decision: admitted(1, 0, 150*ms)}}, func(t *testing.T, s *script) {
@@ -341,7 +345,7 @@ func TestTheResetOfAnUnknownLimitIsNotTheNextTurn(t *testing.T) {
 	}
 }
 
-// The question comes when the events fit, so that it is not denied and nothing is lost.
+// The question is sent when the events fit, so that it is not denied and no time is lost.
 func TestTheNextIsAskedForWhenItFits(t *testing.T) {
 	slow, fast := denied(10, 1, 900*ms, 0), denied(10, 0, 100*ms, 0) // one event each 100 ms, and each 10 ms
 	for name, c := range map[string]struct {
@@ -371,7 +375,7 @@ func TestTheNextIsAskedForWhenItFits(t *testing.T) {
 	}
 }
 
-// A guess that is later than the caller's end may be wrong, and then it would have had its turn.
+// A guess that is later than the caller's end may be wrong, and the caller might have had its turn.
 func TestNobodyIsRefusedByAGuess(t *testing.T) {
 	play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(10, 0, time.Second)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
@@ -407,7 +411,7 @@ func TestNobodyIsRefusedByAGuess(t *testing.T) {
 	})
 }
 
-// In place of a leaky bucket another limit may have answered, which says no more than when to ask.
+// Another limit may have answered instead of a leaky bucket. Its answer shows only when to ask.
 func TestADenialOfAnotherLimitIsNoMeasureOfTurns(t *testing.T) {
 	no := denied(10, 0, time.Hour, time.Hour)
 	no.Elsewhere = true
@@ -422,7 +426,7 @@ func TestADenialOfAnotherLimitIsNoMeasureOfTurns(t *testing.T) {
 	})
 }
 
-// What an answer says of the turns of others is told them without a question.
+// If an answer shows the turns of other callers, they learn of them without a question.
 func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
 	bucket := ahead(10, 0, 100*time.Second, 5*ms)
 	for name, c := range map[string]struct {
@@ -448,8 +452,8 @@ func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
 	}
 }
 
-// Who stands in the line is told when its place becomes known: also by an exact answer after a
-// guess, after an outage, and after a time in which only the first place was known.
+// A waiting caller is refused as soon as its place is known to be too late, even by an exact answer
+// after a guess, after an outage, and after a time in which only the first place was known.
 func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
 	const minute = time.Minute
 	bucket := admitted(1, 0, time.Hour)
@@ -485,7 +489,7 @@ func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
 	})
 }
 
-// There is room for all who stand there, so the answer to one does not hold up the next.
+// There is room for all waiting callers, so the answer to one does not delay the next.
 func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind   queue.Kind
@@ -509,13 +513,13 @@ func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
 	play(t, queue.Plain, []reply{slow, slow, slow}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.join(t.Context(), 1)
-		s.at(4500 * ms) // what is known is old, but a question is under way
+		s.at(4500 * ms) // the last answer is old, but a question is in progress
 		s.join(t.Context(), 1)
 		require.Equal(t, 4500*ms, s.sent(t, 3)[2])
 	})
 }
 
-// drowsy is the context of a caller that does not go on before the channel is closed.
+// drowsy is the context of a caller that does not continue before the channel is closed.
 type drowsy struct {
 	context.Context
 	until chan struct{}
@@ -526,8 +530,8 @@ func (d drowsy) Done() <-chan struct{} {
 	return d.Context.Done()
 }
 
-// Who comes when the first in the line is about to go needs no place of those who sleep, if there
-// is room for both.
+// A caller that arrives when the first in the line is about to go needs none of the places for
+// sleeping callers, if there is room for both.
 func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
 	play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {
 		until := make(chan struct{})
@@ -540,7 +544,7 @@ func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
 	})
 }
 
-// A denial that an admission has overtaken holds up nobody.
+// A denial that was overtaken by an admission delays nobody.
 func TestAnAdmissionEndsTheDenialBeforeIt(t *testing.T) {
 	play(t, queue.Plain, []reply{
 		{trip: time.Second, Decision: admitted(10, 2, 10*time.Second)},
@@ -554,7 +558,8 @@ func TestAnAdmissionEndsTheDenialBeforeIt(t *testing.T) {
 	})
 }
 
-// Two ask at once. The answer to the second comes first, and is the one that says what there is now.
+// Two callers ask at the same time. The answer to the second comes first, and shows the current
+// state.
 func TestTheNewestQuestionSaysWhatThereIs(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second, third reply
@@ -595,8 +600,8 @@ func TestTheNewestQuestionSaysWhatThereIs(t *testing.T) {
 	}
 }
 
-// One quick answer does not say that the next will be. Nor does a window that is about to end say
-// that events come fast.
+// One quick answer does not mean that the next one will be quick. Nor does a window that is about
+// to end mean that events come fast.
 func TestAnExceptionIsNotTheRule(t *testing.T) {
 	second := ahead(10, 0, 2*time.Second, 59*ms) // one event each 200 ms; its own comes at 220 ms
 	play(t, queue.Bucket, []reply{
@@ -620,8 +625,8 @@ func TestAnExceptionIsNotTheRule(t *testing.T) {
 	})
 }
 
-// Where turns are given there may be room for few, and none in time for many. What is known then
-// holds for all who come before that turn.
+// If turns are given, there may be room for a few events, and not in time for many. This then
+// applies to all callers that come before that turn.
 func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
 	play(t, queue.Leaky, []reply{
 		{trip: 10 * ms, Decision: denied(4, 1, 2*time.Second, time.Second)}, {Decision: denied(4, 4, 2*time.Second, 30*time.Second)},
@@ -644,7 +649,7 @@ func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
 	})
 }
 
-// It has asked with all the time that it has, so it need not ask again.
+// The caller has asked with all of its time, so it need not ask again.
 func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
 	short := denied(5, 0, time.Second, 3*ms)
 	play(t, queue.Early, []reply{{Decision: of(short, queue.Bucket, short)}}, func(t *testing.T, s *script) {
@@ -668,7 +673,7 @@ func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
 	}
 }
 
-// An answer that takes long leaves little time for the turn, but the next may be quick.
+// A slow answer leaves little time for the turn, but the next one may be quick.
 func TestWhoHasLittleTimeAsksForMostOfIt(t *testing.T) {
 	play(t, queue.Leaky, []reply{{trip: time.Second, Decision: admitted(6, 5, 500*ms)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
@@ -679,7 +684,8 @@ func TestWhoHasLittleTimeAsksForMostOfIt(t *testing.T) {
 	})
 }
 
-// A turn just before the end is of use, however long the answer takes: events are taken ahead.
+// A turn just before the end is useful, however long the answer takes, because events are taken in
+// advance.
 func TestATurnAtTheLastMomentIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter("token_bucket", 1, time.Second)
@@ -693,8 +699,8 @@ func TestATurnAtTheLastMomentIsTaken(t *testing.T) {
 	})
 }
 
-// Limiters that are no keys of a map have queues of their own, which know as much of them. Who has
-// no deadline waits for any turn.
+// Limiters that cannot be keys of a map have queues of their own, which know as much about them. A
+// caller without a deadline waits for any turn.
 func TestWhoHasNoDeadlineAsksForAnyTurn(t *testing.T) {
 	for _, l := range []any{nil, []int{1}, math.NaN(), new(script)} {
 		play(t, queue.Leaky, nil, func(t *testing.T, s *script) {
@@ -704,7 +710,8 @@ func TestWhoHasNoDeadlineAsksForAnyTurn(t *testing.T) {
 	}
 }
 
-// Who was not asked for is told what the last answer says of now, and why the last denial was one.
+// A caller that is refused without a question learns the current state from the last answer, and
+// the reason from the last denial.
 func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
 	why := denied(1, 0, time.Hour, time.Second)
 	why.Told = "why"
@@ -734,7 +741,7 @@ func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
 	})
 }
 
-// It would ask in vain, while those behind it have the time.
+// The caller's question would be useless, while the callers behind it have time.
 func TestWhoHasNoTimeForAnAnswerMakesWay(t *testing.T) {
 	play(t, queue.Plain, []reply{{trip: time.Second, Decision: admitted(10, 5, time.Second)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
@@ -746,7 +753,7 @@ func TestWhoHasNoTimeForAnAnswerMakesWay(t *testing.T) {
 	})
 }
 
-// It was asked for a turn without a sleep, which it did not get: that is no reason for others to
+// The question was for a turn without a sleep, and was denied. That is not a reason for others to
 // wait.
 func TestWhoFindsNoPlaceHoldsUpNobody(t *testing.T) {
 	play(t, queue.Leaky, []reply{
@@ -762,8 +769,8 @@ func TestWhoFindsNoPlaceHoldsUpNobody(t *testing.T) {
 	})
 }
 
-// It goes to the first who wants as many. Who is first then wakes for its own time, not at that
-// turn.
+// The permit goes to the first caller that wants as many events. The caller that is then first
+// wakes at its own time, not at that turn.
 func TestAPermitIsHandedOn(t *testing.T) {
 	play(t, queue.Turns, []reply{
 		{Decision: ahead(5, 0, time.Second, 10*time.Second)}, {Decision: denied(5, 0, time.Second, 2*time.Second)},

@@ -14,12 +14,12 @@ import (
 const (
 	errorPause = 5 * time.Millisecond // after an error; each further one doubles it
 	mostPause  = time.Second
-	stale      = time.Second // the age at which knowledge is checked when a waiter arrives
-	mostEvents = 1 << 48     // as good as any larger number of events, and no sum of them overflows
-	handings   = 8           // waiters that are tried for one that can take a permit
+	stale      = time.Second // the age from which an answer is checked when a waiter arrives
+	mostEvents = 1 << 48     // equivalent to any larger number of events, and sums do not overflow
+	handings   = 8           // number of waiters that are tried to find one that can take a permit
 )
 
-// How a wait ends without a permit. Nothing is charged then.
+// Errors of a wait that ends without a permit. Nothing is charged then.
 var (
 	ErrTooLate = errors.New("the turn comes too late")
 	ErrNever   = errors.New("so many events are never admitted")
@@ -32,54 +32,54 @@ var (
 type Asker interface {
 	// Ask asks for the events, whose turn must come within d.
 	Ask(ctx context.Context, d time.Duration) (Decision, error)
-	// Refund gives back what the last Ask has charged, or what Take has received.
+	// Refund refunds what the last Ask has charged, or what Take has received.
 	Refund(ctx context.Context) error
-	// Permit is what Refund would give back, for another waiter's Take.
+	// Permit returns what Refund would refund, for the Take of another waiter.
 	Permit() any
 	Take(permit any)
-	// Hands reports whether the limiter decides by the key alone, so that another waiter may
-	// have the permit.
+	// Hands reports whether the limiter decides by the key alone, so that another waiter may take
+	// the permit.
 	Hands() bool
 }
 
-// Places bounds how many waiters sleep at once.
+// Places limits how many waiters sleep at the same time.
 type Places struct {
 	Most  int64
 	taken atomic.Int64
 }
 
-// Taken returns how many sleep.
+// Taken returns how many waiters sleep.
 func (p *Places) Taken() int64 { return p.taken.Load() }
 
-// Full reports whether no more may sleep.
+// Full reports whether no further waiter may sleep.
 func (p *Places) Full() bool { return p.Taken() >= p.Most }
 
-// Waiter is a call that waits, for one Wait.
+// Waiter is a call that waits, for a single Wait.
 type Waiter struct {
-	Limiter any // the queue belongs to it and the key; it may be nil
+	Limiter any // the queue belongs to the limiter and the key; may be nil
 	Key     string
 	N       int
 	Kind    Kind
 	Asker   Asker
-	Max     time.Duration // of the wait; 0 if that is ctx's alone
-	Places  *Places       // that it needs one of to sleep; nil if it needs none
+	Max     time.Duration // maximum wait; 0 if only ctx limits it
+	Places  *Places       // the waiter needs one of them to sleep; nil if it needs none
 
-	// Answer is the limiter's to the last question, if Asked. Otherwise, and of a denial, it
-	// says when the events could go.
+	// If Asked is set, Answer is the limiter's answer to the last question. Otherwise, and for a
+	// denial, it shows when the events could be admitted.
 	Answer Decision
 
 	queue    *queue
 	end      time.Time // the latest turn
 	arrival  uint64
-	seated   bool          // it has a place
-	wake     chan struct{} // of capacity 1; nil until it stands in the line
-	question question      // the last one
-	due      time.Time     // of a permit
+	seated   bool          // the waiter has a place
+	wake     chan struct{} // of capacity 1; nil until the waiter is in the line
+	question question      // the last question
+	due      time.Time     // the time of a permit
 
-	// The shard's lock protects all below.
-	place   *list.Element // in the line; nil if it is not there
-	refusal error         // if it was refused without asking
-	permit  any           // of a waiter that has left
+	// The shard's lock protects the fields below.
+	place   *list.Element // in the line; nil if the waiter is not there
+	refusal error         // set if the waiter was refused without asking
+	permit  any           // from a waiter that has left
 }
 
 // call wakes w.
@@ -90,8 +90,8 @@ func (w *Waiter) call() {
 	}
 }
 
-// Wait sleeps until w has its turn, or will not get one. It holds the queue's lock, but for
-// questions and sleeps.
+// Wait sleeps until it is w's turn, or until w will not get a turn. It holds the queue's lock,
+// except during questions and sleeps.
 func (w *Waiter) Wait(ctx context.Context) error {
 	w.N = int(min(int64(w.N), mostEvents))
 	q := lock(id{w.Limiter, w.Key}, w.Kind)
@@ -133,12 +133,12 @@ func (w *Waiter) Wait(ctx context.Context) error {
 	}
 }
 
-// arrive finds out until when w can wait. It ends the wait if its turn is known to come later.
+// arrive determines until when w can wait. It ends the wait if w's turn is known to come later.
 func (w *Waiter) arrive(ctx context.Context, now time.Time) error {
 	q := w.queue
 	q.arrivals++
 	w.arrival, w.end = q.arrivals, now.Add(cmp.Or(w.Max, 2*Forever))
-	if deadline, ok := ctx.Deadline(); ok && !deadline.After(w.end) { // at which it is too late
+	if deadline, ok := ctx.Deadline(); ok && !deadline.After(w.end) { // a turn at the deadline itself is too late
 		w.end = deadline.Add(-1)
 	}
 	q.renew(now)
@@ -161,7 +161,7 @@ func (w *Waiter) sit() bool {
 	return w.seated
 }
 
-// done unlocks s, and gives back the place that w has. (w's queue may be gone.)
+// done unlocks s, and releases w's place. (w's queue may be gone.)
 func (w *Waiter) done(s *shard) {
 	if w.seated {
 		w.Places.taken.Add(-1)
@@ -169,14 +169,14 @@ func (w *Waiter) done(s *shard) {
 	s.mu.Unlock()
 }
 
-// plan is what w asks next, and when, if that is known.
+// plan returns what w asks next, and when, if that is known.
 func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 	q := w.queue
-	if w.question.sent.IsZero() && q.never(w.N, now) { // never admitted: it need not stand, nor spend what others wait for
+	if w.question.sent.IsZero() && q.never(w.N, now) { // never admitted, so it need not wait, nor spend what others wait for
 		return next, now, true
 	}
 	next.n = w.N
-	fits := w.place == nil && q.room >= q.events+w.N // and all before it
+	fits := w.place == nil && q.room >= q.events+w.N // including all events before it
 	if f := q.first(); f != nil && f.arrival < w.arrival && !fits {
 		return next, now, false
 	}
@@ -198,8 +198,8 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 	return next, at, q.pending == 0 || q.several(w.N, known)
 }
 
-// ask asks the limiter, and sleeps until the turn that it gives. The error is errDenied if w
-// is to stand in the line again.
+// ask asks the limiter, and sleeps until the turn that the limiter gives. It returns errDenied if w
+// must wait in the line again.
 func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	q := w.queue
 	if q.kind >= Turns && (w.seated || w.Places == nil || !w.Places.Full()) {
@@ -211,7 +211,7 @@ func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	q.remove(w)
 	q.ask(&next)
 	w.question = next
-	q.moved() // the next may be due as well
+	q.moved() // the next waiter may be due as well
 	err, d := w.put(ctx), &w.Answer
 	if err == nil && d.Allowed && d.Delay <= 0 && q.empty() { // nobody needs to know it
 		q.moved()
@@ -232,7 +232,7 @@ func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	return cmp.Or(w.handBack(ctx), err)
 }
 
-// put puts w's question, without the lock. If the limiter panics, the other waiters go on.
+// put asks w's question, without the lock. If the limiter panics, the other waiters continue.
 func (w *Waiter) put(ctx context.Context) (err error) {
 	q, returned := w.queue, false
 	q.shard.mu.Unlock()
@@ -248,8 +248,8 @@ func (w *Waiter) put(ctx context.Context) (err error) {
 	return err
 }
 
-// learn learns from the answer to w's question, and returns how it ends the wait: errDenied if
-// it does not.
+// learn learns from the answer to w's question, and returns how the answer ends the wait, or
+// errDenied if it does not.
 func (w *Waiter) learn(ctx context.Context, err error) error {
 	q, d, now := w.queue, &w.Answer, time.Now()
 	switch {
@@ -263,22 +263,22 @@ func (w *Waiter) learn(ctx context.Context, err error) error {
 		q.remember(*d, now)
 		return nil
 	case d.RetryAfter == Never:
-		q.forget() // what it was taken to have charged
+		q.forget() // the question was treated as charged
 		q.remember(*d, now)
 		return ErrNever
 	}
 	return w.denied(now)
 }
 
-// failed forgets what is known. w stays if nothing was charged and there is time.
+// failed forgets what is known. w continues to wait if nothing was charged and there is time.
 func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 	q := w.queue
 	q.forget()
-	q.asked -= w.N // as if it was not charged: to ask too early costs one question
+	q.asked -= w.N // assume that nothing was charged: asking too early costs one question
 	if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
 		return err
 	}
-	if q.pause == 0 || w.question.sent.After(q.failedAt) { // or else it was under way when another one failed
+	if q.pause == 0 || w.question.sent.After(q.failedAt) { // otherwise it was in progress when another question failed
 		q.failedAt, q.pause = now, max(errorPause, min(2*q.pause, mostPause))
 	}
 	q.err, q.rest = err, q.failedAt.Add(q.pause)
@@ -289,11 +289,12 @@ func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 	return errDenied
 }
 
-// denied ends the wait if the turn cannot come in time. It makes RetryAfter the whole time
-// until the events could go, which the time that the question left has shortened.
+// denied ends the wait if the turn cannot come in time. It makes RetryAfter the whole time until
+// the events could be admitted, from which the limiter has subtracted the time that the question
+// allowed.
 func (w *Waiter) denied(now time.Time) error {
 	q, a, d, err := w.queue, &w.question, &w.Answer, errDenied
-	if !w.sit() { // it was asked for a turn without a sleep
+	if !w.sit() { // the question was for a turn without a sleep
 		q.forget()
 		return ErrFull
 	}
@@ -315,12 +316,12 @@ func (w *Waiter) denied(now time.Time) error {
 	} else {
 		q.insert(w)
 	}
-	q.remember(*d, now) // which may refuse w, by its place
+	q.remember(*d, now) // it may refuse w because of its place
 	return err
 }
 
-// expired reports whether w has no more time. Who is to ask and has none for the answer makes
-// way for those behind, who have.
+// expired reports whether w has no more time. A waiter that is about to ask, but has no time for
+// the answer, makes way for the waiters behind it.
 func (w *Waiter) expired(asks bool, now time.Time) bool {
 	if asks {
 		return now.Add(w.queue.trip * 3 / 2).After(w.end)
@@ -328,16 +329,17 @@ func (w *Waiter) expired(asks bool, now time.Time) bool {
 	return w.Max > 0 && !now.Before(w.end)
 }
 
-// leave takes w out of the queue, which may end it.
+// leave removes w from the queue, which may end the queue.
 func (w *Waiter) leave(err error) error {
 	w.queue.remove(w)
 	w.queue.moved()
 	return err
 }
 
-// sleep sleeps until t, if ready, or until w is woken or ctx ends. It does so without the lock.
+// sleep sleeps until t, if ready, or until w is woken or ctx ends. It does not hold the lock
+// meanwhile.
 func (w *Waiter) sleep(ctx context.Context, t time.Time, ready bool) {
-	s := w.queue.shard // if w is refused meanwhile, the queue may end
+	s := w.queue.shard // if w is refused during the sleep, the queue may end
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	var ring <-chan time.Time
@@ -353,7 +355,7 @@ func (w *Waiter) sleep(ctx context.Context, t time.Time, ready bool) {
 	}
 }
 
-// sleepUntilDue sleeps until w's turn, or hands the permit on.
+// sleepUntilDue sleeps until w's turn, or passes the permit on.
 func (w *Waiter) sleepUntilDue(ctx context.Context) error {
 	for time.Now().Before(w.due) {
 		if ctx.Err() != nil {
@@ -366,7 +368,7 @@ func (w *Waiter) sleepUntilDue(ctx context.Context) error {
 	return nil
 }
 
-// handBack hands the permit to a waiter that waits for as many events, if that may have it,
+// handBack passes the permit to a waiter for the same number of events, if that waiter may have it,
 // or refunds it.
 func (w *Waiter) handBack(ctx context.Context) (err error) {
 	q, returned := w.queue, false
@@ -374,7 +376,7 @@ func (w *Waiter) handBack(ctx context.Context) (err error) {
 		return nil
 	}
 	q.shard.mu.Unlock()
-	defer func() { // also if Refund panics
+	defer func() { // even if Refund panics
 		q.shard.mu.Lock()
 		q.holders--
 		if returned {
@@ -387,7 +389,7 @@ func (w *Waiter) handBack(ctx context.Context) (err error) {
 	return err
 }
 
-// hand hands w's permit to a waiter in the line.
+// hand passes w's permit to a waiter in the line.
 func (w *Waiter) hand() bool {
 	q := w.queue
 	for e, tried := q.line.Front(), 0; e != nil && tried < handings; e, tried = e.Next(), tried+1 {
@@ -403,7 +405,7 @@ func (w *Waiter) hand() bool {
 	return false
 }
 
-// join is err, joined with the other error if there is one.
+// join returns err, joined with the other error if there is one.
 func join(err, other error) error {
 	if other == nil {
 		return err

@@ -61,7 +61,7 @@ func (t *table) dropCountings() {
 	if t.more == nil || len(t.more.countings) == 0 {
 		return
 	}
-	var uses, numbers [maxSlots + spareCountings + 1]int16 // by the old number
+	var uses, numbers [maxSlots + spareCountings + 1]int16 // by the number before
 	for i, s := range t.slots {
 		if t.tags[i] != 0 {
 			uses[s.number()]++

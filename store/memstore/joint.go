@@ -62,7 +62,7 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 	p, q := &requests[0], &requests[1]
 	h, k := s.secret.hash(p.Namespace, p.Key), s.secret.hash(q.Namespace, q.Key)
 	r, o := &replies[0], &replies[1]
-	if k.hi < h.hi { // lock tables in their order
+	if k.hi < h.hi { // tables are locked in their order
 		p, q, h, k, r, o = q, p, k, h, o, r
 	}
 	reading := s.now()
@@ -76,7 +76,7 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 		next, x := p.Namespace.Rule.Step(t.slots[i].stateOf(p.Limit.Period), p.Limit, max(reading, t.horizon), p.N)
 		last, y := q.Namespace.Rule.Step(u.slots[j].stateOf(q.Limit.Period), q.Limit, max(reading, u.horizon), q.N)
 		all := x.OK() && y.OK()
-		if done = !all || next.Period == p.Limit.Period && last.Period == q.Limit.Period; done { // otherwise a log begins
+		if done = !all || next.Period == p.Limit.Period && last.Period == q.Limit.Period; done { // or else a log begins
 			if *r, *o = x, y; all {
 				t.set(i, next)
 				u.set(j, last)

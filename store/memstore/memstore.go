@@ -8,20 +8,19 @@
 // known key allocates nothing unless its log grows.
 //
 // Idle keys are dropped while other keys are decided on, so there is no goroutine and nothing to
-// close. The number of keys is limited: see [WithMaxKeys].
+// close. The number of keys is limited ([WithMaxKeys]).
 //
 // Callers of different keys rarely contend, because a lock protects a table of about 400 keys.
-// Callers of the same hot key do contend: each decision holds the lock for about 20 of its 60 ns.
-// If a key must take more than about 10 million decisions per second, divide it into several keys,
-// each with a part of the limit. If a key is denied repeatedly, further denials need no lock as
-// long as its state does not change.
+// Callers of one hot key do contend: each decision holds the lock for about 20 of its 60 ns. If a
+// key must take more than about 10 million decisions per second, divide it into several keys, each
+// with a part of the limit. Repeated denials of a key need no lock while its state does not change.
 //
 // If each call has a different limit, a decision takes 3.7 to 5.3 times as long, because it
-// searches for that limit among up to 544 known ones.
+// searches up to 544 known limits.
 //
 // The store uses the process's monotonic clock, set to Unix time when the store is created. Later
-// steps of the wall clock have no effect. A new process starts with an empty store, and processes
-// share nothing; to share limits, use package redisstore.
+// steps of the wall clock have no effect. A process starts with an empty store and shares nothing;
+// to share limits, use package redisstore.
 package memstore
 
 import (
