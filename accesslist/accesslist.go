@@ -45,8 +45,8 @@ type Lists struct {
 // Prefixes are compared with the client's address in ctx, which a middleware sets (package
 // clientaddr), whatever the key is. Without it, they are compared with the key, if that is an
 // address or a network. Zones are ignored, and IPv4 addresses written as IPv6 count as IPv4
-// ([clientaddr.Unmap]). A network is on a list if one prefix contains all of it. Use [WithAddr] to
-// find the address in another way.
+// ([clientaddr.Unmap]). A network is on a list if one prefix contains all of it. [WithAddr]
+// finds the address in another way.
 //
 // If a list has prefixes but the address is not known, the methods return [ErrNoAddr] and charge
 // nothing. They do the same for a key that is a network of which a prefix contains only a part.

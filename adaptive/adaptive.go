@@ -139,9 +139,9 @@ func WithStart(rate int) Option {
 // signal panics, the call that reads it panics too. The panic counts as a reading of NaN, and the
 // signal is read again after the interval.
 //
-// New returns [ratelimit.ErrInvalidLimit] if floor and ceiling do not fit together or one of them
-// is Unlimited, and [ratelimit.ErrInvalidOption] if signal or an option is nil, or if an option is
-// out of range.
+// New returns [ratelimit.ErrInvalidLimit] if floor or ceiling is invalid or Unlimited, or if they
+// do not fit together, and [ratelimit.ErrInvalidOption] if signal or an option is nil, or if an
+// option is out of range.
 func New(floor, ceiling ratelimit.Limit, signal func() float64, opts ...Option) (*Limit, error) {
 	if err := checkRange(floor, ceiling); err != nil {
 		return nil, err

@@ -74,7 +74,7 @@ func ExampleInFlight() {
 
 // The number of slots follows how long the calls of a service take: at least 4, at most 64.
 func ExampleLatency() {
-	latency, err := adaptive.NewLatency(40 * time.Millisecond) // twice the time that a call needs
+	latency, err := adaptive.NewLatency(40 * time.Millisecond) // twice what a call needs
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -24,7 +24,7 @@ import (
 //	ratelimit.error.type   for an error: its observe.ErrorClass
 //
 // A span has each attribute once. After several decisions, an attribute has the value of the last
-// decision that set it. Observe only the outermost limiter, so that a request has one decision.
+// decision that set it. Therefore, observe only the outermost limiter.
 //
 // If the span is not recording, Spans costs about 17 ns per decision and allocates nothing.
 func Spans(limiter string) ratelimit.Observer {

@@ -14,10 +14,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// users stands for a table of a database.
+// users is a table of a database.
 type users struct{ *sql.DB }
 
-// planOf is called for keys such as "user:ann" and "192.0.2.1".
+// planOf is asked for keys such as "user:ann" and "192.0.2.1".
 func (u users) planOf(ctx context.Context, key string) (plan string, err error) {
 	user, known := strings.CutPrefix(key, "user:")
 	if !known {

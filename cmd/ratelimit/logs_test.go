@@ -181,7 +181,7 @@ func TestATruncatedGzipIsAnErrorAfterTheResultSoFar(t *testing.T) {
 	got := replayed(t, bytes.NewReader(zipped[:len(zipped)/2]))
 	require.Equal(t, 1, got.code)
 	var lines, requests int
-	_, err := fmt.Sscanf(got.stderr, "ratelimit: standard input: the gzip file is truncated: it breaks off after line %d\n", &lines)
+	_, err := fmt.Sscanf(got.stderr, "ratelimit: standard input: the gzip file is truncated after line %d\n", &lines)
 	require.NoError(t, err, got.stderr)
 	_, err = fmt.Sscanf(got.stdout, "token_bucket, 2/m\n %d requests of 1 client", &requests)
 	require.NoError(t, err, got.stdout)

@@ -136,7 +136,7 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 			if testing.Short() { // the race detector is slow, and lets questions overtake each other
 				waiters, percent = 300, 115
 			}
-			most, more := waiters*6/5+10, time.Duration(1+waiters/64)*2*c.way // 64 questions are under way at most
+			most, more := waiters*6/5+10, time.Duration(1+waiters/64)*2*c.way // at most 64 questions are in progress
 			if l.foreign || l.joint && l.name != "token_bucket" {             // what is exhausted says when to ask again, and no more
 				most *= 2
 			}

@@ -432,7 +432,7 @@ func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind   queue.Kind
 		answer queue.Decision
-		behind int // those who stand between
+		behind int // the callers in between
 	}{
 		"a leaky bucket of one": {queue.Leaky, admitted(1, 0, 10*time.Second), 0},
 		"after this turn":       {queue.Turns, ahead(4, 0, time.Hour, 6*time.Second), 0},
@@ -643,7 +643,7 @@ func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
 		s.until(t, 1, 5*time.Second)
 		s.join(t.Context(), 1)
 		s.at(1500 * ms)
-		late := s.until(t, 1, 7*time.Second) // a turn at 6.5 s is too far away for who waits a second for the answer
+		late := s.until(t, 1, 7*time.Second) // a turn at 6.5 s is too far away for a caller that waits a second for the answer
 		late.refusedUnasked(t)
 		s.sent(t, 2)
 	})
@@ -788,7 +788,7 @@ func TestAPermitIsHandedOn(t *testing.T) {
 	})
 	play(t, queue.Turns, []reply{
 		{Decision: ahead(5, 0, time.Second, 10*time.Second)}, {Decision: denied(5, 0, time.Second, 2*time.Second)},
-	}, func(t *testing.T, s *script) { // who leaves does not look through a long line for one who can take it
+	}, func(t *testing.T, s *script) { // a leaving caller does not search a long line for one that can take the permit
 		ctx, leave := context.WithCancel(t.Context())
 		s.join(ctx, 1)
 		for range 100 {
