@@ -89,16 +89,32 @@ func membersOf(l Limiter) ([]member, error) {
 	if isnil.Is(l) {
 		return nil, errNilLimiter
 	}
-	if a, ok := l.(*All); ok {
-		if len(a.members) == 0 {
-			return nil, unmade.Err
+	if a, ok := l.(several); ok {
+		if members, is := a.membersAs(l); is {
+			if len(members) == 0 {
+				return nil, unmade.Err
+			}
+			return members, nil
 		}
-		return a.members, nil
 	}
 	if sleeper, sleeps := see.Sleeping(l); sleeps {
 		return nil, fmt.Errorf("%w: an All around a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
 	}
 	return []member{{l, nil}}, nil
+}
+
+// several is an All. A type that is not named is not linked into programs that make none.
+type several interface {
+	membersAs(l Limiter) (members []member, is bool)
+}
+
+// membersAs returns the members, if l is a itself and no type that embeds it.
+func (a *All) membersAs(l Limiter) (members []member, is bool) {
+	all, is := l.(*All)
+	if !is {
+		return nil, false
+	}
+	return all.members, true
 }
 
 // isPlain is whether each call asks one store for each of members under the same key, and under

@@ -128,6 +128,11 @@ func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 // Unwrap returns the wrapped limiter.
 func (b *Ban) Unwrap() Limiter { return b.limiter }
 
+// banner is a Ban. It is found by a method, as [several] is.
+type banner interface{ banName() string }
+
+func (b *Ban) banName() string { return b.denials.policyName }
+
 // Allow implements [Limiter].
 func (b *Ban) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = b.decide(ctx, key, 1, asking{what: toTake}, &res)

@@ -19,8 +19,10 @@ func (p Part) Name() string {
 	if name := p.DeniedBy(); name != "" {
 		return name
 	}
-	if b, ok := see.First[*Ban](p.Limiter); ok && p.Source() == SourceBan { // its limits have not denied
-		return b.(*Ban).denials.policyName
+	if p.Source() == SourceBan { // its limits have not denied
+		if b, ok := see.First[banner](p.Limiter); ok {
+			return b.(banner).banName()
+		}
 	}
 	if names := see.Names(p.Limiter); len(names) > 0 {
 		return names[0]
