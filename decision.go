@@ -419,7 +419,7 @@ func (d *decision) requestOf(e *entry) int {
 			return -1
 		case op == store.OpTake:
 			req.N = min(req.N+n, beyond)
-		case op != store.OpLook || req.N != max(n, 1):
+		case d.how.what != toPeek || req.N != n: // a look sees what those before it have charged
 			return -1
 		}
 		return i

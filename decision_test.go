@@ -601,3 +601,15 @@ func (a *alike) requireStep(t *testing.T, c *clock, rng *rand.Rand, others []ali
 	}
 	c.Advance(time.Duration(rng.IntN(700)) * time.Millisecond)
 }
+
+// A shadow charges what fits, so a look that comes after it sees less than one before it.
+func TestALookSeesWhatTheAsksBeforeItHaveCharged(t *testing.T) {
+	for _, algorithm := range algorithms {
+		l := newLimiter(t, algorithm, memory(t, newClock()), ratelimit.PerHour(5))
+		look := ratelimit.Ask{Limiter: l, Key: "key", Look: true}
+		r := decide(t, look, ratelimit.Ask{Limiter: l, Key: "key", N: 4, Shadow: true}, look, ratelimit.Ask{Limiter: l, Key: "key", N: 1, Shadow: true}, look)
+		left := []int{r.Parts()[0].Remaining, r.Parts()[2].Remaining, r.Parts()[4].Remaining}
+		require.Equal(t, []int{5, 1, 0}, left, algorithm)
+		require.False(t, r.Parts()[4].Allowed)
+	}
+}
