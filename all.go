@@ -45,10 +45,10 @@ type member struct {
 	core    *limiter // of limiter, nil if it is none of the five
 }
 
-// events is how many a call for n events charges.
+// events returns how many events a call for n charges.
 func (p *member) events(n int) int {
-	if p.core != nil && p.core.calls {
-		return min(n, 1)
+	if p.core != nil {
+		return p.core.events(n)
 	}
 	return n
 }
@@ -117,7 +117,7 @@ func (a *All) membersAs(l Limiter) (members []member, is bool) {
 	return all.members, true
 }
 
-// isPlain is whether each call asks one store for each of members under the same key, and under
+// isPlain reports whether each call asks one store for each of members under the same key, and under
 // the constructor's limits, so that the requests need no looking at each other.
 func isPlain(members []member) bool {
 	if len(members) < 2 {
@@ -133,7 +133,7 @@ func isPlain(members []member) bool {
 	return true
 }
 
-// sameSpace is whether both count in the same namespace of one store.
+// sameSpace reports whether both count in the same namespace of one store.
 func (lim *limiter) sameSpace(other *limiter) bool {
 	oneStore := lim == other || lim.bottom != nil && lim.bottom == other.bottom
 	return oneStore && lim.namespace.Equal(other.namespace)

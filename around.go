@@ -139,7 +139,7 @@ type answered struct {
 	charged Result
 }
 
-// tells is whether r tells all of inner that a Refund of inner needs.
+// tells reports whether r tells all of inner that a Refund of inner needs.
 func (r *Result) tells(inner *Result) bool {
 	if *r == *inner {
 		return true
@@ -151,10 +151,10 @@ func (r *Result) tells(inner *Result) bool {
 	return inner.Charged() > 0 && m == inner.mark && r.at == inner.at && r.period == inner.period && r.n == inner.n && r.rate == inner.rate
 }
 
-// admitted is whether the limiter inside has admitted the call.
+// admitted reports whether the limiter inside has admitted the call.
 func (in *asked) admitted() bool { return in.done && in.err == nil && in.result.Allowed }
 
-// charges is whether it has charged events for it, which have not happened if the call is denied.
+// charges reports whether it has charged events for it, which have not happened if the call is denied.
 func (in *asked) charges() bool {
 	return in.admitted() && in.how.what != toPeek && in.how.what != toCharge
 }
@@ -217,6 +217,9 @@ func (a *Around) Refund(ctx context.Context, key string, charged Result, n int) 
 // Inner returns the decision of the wrapped limiter behind r, a Result of a. It is zero if the wrapped
 // limiter was not asked, or denied a call that was then admitted.
 func (a *Around) Inner(r Result) Result {
+	if a == nil {
+		return r
+	}
 	under, note, marked := r.Unmark(a.own)
 	if k, ok := note.(*answered); ok {
 		return k.charged

@@ -242,3 +242,9 @@ func TestAWrapperInMemoryAllocatesNothing(t *testing.T) {
 	})
 	require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = a.Allow(context.Background(), "key") }))
 }
+
+func TestAWrapperThatNewAroundHasNotMadeSaysNothingOfAResult(t *testing.T) {
+	r := ratelimit.Result{Allowed: true, Limit: 3}
+	require.Equal(t, r, (*ratelimit.Around)(nil).Inner(r))
+	require.Equal(t, r, new(ratelimit.Around).Inner(r))
+}

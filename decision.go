@@ -51,7 +51,7 @@ type entry struct {
 	request int // in the decision's requests, of those in its group; -1 if it has none there
 }
 
-// votes is whether a denial of e denies the whole.
+// votes reports whether a denial of e denies the whole.
 func (e *entry) votes() bool { return e.gate || e.n > 0 && !e.shadow }
 
 // op is what a store is asked about e.
@@ -251,7 +251,9 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 			if !denied {
 				j.charged = n
 			}
-			res.whole(j, denied)
+			if i := res.whole(j, denied); i >= 0 {
+				j.deniedBy = a.members[i].core.policyName
+			}
 		}
 		for i := range parts {
 			parts[i] = Part{}
@@ -508,10 +510,19 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 	if !d.denied && d.how.what != toPeek {
 		j.charged = d.n
 	}
-	// A list, or a limiter of another package, may have a policy of its own.
-	if i := whole.whole(j, d.denied); i >= 0 && d.entries[i].core == nil && d.parts[i].DeniedBy() == "" && d.parts[i].Source() != SourceBan {
-		if policies, err := AppendPolicies(ctx, nil, d.parts[i].Limiter, d.entries[i].key); err == nil && len(policies) > 0 {
-			j.deniedBy = policies[0].Name
+	if i := whole.whole(j, d.denied); i >= 0 {
+		j.deniedBy = d.name(ctx, i)
+	}
+}
+
+// name returns the name of part i, which denies. A list, or a limiter of another package, may have a
+// policy of its own.
+func (d *decision) name(ctx context.Context, i int) string {
+	p := &d.parts[i]
+	if d.entries[i].core == nil && p.DeniedBy() == "" && p.Source() != SourceBan {
+		if policies, err := AppendPolicies(ctx, nil, p.Limiter, d.entries[i].key); err == nil && len(policies) > 0 {
+			return policies[0].Name
 		}
 	}
+	return p.Name()
 }

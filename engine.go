@@ -202,10 +202,7 @@ func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how 
 		since = time.Now()
 	}
 	key, err := lim.keyOf(ctx, key, n)
-	events := n
-	if lim.calls {
-		events = min(n, 1)
-	}
+	events := lim.events(n)
 	if err == nil {
 		var l store.Limit
 		if l, err = lim.limitOf(ctx, key); err == nil {
@@ -220,6 +217,14 @@ func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how 
 		res.ofCall(lim, n, toTake)
 	}
 	return err
+}
+
+// events returns how many events a call for n charges.
+func (lim *limiter) events(n int) int {
+	if lim.calls {
+		return min(n, 1)
+	}
+	return n
 }
 
 // takeBy is take by the limit l.

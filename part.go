@@ -16,6 +16,9 @@ type Part struct {
 // decided for several limits at once, Name returns the name of the first one. It returns "" if the Limiter
 // is not of this module, and wraps none that is.
 func (p Part) Name() string {
+	if core := coreOf(p.Limiter); core != nil {
+		return core.policyName
+	}
 	if name := p.DeniedBy(); name != "" {
 		return name
 	}
@@ -88,8 +91,8 @@ func join(parts []Part, v voters) *joined {
 	return &both.joined
 }
 
-// whole gives r, which is zero, what j's parts say together. It returns the part that r is denied by,
-// or -1.
+// whole gives r, which is zero, what j's parts say together. It returns the part that r is denied by, which
+// the caller names, or -1.
 func (r *Result) whole(j *joined, denied bool) (denier int) {
 	source := SourceUnlimited
 	denier, r.Allowed = -1, !denied
@@ -109,7 +112,6 @@ func (r *Result) whole(j *joined, denied bool) (denier int) {
 	}
 	if denier >= 0 {
 		source = j.parts[denier].source()
-		j.deniedBy = j.parts[denier].Name()
 	}
 	if source == SourceUnlimited || source == SourceList && r.Allowed { // as long as nothing is counted
 		r.least(j)
