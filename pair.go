@@ -85,13 +85,13 @@ func (all *pairs) describe(two []Part, n int, whole *Result) bool {
 	return true
 }
 
-// plainly is whether r is by the constructor's limit, as far as it says, and not by a Rate of 0, and no
+// plainly reports whether r is by the constructor's limit, as far as it says, and not by a Rate of 0, and no
 // event waits.
 func (p *member) plainly(r *Result) bool {
 	return r.mark == nil && r.Delay == 0 && r.Limit > 0 && int64(r.Limit) == p.core.integers.Burst
 }
 
-// charged is whether r has charged a call for n events under the constructor's limit.
+// charged reports whether r has charged a call for n events under the constructor's limit.
 func (p *member) charged(r *Result, n int) bool {
 	l := &p.core.integers
 	return int(r.n) == p.events(n) && int64(r.rate) == l.Rate && r.period == l.Period

@@ -158,7 +158,7 @@ func markOf(o store.Outcome) *Mark {
 	return nil
 }
 
-// uncounted is whether r has charged nobody since no limit counts it. A list that denies is
+// uncounted reports whether r has charged nobody since no limit counts it. A list that denies is
 // a limit of 0.
 func (r *Result) uncounted() bool {
 	s := r.source()

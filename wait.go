@@ -164,7 +164,7 @@ func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Durat
 	return r.tooLate(n, d), nil
 }
 
-// inTime is whether r is a denial, or an admission whose turn comes within d.
+// inTime reports whether r is a denial, or an admission whose turn comes within d.
 func (r *Result) inTime(d time.Duration) bool { return !r.Allowed || r.Delay <= max(d, 0) }
 
 // tooLate is the denial of n events whose turn, by r, comes later than d.

@@ -126,7 +126,7 @@ func (b *block) life(n *yaml.Node) {
 	}
 }
 
-// slotsAlone is whether in_flight is the only limit. Then nothing counts rates.
+// slotsAlone reports whether in_flight is the only limit. Then nothing counts rates.
 func (b *block) slotsAlone() bool {
 	if _, found := b.fields["in_flight"]; !found {
 		return false

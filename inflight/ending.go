@@ -104,7 +104,7 @@ func (h *held) lose() {
 	}
 }
 
-// told is whether anybody is told of the end.
+// told reports whether anybody is told of the end.
 func (h *held) told() bool { return h.onEnd != nil || h.counters != nil }
 
 // tell tells of a loss, or of the end.

@@ -60,7 +60,7 @@ type process struct {
 	sent    time.Time // its last message
 }
 
-// works is whether the worker of p may do what only so many may do at once.
+// works reports whether the worker of p may do what only so many may do at once.
 func (p *process) works() bool { return !p.killed && p.slot != nil && !p.slot.Lost() }
 
 // message is a call of the store on its way, or its reply.

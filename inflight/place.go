@@ -81,7 +81,7 @@ func (ps *places) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.R
 	}
 }
 
-// inMemory is whether all slots were taken in this process's memory, where giving back takes no time.
+// inMemory reports whether all slots were taken in this process's memory, where giving back takes no time.
 func (ps *places) inMemory() bool {
 	for i := range ps.taken {
 		if ps.taken[i].life != forever || ps.taken[i].toTake {
@@ -91,7 +91,7 @@ func (ps *places) inMemory() bool {
 	return true
 }
 
-// passed is whether a slot may have ended by now. The wall clock counts too: the other one stands
+// passed reports whether a slot may have ended by now. The wall clock counts too: the other one stands
 // still while the machine sleeps.
 func (ps *places) passed(now time.Time) bool {
 	for i := range ps.taken {
@@ -102,7 +102,7 @@ func (ps *places) passed(now time.Time) bool {
 	return false
 }
 
-// due is whether p is to be renewed: at a third of its life, or in each turn if the store does not count it.
+// due reports whether p is to be renewed: at a third of its life, or in each turn if the store does not count it.
 func (p *place) due(now time.Time) bool {
 	return !p.counted() || p.until.Sub(now) <= p.life*7/10
 }
@@ -110,13 +110,13 @@ func (p *place) due(now time.Time) bool {
 // charged is what core has answered.
 func (p *place) charged() ratelimit.Result { return inner(p.limiter, p.answer) }
 
-// counted is whether the store counts p.
+// counted reports whether the store counts p.
 func (p *place) counted() bool {
 	charged := p.charged()
 	return charged.Charged() > 0 && charged.Source() == ratelimit.SourceStore
 }
 
-// standsIn is whether p was let through without the store, in an outage.
+// standsIn reports whether p was let through without the store, in an outage.
 func (p *place) standsIn() bool { return p.toTake || standIn(p.charged()) }
 
 func standIn(r ratelimit.Result) bool {

@@ -28,7 +28,7 @@ func (q *question) check() error {
 	return err
 }
 
-// atHand is whether the slots are in this process's memory, where no call waits.
+// atHand reports whether the slots are in this process's memory, where no call waits.
 func (q *question) atHand() bool {
 	return q.core != nil && q.core.Limit().Period == forever
 }

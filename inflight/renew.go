@@ -46,13 +46,13 @@ func (h *held) plan() {
 	}
 }
 
-// holding is whether the slot is neither lost nor over.
+// holding reports whether the slot is neither lost nor over.
 func (h *held) holding() bool { return !h.late && !h.ended }
 
-// tooLong is whether it is held for longer than it may be.
+// tooLong reports whether it is held for longer than it may be.
 func (h *held) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
 
-// passed is whether it may have ended by now.
+// passed reports whether it may have ended by now.
 func (h *held) passed(now time.Time) bool { return h.tooLong(now) || h.places.passed(now) }
 
 // turn renews the places, ends what is held for too long, or tries again to give back.

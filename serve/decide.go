@@ -111,7 +111,7 @@ func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
 	return err
 }
 
-// missing is whether a limit that has a say was asked as a shadow, and has failed as one.
+// missing reports whether a limit that has a say was asked as a shadow, and has failed as one.
 func (q *question) missing(r ratelimit.Result) bool {
 	if !r.Allowed {
 		return false // or was not asked, since another one denies

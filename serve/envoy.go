@@ -49,7 +49,7 @@ func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest, how mann
 	return q, err
 }
 
-// denies is whether callers are told that the whole is over a limit.
+// denies reports whether callers are told that the whole is over a limit.
 func (s *Service) denies(q *question) bool { return q.over && !s.shadow }
 
 // statusOf is err for callers over gRPC.

@@ -62,13 +62,13 @@ type part struct {
 	over   bool // by its own limit
 }
 
-// decided is whether the part has a decision of its limit.
+// decided reports whether the part has a decision of its limit.
 func (p *part) decided() bool { return p.limiter != nil }
 
-// told is whether callers are told that the part is over its limit.
+// told reports whether callers are told that the part is over its limit.
 func (p *part) told() bool { return p.over && p.counts() }
 
-// counts is whether it has a say: no shadow has.
+// counts reports whether it has a say: no shadow has.
 func (p *part) counts() bool { return p.rule == nil || !p.rule.shadow }
 
 // algorithm is that of the limit, of the request's own or of the file.
@@ -199,7 +199,7 @@ func countedAs(key []byte) []byte {
 	return hex.AppendEncode([]byte("sha256:"), sum[:])
 }
 
-// canGiveBack is whether an algorithm gives back without a receipt: see [ratelimit.Credit].
+// canGiveBack reports whether an algorithm gives back without a receipt: see [ratelimit.Credit].
 func canGiveBack(algorithm string) bool {
 	switch algorithm {
 	case "fixed_window", "sliding_window", "token_bucket":

@@ -27,7 +27,7 @@ type Rules struct {
 // deny everything. Each is a line for a log.
 func (r *Rules) Notes() []string { return r.notes }
 
-// answerAlone is whether some domain answers while the store fails. A denial is an answer.
+// answerAlone reports whether some domain answers while the store fails. A denial is an answer.
 func (r *Rules) answerAlone() bool {
 	for _, d := range r.domains {
 		if d.onFailure != failError {
@@ -97,7 +97,7 @@ func (v *values) find(value string) *node {
 	return v.any
 }
 
-// reaches is whether some values of entries with these keys have a rule, in some order.
+// reaches reports whether some values of entries with these keys have a rule, in some order.
 func (l level) reaches(keys []source) bool {
 	for i, one := range keys {
 		v := l[one.key]

@@ -337,7 +337,7 @@ func wrappers(t testing.TB) []wrapper {
 	}
 }
 
-// refuses is whether the constructor of outer refuses a limiter inside, which has these
+// refuses reports whether the constructor of outer refuses a limiter inside, which has these
 // wrappers, from the outside in. The reasons are in the doc of package ratelimit.
 func refuses(outer string, inside []string) bool {
 	has := func(names ...string) bool {
@@ -354,7 +354,7 @@ func refuses(outer string, inside []string) bool {
 	return false
 }
 
-// quick is whether a plain run holds all pairs of wrappers around the algorithm on s: one that
+// quick reports whether a plain run holds all pairs of wrappers around the algorithm on s: one that
 // delays and one that does not, in memory.
 func quick(algorithm string, s store.Store) bool {
 	_, onRedis := s.(*redisstore.Store)

@@ -253,14 +253,14 @@ func (p *place) unrest() {
 	}
 }
 
-// settled is whether masters have not changed for so long that what was held before has ended.
+// settled reports whether masters have not changed for so long that what was held before has ended.
 func (p *place) settled() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return time.Since(p.changed) > 2*soakLife
 }
 
-// changedUnasked is whether masters changed around at, without a fault, so that writes of the
+// changedUnasked reports whether masters changed around at, without a fault, so that writes of the
 // events that a judge has in mind may be lost.
 func (p *place) changedUnasked(at time.Time) bool {
 	p.mu.Lock()

@@ -342,7 +342,7 @@ func (p *place) heard() {
 	p.decided = now
 }
 
-// isCalm is whether nothing has been broken for long enough that no call is left that met it.
+// isCalm reports whether nothing has been broken for long enough that no call is left that met it.
 func (p *place) isCalm() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -58,7 +58,7 @@ func OnEachStore(t *testing.T, test func(t *testing.T, algorithm string, s store
 	}
 }
 
-// HasBurst is whether an algorithm takes a Burst: those do whose spend drains, as a bucket's.
+// HasBurst reports whether an algorithm takes a Burst: those do whose spend drains, as a bucket's.
 func HasBurst(algorithm string) bool {
 	return ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.ValidateFor(algorithm) == nil
 }

@@ -1,6 +1,6 @@
 package lease
 
-// Armed is whether a timer runs.
+// Armed reports whether a timer runs.
 func (d *Store) Armed() bool { return d.armed.Load() }
 
 // Sweep is what the timer does.

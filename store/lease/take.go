@@ -214,7 +214,7 @@ func (d *Store) lend(s *shard, e *entry) store.Reply {
 	return store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
 }
 
-// denyAll is whether all replies are known, and one denies.
+// denyAll reports whether all replies are known, and one denies.
 func denyAll(lacks []lack, replies []store.Reply) bool {
 	denied := false
 	for i := range lacks {

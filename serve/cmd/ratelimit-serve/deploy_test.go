@@ -41,7 +41,7 @@ func ports(t *testing.T, args []string) (set *settings, byName map[string]string
 	return set, byName
 }
 
-// exists is whether a path of the private port does.
+// exists reports whether a path of the private port does.
 func exists(t *testing.T, path string) {
 	t.Helper()
 	rules, err := serve.Parse(serve.File{Name: "f", Text: []byte("domain: d")})

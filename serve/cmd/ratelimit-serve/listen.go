@@ -25,7 +25,7 @@ func listenOn(ctx context.Context, address string) (net.Listener, error) {
 	return l, err
 }
 
-// isLeft is whether a path is a socket at which nobody listens.
+// isLeft reports whether a path is a socket at which nobody listens.
 func isLeft(ctx context.Context, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != os.ModeSocket {

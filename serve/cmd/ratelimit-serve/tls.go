@@ -63,7 +63,7 @@ func (c *certificates) current() *tls.Config {
 	return c.now
 }
 
-// changed is whether a file is newer than what was read.
+// changed reports whether a file is newer than what was read.
 func (c *certificates) changed() bool {
 	c.checked = time.Now()
 	return c.times() != c.read

@@ -229,7 +229,7 @@ func (r *Reader) pairs(n *yaml.Node, in, want string, depth int) []Field {
 	return own
 }
 
-// isName is whether n can be the key of a field. What YAML 1.1 takes for a number would be another name there.
+// isName reports whether n can be the key of a field. What YAML 1.1 takes for a number would be another name there.
 func (r *Reader) isName(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || !r.Loose && n.Tag != "!!null")
 }
