@@ -35,6 +35,7 @@ const (
 	DeniedByCache   Outcome = 4 // since the store has denied before
 	DeniedByLease   Outcome = 6 // since the store has denied a lease before
 	AdmittedByLease Outcome = 7 // of events that were charged before
+	NotAsked        Outcome = 8 // of an alternative, since one before it was admitted; it says nothing else
 )
 
 // Never is the X of a plain denial that has no end.

@@ -113,6 +113,12 @@ type Store interface {
 	// charges each that is OK, and none otherwise. The requests differ in key or namespace. If
 	// they are several, their keys are Together, and none of them is OpUpTo or OpOverdraw. Decide
 	// sets replies, which is as long as requests. On an error replies mean nothing.
+	//
+	// A request with Else begins an alternative, which ends before the next Else or with the list.
+	// The alternatives are decided in their order, each as a list of its own that may have keys in
+	// common with the others, until all that vote in one are OK. The replies of those after it are
+	// [NotAsked]. No alternative has an OpUpTo or an OpOverdraw. A store that cannot decide on
+	// alternatives in one call uses [InTurn].
 	Decide(ctx context.Context, requests []Request, replies []Reply) error
 	// Refund gives back what is still charged of c.
 	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
@@ -140,6 +146,12 @@ type Request struct {
 	N         int64
 	Op        Op
 	Most      int64 // of OpOverdraw
+	// Reserved is how many events must still fit after those of the request, or 0. The request is
+	// decided as one of N + Reserved events would be, which is at most 2^31, and its reply is the
+	// reply to that. It charges N. An OpUpTo charges as many of N as fit besides Reserved. An
+	// OpOverdraw has none.
+	Reserved int64
+	Else     bool // begins an alternative: see Decide
 }
 
 // Op is what a [Request] asks.
@@ -172,6 +184,45 @@ func (r *Request) Votes() bool { return r.Op == OpTake || r.Op == OpGate || r.Op
 
 // Looks reports whether r charges nothing.
 func (r *Request) Looks() bool { return r.Op == OpLook || r.Op == OpGate }
+
+// AllOK reports whether all of requests that vote are OK by their replies, so that the list is charged.
+func AllOK(requests []Request, replies []Reply) bool {
+	for i := range requests {
+		if requests[i].Votes() && !replies[i].OK() {
+			return false
+		}
+	}
+	return true
+}
+
+// Alternatives reports whether requests has an Else after the first one.
+func Alternatives(requests []Request) bool {
+	for i := 1; i < len(requests); i++ {
+		if requests[i].Else {
+			return true
+		}
+	}
+	return false
+}
+
+// InTurn calls decide for each alternative in requests, until one is admitted: see Decide of [Store].
+func InTurn(ctx context.Context, requests []Request, replies []Reply, decide func(context.Context, []Request, []Reply) error) error {
+	for from, to := 0, 0; from < len(requests); from = to {
+		for to = from + 1; to < len(requests) && !requests[to].Else; {
+			to++
+		}
+		if err := decide(ctx, requests[from:to], replies[from:to]); err != nil {
+			return err
+		}
+		if AllOK(requests[from:to], replies[from:to]) {
+			for i := to; i < len(replies); i++ {
+				replies[i] = Reply{Outcome: NotAsked}
+			}
+			return nil
+		}
+	}
+	return nil
+}
 
 // TakeUpTo calls Decide of s with an OpUpTo.
 func TakeUpTo(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n int64) (Reply, error) {

@@ -204,7 +204,7 @@ func (b *Batch) askAll(ctx context.Context, s store.Store) error {
 		if b.Patience.Heard(err); err != nil {
 			return err
 		}
-		if b.Asked++; AllOK(b.Requests, replies) {
+		if b.Asked++; store.AllOK(b.Requests, replies) {
 			b.Fit = n
 			for i, r := range replies {
 				b.charged(i, r, b.Parts[i].Want)
@@ -303,7 +303,7 @@ func (b *Batch) look(ctx context.Context, s store.Store) error {
 func (b *Batch) deny() {
 	short := func(p Part) bool { return p.Short }
 	known := slices.ContainsFunc(b.Parts, short)
-	if b.Next == nil || !AllOK(b.Requests, b.Next) || b.Fit == len(b.Claims) && !known {
+	if b.Next == nil || !store.AllOK(b.Requests, b.Next) || b.Fit == len(b.Claims) && !known {
 		return
 	}
 	for i, r := range b.Next {
@@ -340,14 +340,4 @@ func (b *Batch) Answer(admitted, left func(c Claim, replies []store.Reply)) (aga
 		}
 	}
 	return again
-}
-
-// AllOK reports whether all that vote are admitted.
-func AllOK(requests []store.Request, replies []store.Reply) bool {
-	for i := range requests {
-		if requests[i].Votes() && !replies[i].OK() {
-			return false
-		}
-	}
-	return true
 }

@@ -219,7 +219,7 @@ func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 				if v.OK {
 					continue
 				}
-				require.False(t, batch.AllOK(b.Requests, v.Replies))
+				require.False(t, store.AllOK(b.Requests, v.Replies))
 				for i, r := range v.Replies {
 					if !r.OK() && r.X == 1 {
 						soon++

@@ -150,7 +150,7 @@ func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
 			d.putBack(requests, replies, lacking)
 			break
 		}
-		all := batch.AllOK(requests, replies)
+		all := store.AllOK(requests, replies)
 		if !c.Answer(batch.Verdict{OK: all, Replies: replies}, nil) && all {
 			d.putBack(requests, replies, nil)
 		}

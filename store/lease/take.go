@@ -251,7 +251,7 @@ func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Rep
 	if err = d.Store.Decide(ctx, requests, told); err != nil {
 		return false, err
 	}
-	all = batch.AllOK(requests, told)
+	all = store.AllOK(requests, told)
 	for i := range lacks {
 		l, r := &lacks[i], &requests[i]
 		charged := int64(0)
