@@ -24,8 +24,8 @@ import (
 // Bound: the sum of the bounds of the limiters.
 //
 // The [Result] is that of the limiter that admitted the call, or of the one with the shortest RetryAfter.
-// [Result.Parts] has the decisions of all limiters that were asked, so that the Part that is Allowed is of the
-// limiter that was charged. A Refund or a Settle goes to that limiter. A First keeps no state of its own.
+// [Result.Parts] has the decisions of all limiters that were asked. Those with events [Result.Charged] are of the
+// limiter that was charged, and a Refund or a Settle goes to it. A First keeps no state of its own.
 type First struct {
 	known
 	limiters []Limiter
