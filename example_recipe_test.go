@@ -79,8 +79,8 @@ func (m *raises) limitOf(_ context.Context, key string) (ratelimit.Limit, error)
 
 // One customer gets a higher limit for a day.
 func ExampleWithLimitFunc_forADay() {
-	raised := new(raises)
-	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(60),
+	store, raised := frozenMemory(), new(raises)
+	limiter, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(60),
 		ratelimit.WithName("api"), ratelimit.WithLimitFunc(raised.limitOf))
 	if err != nil {
 		log.Fatal(err)
@@ -117,7 +117,7 @@ func ExampleLimiter_Refund_bytesInFlight() {
 			fmt.Println(size, "bytes do not fit")
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(ctx, time.Minute) // the Period
+		ctx, cancel := context.WithTimeout(ctx, 59*time.Second) // less than the Period
 		defer cancel()
 		work(ctx)
 		return bytes.Refund(context.WithoutCancel(ctx), "all", r, size)
