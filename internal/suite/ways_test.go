@@ -67,7 +67,7 @@ func groupsOf(clock []any, runs ...[]any) []any {
 // that without a plain case.
 func halves(t *testing.T, script string) (plain, general string) {
 	t.Helper()
-	const header = "local replies, run, done, now = {}, 3, 0\n"
+	const header = "local replies, run, done, now, admitted = {}, 3, 0\n"
 	plain, general, found := strings.Cut(script, "\n-- Shared by all scripts")
 	require.True(t, found && strings.Contains(plain, header))
 	return plain, header + "-- " + general
