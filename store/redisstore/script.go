@@ -138,7 +138,6 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 		return args, nil
 	}
 	op.name = "groups"
-	gather(calls)
 	keys := 0
 	for _, c := range calls {
 		keys += c.size()
@@ -167,12 +166,12 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 	return args, nil
 }
 
-// gather puts calls that ask the same beside each other, each kind in its order, so that they share a run.
+// gather puts calls that ask the same beside each other, so that they share a run. Those of one key stay in their order.
 func gather(calls []*call) {
 	for from := 0; from < len(calls); {
 		to := from + 1
 		for i := to; i < len(calls); i++ {
-			if c := calls[i]; calls[from].asks(c) {
+			if c := calls[i]; calls[from].asks(c) && !slices.ContainsFunc(calls[to:i], c.meets) {
 				copy(calls[to+1:i+1], calls[to:i])
 				calls[to] = c
 				to++
