@@ -186,8 +186,8 @@ func TestAnAnswerThatWentPastTheMiddlewareIsNotRefundedAndTheLogSaysSoOnce(t *te
 			for i := range 20 {
 				require.Equal(t, i < 5, guess() == http.StatusUnauthorized, "guess %d", i)
 			}
-			require.Equal(t, "httplimit: a handler wrote nothing to the ResponseWriter that it got, so WithRefund gave nothing back: "+
-				"let a framework write through it, or call Decision.Refund\n", said.String())
+			require.Equal(t, "httplimit: WithRefund refunded nothing, because a handler wrote nothing to the ResponseWriter that it got: "+
+				"let the framework write through it, or call Decision.Refund\n", said.String())
 		})
 	}
 }
