@@ -244,19 +244,19 @@ func TestSlotsThatCannotBe(t *testing.T) {
 		"in_flight: 5, life: 1ms":                        `1:36: limiter "a": life: ratelimit: invalid option: a life of 1ms, want 100ms to 24h0m0s`,
 		"in_flight: 5, life: -1s":                        `1:36: limiter "a": life: "-1s": want a time, such as 30s`,
 		"in_flight: 5, life: long":                       `1:36: limiter "a": life: "long": want a time, such as 30s`,
-		"algorithm: fixed_window, limit: 1/s, life: 30s": `1:53: limiter "a": life: want in_flight beside it`,
-		"in_flight: 5, algorithm: fixed_window":          `1:30: limiter "a": algorithm: want a limit beside it`,
-		"in_flight: 5, tiers: {a: 1/s}":                  `1:30: limiter "a": tiers: want a limit beside it`,
-		"in_flight: 5, limit: 1/s":                       `1:12: limiter "a": no algorithm`,
-		"in_flight: 5, store: {deny_cache: true}":        `1:30: limiter "a": store: has no effect beside in_flight: each slot is the store's`,
-		"in_flight: 5, ban: {denials: 3/1m, for: 1m}":    `1:30: limiter "a": ban: want none beside in_flight: who finds no slot has done nothing wrong`,
+		"algorithm: fixed_window, limit: 1/s, life: 30s": `1:53: limiter "a": life: needs in_flight`,
+		"in_flight: 5, algorithm: fixed_window":          `1:30: limiter "a": algorithm: needs a limit`,
+		"in_flight: 5, tiers: {a: 1/s}":                  `1:30: limiter "a": tiers: needs a limit`,
+		"in_flight: 5, limit: 1/s":                       `1:12: limiter "a": no algorithm: add one, such as token_bucket`,
+		"in_flight: 5, store: {deny_cache: true}":        `1:30: limiter "a": store: cannot be combined with in_flight, because each slot is taken in the store`,
+		"in_flight: 5, ban: {denials: 3/1m, for: 1m}":    `1:30: limiter "a": ban: cannot be combined with in_flight, because a client that finds no slot has done nothing wrong`,
 	} {
 		_, err := config.Parse([]byte(one(fields)))
 		require.EqualError(t, err, "config: "+want, fields)
 	}
 	for _, name := range []string{"", "{a}"} {
 		_, err := config.Parse([]byte("limiters: {" + strconv.Quote(name) + ": {in_flight: 5, life: 30s}}"))
-		require.EqualError(t, err, "config: 1:12: limiter "+strconv.Quote(name)+": ratelimit: invalid option: a name is not empty and has no braces")
+		require.EqualError(t, err, "config: 1:12: limiter "+strconv.Quote(name)+": ratelimit: invalid option: want a name that is not empty and has no braces")
 		_, err = config.Parse([]byte("limiters: {" + strconv.Quote(name) + ": {in_flight: 5}}"))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
