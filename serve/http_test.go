@@ -211,7 +211,7 @@ func TestOneFamilyOfFields(t *testing.T) {
 			w := httptest.NewRecorder()
 			s.Handler().ServeHTTP(w, r)
 			require.Equal(t, http.StatusBadRequest, w.Code)
-			require.Contains(t, w.Body.String(), "none of the proxies")
+			require.Contains(t, w.Body.String(), "not one of the proxies")
 		}
 		for _, forwardedFor := range [][]string{nil, {"X-Forwarded-For: "}, {"X-Forwarded-For: unix:"}, {"X-Forwarded-For: 192.0.2.1, unknown"}, {"X-Forwarded-For: 192.0.2.1", "X-Forwarded-For: -"}} {
 			require.Equal(t, http.StatusBadRequest, check(s, "/check/address", forwardedFor...).Code, "%v: a proxy is no client", forwardedFor)

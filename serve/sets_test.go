@@ -131,7 +131,7 @@ func TestObjectsWithAKeyTwice(t *testing.T) {
 	s, _ := inMemory(t, nested)
 	w := post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"user": "ann", "path": "/x", "user": "ben"}}]}`)
 	require.Equal(t, http.StatusBadRequest, w.Code)
-	require.Contains(t, w.Body.String(), `"user" is there twice`)
+	require.Contains(t, w.Body.String(), `"user" is repeated`)
 	w = post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"path": "/x"}, "entries": {"user": "ann"}}]}`)
 	require.Equal(t, "89", w.Header().Get("RateLimit-Remaining"), w.Body)
 }
