@@ -100,11 +100,10 @@ func CheckCall(ctx context.Context, key string, n int) error {
 // the lifetime of a value.
 //
 // A State ends at At + TTL, by the limit under which it was counted, and a Log at its End. A Refund
-// may move the end forward in time, but never back. From the end on, the key is new, even if the
-// value still exists. A store must delete the value if a Refund leaves nothing: Whole and Part of
-// the State are 0, or End of the Log is math.MinInt64. If a store deletes a value sooner, the key
-// has its whole limit again.
-// key has its whole limit again.
+// may make the end earlier, but never later. After the end, the key is new, even if the value still
+// exists. A store must delete the value if a Refund leaves nothing: Whole and Part of the State are
+// 0, or End of the Log is math.MinInt64. If a store deletes it sooner, the key has its whole limit
+// again.
 type Store interface {
 	// Take decides on n events under l and, if they are admitted, charges them. It is Decide of
 	// one request, in straight line.
