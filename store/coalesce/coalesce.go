@@ -37,8 +37,7 @@ import (
 // All other calls go to the store unchanged: several events of one key, a Decide with a shadow or a
 // look, refunds, AllowUpTo, Peek, and AllowWithin of a bucket.
 //
-// A Store runs goroutines only while callers wait. It is safe for concurrent use. Use [New] to
-// create one.
+// A Store runs goroutines only while callers wait. It is safe for concurrent use.
 type Store struct {
 	store.Store
 	patience *pending.Patience

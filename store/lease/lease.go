@@ -68,7 +68,7 @@ import (
 // the store. If decisions must not be old, use package coalesce.
 //
 // A Store holds up to 65,536 keys ([WithMaxKeys]) of about 450 bytes. While it holds events, a
-// timer runs, and calls for several callers run in a goroutine. It is safe for concurrent use. Use
+// timer runs; calls for several callers run in a goroutine. It is safe for concurrent use. Use
 // [New] to create one, and Close it. [More].
 type Store struct {
 	traits

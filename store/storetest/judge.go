@@ -7,8 +7,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// question is a request: n events, and if within is set, that their turn comes within d
-// µs.
+// question is a request for n events. If within is set, they may wait for at most d µs.
 type question struct {
 	n      int64
 	within bool
@@ -24,8 +23,8 @@ func (q question) admitted(m model, l limit, t int64) bool {
 	return m.fits(l, t, q.n)
 }
 
-// judge returns what is wrong with r, the answer to q at a reading of the clock. If r is
-// an admission and not a Peek, it charges the events to m.
+// judge returns what is wrong with r, the answer to q at a reading of the clock. If r is an
+// admission and not a Peek, it charges the events to m.
 func judge(m model, l limit, reading int64, q question, r ratelimit.Result) error {
 	now := m.seen(reading)
 	allowed := q.admitted(m, l, now)
@@ -64,7 +63,7 @@ func judge(m model, l limit, reading int64, q question, r ratelimit.Result) erro
 func judgeCharge(m model, l limit, reading, n int64, r ratelimit.Result) (charged int64, err error) {
 	now := m.seen(reading)
 	if !r.Allowed || r.Limit != int(l.burst) || r.RetryAfter != 0 {
-		return 0, fmt.Errorf("a Charge is allowed at once, of a Limit of %d", l.burst)
+		return 0, fmt.Errorf("a Charge must be Allowed without RetryAfter, and with a Limit of %d", l.burst)
 	}
 	queued := func(d int64) bool { return m.fresh(l, now+d) }
 	if !m.delays() {
@@ -76,7 +75,7 @@ func judgeCharge(m model, l limit, reading, n int64, r ratelimit.Result) (charge
 	case charged > 0 && delay != nil:
 		return charged, delay
 	case charged == 0 && r.Delay != 0:
-		return charged, fmt.Errorf("Delay is %v, of nothing", r.Delay)
+		return charged, fmt.Errorf("Delay is %v, but nothing was charged", r.Delay)
 	}
 	if err := judgeRemaining(m, l, now, int64(r.Remaining)); err != nil {
 		return charged, err
@@ -106,7 +105,7 @@ func judgeRemaining(m model, l limit, now, k int64) error {
 	return fmt.Errorf("Remaining is %d, want %d", k, room(m, l, now, l.burst))
 }
 
-// room is how many of n events fit at now.
+// room returns how many of n events fit at now.
 func room(m model, l limit, now, n int64) int64 {
 	k := int64(0)
 	for step := int64(1) << 31; step > 0; step /= 2 {
@@ -117,8 +116,8 @@ func room(m model, l limit, now, n int64) int64 {
 	return k
 }
 
-// earliest returns what is wrong with d. d must be the first whole µs from low on at
-// which ok holds; ok then holds for good.
+// earliest returns what is wrong with d, which must be the first whole µs from low on at which ok
+// holds. Once ok holds, it must hold forever.
 func earliest(name string, d time.Duration, low int64, ok func(us int64) bool) error {
 	us := d.Microseconds()
 	if d%time.Microsecond == 0 && us >= low && ok(us) && (us == low || !ok(us-1)) {
@@ -134,7 +133,7 @@ func earliest(name string, d time.Duration, low int64, ok func(us int64) bool) e
 		}
 	}
 	if high == forever {
-		return fmt.Errorf("%s is %v, want none: it never holds", name, d)
+		return fmt.Errorf("%s is %v, but waiting never helps", name, d)
 	}
 	return fmt.Errorf("%s is %d µs, want %d µs", name, us, high)
 }
