@@ -63,9 +63,9 @@ import (
 // [WithClientAddr]. The built-in algorithms without a limit function, and an All of them, do not
 // need it.
 //
-// Without [WithRefund] and [WithContext], a request costs the limiter's decision, two allocations
-// for that context if it is needed, one for a key that is not an IPv4 address, and one for the
-// header fields of every tenth request. A limit function is called once per request
+// Without [WithRefund] and [WithContext], a request costs the limiter's decision and at most four
+// allocations: two for that context if it is needed, one for a key that is not an IPv4 address, and
+// one, in every tenth request, for header fields. A limit function is called once per request
 // ([ratelimit.KeepLimits]). There is nothing to close.
 //
 // If l counts slots (package inflight), alone or with rates, a request holds a slot until its

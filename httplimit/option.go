@@ -293,10 +293,10 @@ func WithRemaining() ClientOption {
 }
 
 // WithOnPause calls f when a server makes the requests of a key wait for d, for example to log it.
-// field is the header field that caused the pause, in the form of [http.CanonicalHeaderKey], such
-// as Retry-After, Ratelimit, or with [WithRemaining] X-Ratelimit-Remaining-Tokens. It is empty for
-// a refusal that does not say when to come back. The server chooses the end of such a name, up to
-// 100 bytes, so do not use it as a metric label.
+// The argument field is the header field that caused the pause, in the form of
+// [http.CanonicalHeaderKey], such as Retry-After, Ratelimit, or with [WithRemaining]
+// X-Ratelimit-Remaining-Tokens. It is empty for a refusal that does not say when to come back. The
+// server chooses the end of such a name, up to 100 bytes, so do not use it as a metric label.
 //
 // f is not called when a later response only extends a pause. f is called before the response is
 // returned, so it must be fast, and it must be safe for concurrent use. [Transport.Pauses] counts

@@ -18,28 +18,29 @@ import (
 )
 
 // Transport is an [http.RoundTripper] that keeps the requests of a client under a limit, such as
-// the limit of somebody else's service. Each request waits until the limiter admits it
+// that of somebody else's service. Each request waits until the limiter admits it
 // ([ratelimit.Wait]), as long as its context lasts. A request that would have to wait beyond its
 // deadline fails with [ratelimit.ErrWouldExceedDeadline] as soon as that is known. With
 // [WithoutWaiting], no request waits. [http.Client] returns these errors inside a *url.Error, and
 // its Timeout includes the time that a request waits.
 //
 // A Transport heeds the server. After a 429 or 503, all requests of the same key wait as long as
-// Retry-After says. If that field cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset
-// counts. The time can be in seconds, a date, a duration, or a Unix or RFC 3339 time (see
-// docs/client.md). Fields over 4 KiB are ignored. A server is believed for up to a minute
-// ([WithMaxPause]). After a pause, requests continue in the order in which they began to wait for
-// its end; requests that the limiter itself held until then can be sent earlier. With
-// [WithRemaining], the fields of other responses count too.
+// Retry-After says, or else RateLimit, RateLimit-Reset or X-RateLimit-Reset. The time can be in
+// seconds, a date, a duration, or a Unix or RFC 3339 time (see docs/client.md). Fields over 4 KiB
+// are ignored. A server is believed for up to a minute ([WithMaxPause]). After a pause, requests
+// continue in the order in which they began to wait for its end; requests that the limiter itself
+// held until then can be sent earlier. With [WithRemaining], the fields of other responses count
+// too.
 //
-// If the limiter counts slots (package inflight), a request waits for a slot ([inflight.Wait]). It
-// holds the slot until the response's body is closed or read to its end, or until an error.
+// If the limiter counts slots (package inflight), a request also waits for a slot
+// ([inflight.Wait]), and holds it until the response's body is closed, or read to its end or an
+// error.
 //
-// Requests are retried only with [WithRetries]. The pauses of at most 4,096 keys are remembered.
-// Beyond that, a pause that ends soon is forgotten.
+// Requests are retried only with [WithRetries]. At most 4,096 keys can pause; beyond that, a pause
+// that ends soon is forgotten.
 //
-// A Transport starts no goroutine, has nothing to close and is safe for concurrent use. Use
-// [NewTransport] to create one.
+// A Transport has nothing to close and is safe for concurrent use. Use [NewTransport] to create
+// one.
 type Transport struct {
 	c      config // not embedded, or its exported fields and methods would be those of the Transport
 	base   http.RoundTripper

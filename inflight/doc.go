@@ -16,9 +16,9 @@
 // In a [ratelimit.All], slots and rates are decided together: requests per minute, tokens per
 // minute and concurrent requests, all or none. Release releases only the slot.
 //
-// Bound: while slots are renewed in time, no more than n slots of a key are held at any instant of
-// the store's clock. A process that is stopped, or that cannot reach its store for longer than a
-// slot's lifetime, works beyond its slot until it notices: see [Slot.Context], [Slot.Lost] and
+// Bound: while slots are renewed in time, at most n slots of a key are held at any instant of the
+// store's clock. A process that is stopped, or that cannot reach its store for longer than a slot's
+// lifetime, works beyond its slot until it notices: see [Slot.Context], [Slot.Lost] and
 // [Slot.Token].
 //
 // Cost: Hold and Release are one call to the store each. A slot takes about 130 bytes in Redis, and
@@ -27,9 +27,9 @@
 // In an outage, package fallback can decide. Slots that are held continue, and calls admitted in
 // the meantime take a slot when there is one.
 //
-// The RetryAfter of a denial is when a slot would expire if it is never released. Use [Wait] to
-// wait until a slot is released. The middlewares of httplimit and grpclimit hold a slot for each
-// request. A caller that holds a slot and waits for another slot of the same key can deadlock.
+// Use [Wait] to wait until a slot is released. RetryAfter is when one would expire. The middlewares
+// of httplimit and grpclimit hold a slot for each request. A caller that holds a slot and waits for
+// another slot of the same key can deadlock.
 package inflight
 
 // Algorithm is the name of the rule, as in [ratelimit.Policy] and observers.

@@ -60,9 +60,9 @@ func WaitUpTo(d time.Duration) Option {
 // each time, up to a quarter of the time for which slots are held, within 50 ms to 1 s. A queue
 // that gets nothing for more than 3 s asks less often, down to once per second.
 //
-// There is no order between processes, but each gets its share: from time to time, a process leaves
-// a slot to the others for the time between two of their requests, and its own waiters do not ask
-// for that slot. Hold without [WaitUpTo] does not queue, and leaves nothing to others.
+// There is no order between processes, but each gets its share. From time to time, a process leaves
+// a slot to the others: between two of their requests, its own waiters do not ask for that slot.
+// Hold without [WaitUpTo] does not queue, and leaves nothing to others.
 //
 // Wait returns [ErrFull] if too many callers already wait ([MaxWaiting]), ctx's error if ctx ends,
 // and [ratelimit.ErrNever] if n is never admitted. It returns [ratelimit.ErrWouldExceedDeadline]

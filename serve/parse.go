@@ -53,9 +53,9 @@ func Parse(files ...File) (*Rules, error) { return parse(files, false) }
 
 // ParseMerged is like [Parse], but merges files with the same domain in their order, as the
 // original does with MERGE_DOMAIN_CONFIG. If two patterns match, the first counts. Two descriptors
-// with the same key and value are an error, even if they differ only in their nested descriptors.
-// on_failure, instances, all_or_none, charge_over_limit and store apply to the whole domain, and
-// each of them can be set in only one of its files.
+// with the same key and value are an error, even if only their nested descriptors differ. The
+// settings on_failure, instances, all_or_none, charge_over_limit and store apply to the whole
+// domain, and each can be set in only one of its files.
 func ParseMerged(files ...File) (*Rules, error) { return parse(files, true) }
 
 // parse first reads the settings of whole domains, because a rule in one file may depend on a

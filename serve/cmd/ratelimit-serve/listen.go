@@ -39,8 +39,8 @@ func isLeft(ctx context.Context, path string) bool {
 }
 
 // bounded limits the number of open connections, so that files are left for the other ports and for
-// Redis: to a quarter of the files that the process may open for each of the two ports of callers,
-// and to an eighth for the private port. Further connections wait.
+// Redis. Each of the two ports of callers gets a quarter of the files that the process may open,
+// and the private port gets an eighth. Further connections wait.
 func bounded(l net.Listener, name string) net.Listener {
 	share := maxFiles() / 8
 	if name != "private" {
