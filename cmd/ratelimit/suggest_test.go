@@ -130,7 +130,7 @@ func TestAPeriodWithTooManyEventsIsGivenUp(t *testing.T) {
 
 	s = newSuggest(strings.NewReader(longLog(3000)))
 	s.maxEvents = 2
-	require.Contains(t, s.report(t), "period 1s was given up: 2 requests were in it\n")
+	require.Contains(t, s.report(t), "period 1s was given up, because it had 2 requests\n")
 	require.LessOrEqual(t, cap(s.events), 16)
 }
 
