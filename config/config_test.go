@@ -474,8 +474,8 @@ func TestBuildRefusesWhatItCannotUse(t *testing.T) {
 	require.Contains(t, build(good, (*memstore.Store)(nil), config.WithTierFunc(tierFunc)), "the store is nil")
 	require.Contains(t, build(good, mem, nil), "an Option is nil")
 	require.Contains(t, build(good, mem, config.WithTierFunc(nil)), "WithTierFunc(nil)")
-	require.Contains(t, build(new(config.Config), mem), "its constructor has not made")
-	require.Contains(t, build(nil, mem), "its constructor has not made")
+	require.Contains(t, build(new(config.Config), mem), "was not made by its constructor")
+	require.Contains(t, build(nil, mem), "was not made by its constructor")
 	require.Equal(t, `config: 3:3: limiter "api": `+ratelimit.ErrInvalidOption.Error()+`: it has tiers: pass WithTierFunc to Build`, build(good, mem))
 }
 

@@ -55,7 +55,7 @@ func (d Decision) Limiter() string { return report.Limiter(&d.Result, d.Policies
 // [ratelimit.ErrInvalidOption] unless the Decision comes from [FromContext].
 func (d Decision) Refund(ctx context.Context) error {
 	if d.charge == nil {
-		return guard.Invalid("Refund: only a Decision of FromContext knows its charge")
+		return guard.Invalid("Refund: only a Decision returned by FromContext can be refunded")
 	}
 	return d.charge.refund(ctx, d.Key, &d.Result)
 }

@@ -189,10 +189,10 @@ func WithHeaders(styles ...HeaderStyle) ServerOption {
 			c.styles |= s
 		}
 		if c.styles == 0 {
-			return guard.Invalid("WithHeaders without a style")
+			return guard.Invalid("WithHeaders: want at least one style, or use WithoutHeaders")
 		}
 		if c.styles&Draft10 != 0 && c.styles&(Draft7|Draft6) != 0 {
-			return guard.Invalid("WithHeaders: Draft10 and an older draft have fields of one name")
+			return guard.Invalid("WithHeaders: Draft10 cannot be combined with Draft7 or Draft6, because their fields have the same names")
 		}
 		return nil
 	})
@@ -322,7 +322,7 @@ func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
 		if n < 0 || n > 100 {
-			return guard.Invalid("WithRetries(%d): 0 to 100", n)
+			return guard.Invalid("WithRetries(%d), want 0 to 100", n)
 		}
 		c.retries = n
 		return nil

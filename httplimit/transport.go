@@ -66,9 +66,9 @@ type LimitedError struct {
 
 func (e *LimitedError) Error() string {
 	if e.RetryAfter == ratelimit.Never {
-		return fmt.Sprintf("%v: %q never has room", ErrLimited, e.Key)
+		return fmt.Sprintf("%v: key %q never has enough room", ErrLimited, e.Key)
 	}
-	return fmt.Sprintf("%v: %q has room in %v", ErrLimited, e.Key, e.RetryAfter)
+	return fmt.Sprintf("%v: key %q has room in %v", ErrLimited, e.Key, e.RetryAfter)
 }
 
 // Is reports whether target is [ErrLimited].
@@ -92,7 +92,7 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOpt
 		return nil, err
 	}
 	if c.Refuse && c.retries > 0 {
-		return nil, guard.Invalid("WithRetries beside WithoutWaiting, which never waits for one")
+		return nil, guard.Invalid("WithRetries cannot be combined with WithoutWaiting")
 	}
 	return &Transport{c: *c, base: base}, nil
 }
@@ -113,7 +113,7 @@ func host(r *http.Request) (string, error) {
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.c.Limiter == nil {
 		closeBody(r)
-		return nil, guard.Invalid("the zero Transport")
+		return nil, guard.Invalid("the Transport was not made by NewTransport")
 	}
 	n := t.c.costs(r)
 	if n == 0 {

@@ -78,7 +78,7 @@ const MaxKey = 64 << 10
 func CheckCall(ctx context.Context, key string, n int) error {
 	switch {
 	case n <= 0:
-		return fmt.Errorf("%w: %d", ErrInvalidN, n)
+		return fmt.Errorf("%w: %d, want at least 1", ErrInvalidN, n)
 	case key == "" || len(key) > MaxKey:
 		return fmt.Errorf("%w: %d bytes, want 1 to %d", ErrInvalidKey, len(key), MaxKey)
 	}

@@ -30,7 +30,7 @@ type Admission struct {
 // WithSlots sets the options of slots.
 func (a *Admission) WithSlots(opts []inflight.Option) (err error) {
 	if len(opts) == 0 {
-		return Invalid("WithSlots without an option")
+		return Invalid("WithSlots: want at least one option")
 	}
 	a.hold = slices.Clone(opts)
 	a.waits, err = inflight.Check(opts...)

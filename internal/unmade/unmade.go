@@ -9,6 +9,6 @@ var Err error = unmade{}
 
 type unmade struct{}
 
-func (unmade) Error() string { return "ratelimit: a value that its constructor has not made" }
+func (unmade) Error() string { return "ratelimit: the value was not made by its constructor" }
 
 func (unmade) Unwrap() []error { return []error{store.ErrInvalidOption, store.ErrInvalidLimit} }

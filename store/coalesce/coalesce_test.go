@@ -496,9 +496,9 @@ func TestStoresThatCannotWorkAreRefused(t *testing.T) {
 	}
 	_, err := ratelimit.NewTokenBucket(new(coalesce.Store), ratelimit.PerDay(1))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "its constructor has not made")
+	require.ErrorContains(t, err, "was not made by its constructor")
 	_, err = ratelimit.NewTokenBucket(coalesced(t, new(coalesce.Store)), ratelimit.PerDay(1))
-	require.ErrorContains(t, err, "its constructor has not made", "which the store behind says")
+	require.ErrorContains(t, err, "was not made by its constructor", "which the store behind says")
 }
 
 // Limits on it are decided together, as they are without it.

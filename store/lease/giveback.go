@@ -102,7 +102,7 @@ func (j job) run(ctx context.Context) (err error) {
 	return j(ctx)
 }
 
-var errPanic = errors.New("lease: the store has panicked")
+var errPanic = errors.New("lease: the store panicked")
 
 // arm starts the timer for a sweep, unless it is running.
 func (d *Store) arm() {

@@ -138,7 +138,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 	_, err := ratelimit.NewFixedWindow(new(lease.Store), perSecond)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "its constructor has not made")
+	require.ErrorContains(t, err, "was not made by its constructor")
 	require.ErrorIs(t, new(lease.Store).Close(t.Context()), ratelimit.ErrInvalidOption)
 	_, err = leaseOf(bucket, 98*time.Millisecond)
 	require.NoError(t, err)
