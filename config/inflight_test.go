@@ -90,7 +90,7 @@ func TestSlotsByTheTextAndThroughUpdates(t *testing.T) {
 	})
 }
 
-// What was charged beside a slot is given back also when the text has no rate any more.
+// What was charged with a slot is refunded even if the text no longer has a rate.
 func TestASlotIsSettledUnderATextOfSlotsAlone(t *testing.T) {
 	const both = "algorithm: fixed_window, limit: 100/d, in_flight: 2"
 	for settled, want := range map[int]int{0: 100, 2: 98} {
@@ -160,7 +160,7 @@ func (l *turning) Unwrap() ratelimit.Limiter {
 	return l.Limiter
 }
 
-// Who settles events, or gives them back, goes on with the slot.
+// A caller that settles or refunds events still holds the slot.
 func TestASlotStaysHeldWhenItsEventsAreGivenBackAfterAnUpdate(t *testing.T) {
 	const both = "algorithm: token_bucket, limit: 12/d, in_flight: 8"
 	for _, actual := range []int{0, 2} {
@@ -197,8 +197,8 @@ func TestARefundOfAChargeBesideSlotsAfterAnUpdate(t *testing.T) {
 	require.Equal(t, 7, r.Parts()[1].Remaining)
 }
 
-// A text that comes while a request is decided on is followed before or after: the answer is no
-// error, and neither a slot nor an event too many stays charged.
+// If a text takes effect while a request is decided, the decision follows the old text or the new
+// one: it is not an error, and no additional slot or event stays charged.
 func TestATextThatComesWhileASlotIsTaken(t *testing.T) {
 	onRealClocks(t, func(t *testing.T, s store.Store) {
 		const slots, rates, both = "in_flight: 2", "algorithm: fixed_window, limit: 100/d", "algorithm: fixed_window, limit: 100/d, in_flight: 2"

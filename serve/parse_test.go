@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/serve"
 )
 
-// What is wrong is said with its place.
+// Each error has the place of the mistake.
 func TestWhatIsWrongInAFile(t *testing.T) {
 	t.Parallel()
 	const one = "domain: d\ndescriptors:\n- key: a\n  "
@@ -165,7 +165,7 @@ func withoutTime(r *pb.RateLimitResponse) string {
 	return short(r)
 }
 
-// What aliases make of a file is bounded, and its depth.
+// The size of a file with its aliases is bounded, and so is its depth.
 func TestFilesThatGrow(t *testing.T) {
 	t.Parallel()
 	var bomb strings.Builder

@@ -46,7 +46,7 @@ descriptors:
 	- key: listed
 `
 
-// What the answers say, one request after the other.
+// These are the answers to one request after the other.
 func TestAnswers(t *testing.T) {
 	s, c := inMemory(t, edge)
 	c.sleep(1500 * time.Millisecond)
@@ -223,7 +223,7 @@ func TestTheLimitInMetadata(t *testing.T) {
 	require.Equal(t, []any{map[string]any{"entries": []any{"user=ann"}, "limit": "5/HOUR"}}, answer.GetDynamicMetadata().AsMap()["descriptors"])
 }
 
-// What makes no sense is refused, and nothing is counted.
+// Invalid requests are rejected, and nothing is counted.
 func TestInvalidRequests(t *testing.T) {
 	s, _ := inMemory(t, edge)
 	for reason, change := range map[string]func(*pb.RateLimitRequest){
@@ -297,7 +297,8 @@ descriptors:
 	require.Equal(t, pb.RateLimitResponse_OVER_LIMIT, answer.GetOverallCode(), "they share a count")
 }
 
-// What a client can make long is counted as well: who refuses it, such as Envoy's service, lets it through.
+// Values that clients make long are counted too, because Envoy lets through what the service
+// rejects.
 func TestLongValuesAreCounted(t *testing.T) {
 	t.Parallel()
 	s, _ := inMemory(t, edge)
@@ -320,7 +321,7 @@ func TestLongValuesAreCounted(t *testing.T) {
 	}
 }
 
-// Of 32 callers at once as many are admitted as the limit says.
+// Of 32 concurrent callers, as many are admitted as the limit allows.
 func TestCallersAtOnce(t *testing.T) {
 	s, _ := inMemory(t, `domain: edge
 descriptors:

@@ -82,7 +82,7 @@ func TestSettle(t *testing.T) {
 	})
 }
 
-// What a limit has let go of by itself is not given back: it would be what others were charged.
+// Events that a limit no longer counts are not refunded, because they would be those of others.
 func TestSettleLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +116,8 @@ func TestSettleLate(t *testing.T) {
 	})
 }
 
-// What makes no sense is refused, and settles nothing. What was not charged has no reservation.
+// Invalid requests are rejected and settle nothing. If nothing was charged, there is no
+// reservation.
 func TestWhatCannotBeSettled(t *testing.T) {
 	t.Parallel()
 	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))
@@ -207,7 +208,7 @@ func TestSettleAfterTheRuleCountsElsewhere(t *testing.T) {
 	}
 }
 
-// Whatever a stranger sends as a reservation is refused, or read as one of his own.
+// Whatever a stranger sends as a reservation is rejected, or treated as the stranger's own.
 func TestReservationsOfStrangers(t *testing.T) {
 	t.Parallel()
 	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))

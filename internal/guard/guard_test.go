@@ -18,7 +18,8 @@ import (
 
 var maker = &KeyMaker[string]{None: errors.New("none"), Ambiguous: errors.New("ambiguous")}
 
-// Of the examples in FIPS 180 and RFC 4231. Both transports would be wrong in the same way.
+// The examples are from FIPS 180 and RFC 4231, because both transports could be wrong in the same
+// way.
 func TestAnAPIKeyIsCountedByItsHash(t *testing.T) {
 	secret := []byte(strings.Repeat("\x0b", 20))
 	for _, c := range []struct {

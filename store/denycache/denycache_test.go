@@ -812,7 +812,8 @@ func TestWhatAnAllAdmitsUnderAnotherLimitEndsADenial(t *testing.T) {
 	})
 }
 
-// What another one says from memory has an end that is too late by its round trip. It is not remembered once more.
+// A denial that another cache answers from memory ends too late by its round trip, so it is not
+// remembered again.
 func TestADenialFromMemoryIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const roundTrip = 200 * time.Millisecond

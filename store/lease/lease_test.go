@@ -194,7 +194,7 @@ func TestBadInput(t *testing.T) {
 	require.Empty(t, s.reset())
 }
 
-// A Rate of 0, Unlimited and keys of few events are decided as without leases, but for windows.
+// Except for windows, a Rate of 0, Unlimited and keys of few events are decided as without leases.
 // So are long keys.
 func TestWhatIsNotLeased(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
@@ -412,8 +412,8 @@ func BenchmarkHeld(b *testing.B) {
 
 type rateKey struct{}
 
-// Who stands behind a call of the store while another caller brings another limit is decided on by its
-// own, and by the store.
+// If another caller brings another limit while callers wait for the store, each is decided by its
+// own limit, and by the store.
 func TestWhoWaitsWhileTheLimitChangesHasItsOwn(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -438,7 +438,8 @@ func TestWhoWaitsWhileTheLimitChangesHasItsOwn(t *testing.T) {
 	})
 }
 
-// What a lease denies says what the store would. (The others lend a little less than there is.)
+// A denial by a lease has the numbers that the store would report. (The others lend a little less
+// than there is.)
 func TestADenialOfALeaseSaysWhatTheStoreWould(t *testing.T) {
 	for _, algorithm := range algorithms[:2] {
 		synctest.Test(t, func(t *testing.T) {

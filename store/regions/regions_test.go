@@ -938,8 +938,8 @@ func TestServedByHTTP(t *testing.T) {
 	require.Equal(t, map[int]int{http.StatusOK: 4, http.StatusTooManyRequests: 2}, codes)
 }
 
-// A share holds only so many events. What it could not hold is not told to be charged, or a Refund of that would
-// give back what others were charged with.
+// A share can hold only so many events. What it could not hold must not be reported as charged,
+// because a Refund of that would refund the charges of others.
 func TestWhatAShareCannotHoldIsNotGivenBack(t *testing.T) {
 	year := 365 * 24 * time.Hour
 	for _, tt := range []struct {

@@ -178,7 +178,7 @@ func TestServer(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
-// What is too large is refused before it has come: the bodies here never end.
+// Requests that are too large are rejected before they have arrived. The bodies here never end.
 func TestAbsurdSizes(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits))
@@ -231,7 +231,7 @@ func TestAbsurdSizes(t *testing.T) {
 	require.EqualValues(t, 2, answer.GetStatuses()[0].GetLimitRemaining(), "nothing was counted")
 }
 
-// Who forgets the proxies is told of the flag.
+// If the proxies are missing, the log names the flag.
 func TestAProxyThatIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	config := writeFile(t, "limits.yaml", limits+"checks:\n  client: [{user: address}]\n")
@@ -248,7 +248,8 @@ func TestAProxyThatIsNotTrusted(t *testing.T) {
 	}
 }
 
-// Who forgets the family of fields that a check needs is told of the flag, and nothing starts.
+// If the family of fields that a check needs is missing, the error names the flag, and nothing
+// starts.
 func TestFieldsThatNobodyHasNamed(t *testing.T) {
 	t.Parallel()
 	config := writeFile(t, "limits.yaml", limits+"checks: {client: [{user: path}]}\n")
