@@ -266,9 +266,9 @@ func WithMaxPause(d time.Duration) ClientOption {
 // left of several limits, the last one to have room counts. Requests in flight can still be
 // refused.
 //
-// Responses of any status count, such as the 403 with which GitHub refuses. For a 429 or 503, these
-// fields are read only if the refusal does not otherwise say when to come back, with times as in
-// Retry-After, durations such as 6m0s, and RFC 3339 times:
+// Responses of any status count, such as the 403 with which GitHub refuses. A time can have any
+// form that is accepted in Retry-After, such as 30, 6m0s, or an RFC 3339 time. These fields are
+// read, but for a 429 or 503 only if it does not otherwise say when to come back:
 //
 //   - RateLimit of the IETF drafts 7 to 10, except for limits whose unit in RateLimit-Policy is
 //     concurrent-requests, and the RateLimit-Remaining and RateLimit-Reset of draft 6

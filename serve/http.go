@@ -36,8 +36,8 @@ const MaxBody = 256 << 10
 //	POST /json          a RateLimitRequest as JSON, and its answer: 200 or 429
 //	/check/{name}       for subrequests of proxies: 204, or 429 with Retry-After; ?denied=403
 //	POST /v1/decide     {"domain": "api", "asks": [{"entries": {"user": "ann"}, "hits": 1}]}: 200 or 429
-//	POST /v1/refund     the same, to give back as many events
-//	POST /v1/settle     the same with "used" for "hits", and the "reservation" of a decision with "reserve": true
+//	POST /v1/refund     the same, to refund the events
+//	POST /v1/settle     the same with "used" in place of "hits", and the "reservation" of a decision with "reserve": true
 //
 // With ?timeout=200ms, on_failure decides within four fifths of that time. No header field can set
 // the time, because a proxy would pass on the client's.
