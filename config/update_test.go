@@ -105,7 +105,7 @@ func TestAnUpdateThatFailsChangesNothing(t *testing.T) {
 	l := limiter(t, ls, "a")
 
 	err = ls.Update(parse(t, "limiters: {b: {algorithm: fixed_window, limit: 9/d}}"))
-	require.EqualError(t, err, ratelimit.ErrInvalidOption.Error()+`: limiter "a" is in use, but missing from the new configuration`)
+	require.EqualError(t, err, ratelimit.ErrInvalidOption.Error()+`: limiter "a" is in use, but missing from the new configuration: keep it there`)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	err = ls.Update(parse(t, "limiters:\n a: {algorithm: fixed_window, limit: 9/d}\n b: {algorithm: fixed_window, limit: 9/d, tiers: {x: 1/s}}"))
 	require.ErrorContains(t, err, `config: 3:2: limiter "b": `)

@@ -9,26 +9,26 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Ending says how a Slot has ended, for [OnEnd].
+// Ending describes how a Slot ended, for [OnEnd].
 type Ending struct {
 	Key    string
 	Held   time.Duration
 	Reason Reason
 }
 
-// Reason is why a Slot has ended.
+// Reason is the reason why a Slot ended.
 type Reason uint8
 
 // The reasons.
 const (
-	Released  Reason = iota // by Release
-	Lost                    // it could not be renewed; Release comes afterwards
-	TooLong                 // [Longest] was over
-	Forgotten               // nothing could reach the Slot any more
+	Released  Reason = iota // by a call of Release
+	Lost                    // it could not be renewed; a Release follows
+	TooLong                 // the time of [Longest] was over
+	Forgotten               // nothing referred to the Slot any more
 )
 
-// forget ends a slot that nothing can reach. It leaves that to the next renewal if there are any: a
-// cleanup runs outside of the bubble of a synctest, and cannot touch a timer inside.
+// forget ends a slot that nothing refers to. If there are renewals, the next one ends it, because a
+// cleanup runs outside a synctest bubble and cannot touch a timer inside.
 func (h *held) forget() {
 	h.mu.Lock()
 	if h.timer != nil && !h.inMemory() {
@@ -40,7 +40,7 @@ func (h *held) forget() {
 	h.end(Forgotten)
 }
 
-// end ends the slot, once.
+// end ends the slot once.
 func (h *held) end(why Reason) {
 	h.mu.Lock()
 	if h.ended {
@@ -64,7 +64,7 @@ func (h *held) end(why Reason) {
 	h.mu.Unlock()
 	h.tell(why)
 	switch {
-	case busy: // who renews will give back
+	case busy: // the goroutine that renews will release the slots
 	case h.inMemory():
 		h.giveBack()
 	default:
@@ -72,7 +72,7 @@ func (h *held) end(why Reason) {
 	}
 }
 
-// yield decides whether other processes are to have the slots of one who has waited.
+// yield decides whether to leave the slots of a caller that has waited to other processes.
 func (h *held) yield() {
 	if !h.waited || h.inMemory() {
 		return
@@ -87,8 +87,8 @@ func (h *held) yield() {
 	h.yields = len(cores) > 0 && lines.yield(h.key, cores, time.Since(h.since), h.full)
 }
 
-// lose tells of a loss, once. The slot goes on being renewed, so that what still runs is counted
-// as far as it can be.
+// lose reports a loss, once. The slot is still renewed, so that the work that continues is counted
+// as far as possible.
 func (h *held) lose() {
 	h.mu.Lock()
 	first := h.holding()
@@ -104,10 +104,10 @@ func (h *held) lose() {
 	}
 }
 
-// told reports whether anybody is told of the end.
+// told reports whether anything is notified of the end.
 func (h *held) told() bool { return h.onEnd != nil || h.counters != nil }
 
-// tell tells of a loss, or of the end.
+// tell notifies of a loss or of the end.
 func (h *held) tell(why Reason) {
 	if !h.told() {
 		return
@@ -121,8 +121,8 @@ func (h *held) tell(why Reason) {
 	}
 }
 
-// giveBack gives back the places, for who has set busy. What could not be sent is
-// tried again, until it ends by itself.
+// giveBack releases the places. The caller has set busy. Places that cannot be released are tried
+// again, until they expire.
 func (h *held) giveBack() {
 	h.giveBackBeside()
 	var left []place
@@ -131,9 +131,9 @@ func (h *held) giveBack() {
 			lines.wake(h.key, p.core, h.yields)
 			continue
 		}
-		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer would not be the whole call
+		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer than n would not be the whole call
 		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
-		if !gone { // also if a function of the limiter has failed
+		if !gone { // even if a function of the limiter has failed
 			left = append(left, p)
 		}
 		if err == nil || h.yields {
@@ -149,8 +149,8 @@ func (h *held) giveBack() {
 	}
 }
 
-// giveBackBeside gives back the slots, and not the rates, that local limiters have for an All: they were charged
-// with what the store has admitted, or have let it through in an outage.
+// giveBackBeside releases the slots, but not the rates, that local limiters hold for an All. These
+// were charged with what the store admitted, or admitted it themselves in an outage.
 func (h *held) giveBackBeside() {
 	if !h.beside {
 		return

@@ -212,7 +212,7 @@ func (w *world) hold(p *process) {
 	}()
 }
 
-// kill ends a process. What it has sent is still on its way.
+// kill ends a process. Its messages are still in flight.
 func (w *world) kill(p *process, i int) {
 	p.killed = true
 	for _, m := range slices.Clone(w.messages) {

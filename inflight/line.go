@@ -17,20 +17,20 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// mostAsking is how many of a line ask at once at most. One at a time would leave slots unused far from
-// the store, and all at once would overload it.
+// mostAsking is how many waiters of a queue ask at the same time. Asking one at a time would leave
+// slots unused if the store is far away, and asking all at once would overload it.
 const mostAsking = 128
 
-// mostOffers is how many lines are told of a free slot, until one of them can use it.
+// mostOffers is how many queues are offered a free slot until one of them can use it.
 const mostOffers = 4
 
-// lines are those of this process.
+// lines are the queues of this process.
 var lines = allLines{byID: map[lineID]*line{}, bySlots: map[slotsID]*share{}}
 
 type allLines struct {
-	some atomic.Bool // whether there are shares; set under mu, and read without, since each Release does
+	some atomic.Bool // whether there are shares; set under mu, but read without it, because each Release reads it
 
-	mu      sync.Mutex // protects all below, the lines and the shares
+	mu      sync.Mutex // protects all below, the queues and the shares
 	byID    map[lineID]*line
 	bySlots map[slotsID]*share
 }
@@ -38,70 +38,70 @@ type allLines struct {
 type lineID struct {
 	limiter ratelimit.Limiter
 	key     string
-	counted string // by see.Queues, so that a function of the context can give each user a line
+	counted string // from see.Queues, so that a function of the context can give each user a queue
 }
 
-// slotsID is slots under a key. If a function makes the key that is counted, they may be those of any
-// key, and are found under "".
+// slotsID identifies the slots of a key. If a function makes the key that is counted, they may
+// belong to any key, and are found under "".
 type slotsID struct {
 	core *ratelimit.Custom
 	key  string
 }
 
-// line is those who wait for slots of a key.
+// line is a queue of waiters for slots of a key.
 type line struct {
 	id      lineID
-	shared  bool // it is found by its id
+	shared  bool // whether it is found by its id
 	waitFor map[slotsID]*list.Element
 
-	idle    list.List // of *waiter, in order of arrival: those that do not ask
-	asking  int       // how many do
-	arrived int       // how many have come so far
-	free    int       // slots that were free by the last answer, and that nobody asks for yet
-	offers  []offer   // the same, by a Release
+	idle    list.List // of *waiter, in order of arrival: those that are not asking
+	asking  int       // how many are asking
+	arrived int       // how many have arrived so far
+	free    int       // slots that were free according to the last answer, and that nobody asks for yet
+	offers  []offer   // slots that were released here, and that nobody asks for yet
 
-	pause time.Duration // before the next question, if no slot is known to be free; it grows
-	rest  time.Duration // the same, after the last denial
-	timer *time.Timer   // of that question; nil at first
-	armed bool          // it is set
+	pause time.Duration // before the next request, if no slot is known to be free; it grows
+	rest  time.Duration // the time until that request, after the last denial
+	timer *time.Timer   // for that request; nil at first
+	armed bool          // whether timer is set
 
-	served time.Time // when the last one got a slot; at first, when the first one came
+	served time.Time // when the last waiter got a slot; at first, when the first one arrived
 
-	denial   ratelimit.Result // the last one
-	deniedAt time.Time        // zero before
+	denial   ratelimit.Result // the last denial
+	deniedAt time.Time        // zero if there was none
 }
 
-// offer is a slot that was given back.
+// offer is a slot that was released.
 type offer struct {
 	slots slotsID
-	left  int // how many more lines may be told
-	late  int // so many were left to other processes before; 0 for others
+	left  int // to how many more queues it may be offered
+	late  int // how many slots were left to other processes before it; 0 if none
 }
 
-// waiter is one of them.
+// waiter is one waiter of a queue.
 type waiter struct {
 	line    *line
 	arrived int
-	until   time.Time     // when it leaves at the latest; zero if there is no such time
-	place   *list.Element // in the idle ones; nil while it asks
-	ask     chan struct{} // of capacity 1: not to wait any longer
-	offer   offer         // that it asks for
+	until   time.Time     // when it leaves at the latest; zero if never
+	place   *list.Element // among the idle ones; nil while it is asking
+	ask     chan struct{} // of capacity 1: tells it to ask
+	offer   offer         // the slot that it asks for
 	served  bool
-	rated   bool // then slots were left, and rates had no room for another one
+	rated   bool // whether slots were left, but rates had no room for another call
 
 	deferred  bool // see held
-	impatient bool // an error ends the wait
+	impatient bool // whether an error ends the wait
 	asked     bool
-	denial    ratelimit.Result // of the last question, at deniedAt
+	denial    ratelimit.Result // of its last request, at deniedAt
 	deniedAt  time.Time
-	parts     []ratelimit.Part // of the denial of an All, if that is told; or nil
-	rest      time.Duration    // after it
-	exactly   bool             // or else that at most, since nobody knows
+	parts     []ratelimit.Part // of the denial by an All, if known
+	rest      time.Duration    // after the denial
+	exactly   bool             // whether to wait exactly that long, and not less
 }
 
-// hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
+// hold asks in turn until w has a slot or until has ended, and leaves the queue.
 func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
-	free, next := 0, true // slots that others may ask for at once, and whether the next one asks in w's place
+	free, next := 0, true // slots that others may ask for immediately, and whether the next waiter asks in place of w
 	defer func() { lines.leave(w, free, next) }()
 	l, key := w.line.id.limiter, w.line.id.key
 	for {
@@ -116,7 +116,7 @@ func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot,
 		}
 		if s, r, err = h.hold(ctx); s != nil {
 			w.served, w.rated = true, r.Remaining == 0 && !h.full
-			if free, next = r.Remaining, false; r.Limit == 0 { // all are let through, by a fallback or a shadow
+			if free, next = r.Remaining, false; r.Limit == 0 { // everything is admitted, by a fallback or a shadow
 				free = math.MaxInt32
 			}
 			return s, r, nil
@@ -141,7 +141,8 @@ func (w *waiter) turn(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// denied notes when the line asks again if nothing happens before, or returns why w does not.
+// denied sets when the queue asks again if nothing else happens, or returns the reason why w stops
+// waiting.
 func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err error) error {
 	w.rest, w.exactly = max(r.RetryAfter, time.Millisecond), false
 	switch {
@@ -153,10 +154,10 @@ func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err erro
 	case err != nil:
 		return err
 	case r.RetryAfter == ratelimit.Never:
-		return fmt.Errorf("%w: %d events with a limit of %d", ratelimit.ErrNever, n, r.Limit)
+		return fmt.Errorf("%w: %d events exceed the limit of %d", ratelimit.ErrNever, n, r.Limit)
 	}
 	bySlots, byRates := w.missing()
-	byRates = min(byRates, r.RetryAfter) // a fallback says when it asks the store for what is more than a share
+	byRates = min(byRates, r.RetryAfter) // a fallback reports when it will ask the store for more than a share
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= byRates {
 		return ratelimit.ErrWouldExceedDeadline
 	}
@@ -164,8 +165,8 @@ func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err erro
 	return nil
 }
 
-// missing tells whether slots are missing, by the last denial, and for how long rates have no room. Nobody
-// knows when slots come.
+// missing reports whether slots are missing according to the last denial, and for how long rates
+// have no room. When a slot will be released is not known.
 func (w *waiter) missing() (bySlots bool, byRates time.Duration) {
 	if w.parts == nil {
 		return true, 0
@@ -180,7 +181,7 @@ func (w *waiter) missing() (bySlots bool, byRates time.Duration) {
 	return bySlots, byRates
 }
 
-// lacks reports whether w was denied for want of slots of core.
+// lacks reports whether w was denied for lack of slots of core.
 func (w *waiter) lacks(core *ratelimit.Custom) bool {
 	for i := range w.parts {
 		if of, ok := slotsIn(w.parts[i].Limiter); ok && of == core {
@@ -190,8 +191,9 @@ func (w *waiter) lacks(core *ratelimit.Custom) bool {
 	return true
 }
 
-// join puts a waiter for n slots at the end of the line of key. The first in a line asks at once. If most
-// are in it, there is no waiter, and what is returned is the last denial, if there was one.
+// join adds a waiter for n slots to the end of the queue of key. The first in a queue asks
+// immediately. If the queue already has most waiters, join returns no waiter, and the last denial
+// if there was one.
 func (a *allLines) join(until context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
 	if most == 0 {
 		most = defaultMost
@@ -216,7 +218,7 @@ func (a *allLines) join(until context.Context, l ratelimit.Limiter, key string, 
 	return w, nil
 }
 
-// lineOf returns the line of id, and makes it if there is none.
+// lineOf returns the queue of id, and creates it if there is none.
 func (a *allLines) lineOf(id lineID) *line {
 	shared := canBeKey(id)
 	if shared && a.byID[id] != nil {
@@ -239,14 +241,14 @@ func (a *allLines) lineOf(id lineID) *line {
 	return ln
 }
 
-// canBeKey reports whether id can be the key of a map. A limiter that contains NaN is not even equal to
-// itself.
+// canBeKey reports whether id can be the key of a map. A limiter that contains NaN is not even
+// equal to itself.
 func canBeKey(id lineID) bool {
 	v := reflect.ValueOf(id.limiter)
 	return v.Kind() == reflect.Pointer || v.Comparable() && id == id //nolint:gocritic,staticcheck // NaN
 }
 
-// remove removes a line in which nobody waits.
+// remove removes a queue in which nobody waits.
 func (a *allLines) remove(ln *line) {
 	if ln.shared {
 		delete(a.byID, ln.id)
@@ -258,7 +260,7 @@ func (a *allLines) remove(ln *line) {
 	}
 }
 
-// move has those ask who may. If nobody does, one will after the rest.
+// move lets the waiters ask that may. If none may, one of them asks after the rest.
 func (a *allLines) move(ln *line) {
 	for ln.free+len(ln.offers) > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
 		w := ln.idle.Remove(ln.idle.Front()).(*waiter)
@@ -288,7 +290,7 @@ func (a *allLines) move(ln *line) {
 	}
 }
 
-// tell tells one line of a slot, which then is the last to be told of the next.
+// tell offers a slot to one queue, which then becomes the last to be offered the next slot.
 func (a *allLines) tell(o offer) {
 	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.lines.Len() > 0; {
 		o.left--
@@ -302,7 +304,7 @@ func (a *allLines) tell(o offer) {
 	}
 }
 
-// rested has one ask after the rest.
+// rested lets one waiter ask after the rest.
 func (a *allLines) rested(ln *line) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -316,7 +318,7 @@ func (a *allLines) rested(ln *line) {
 	}
 }
 
-// back puts w, which was denied, where it was in its line.
+// back returns w, which was denied, to its place in the queue.
 func (a *allLines) back(w *waiter) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -324,10 +326,10 @@ func (a *allLines) back(w *waiter) {
 	if ln.asking--; w.asked {
 		ln.denial, ln.deniedAt = w.denial, w.deniedAt
 	}
-	ln.free = 0                      // as it says
-	ln.rest = min(w.rest, mostPause) // since w may leave, and the key may be reset
+	ln.free = 0                      // according to the denial
+	ln.rest = min(w.rest, mostPause) // limited, because w may leave, and the key may be reset
 	if !w.exactly {
-		ln.rest = min(w.rest, ln.pause-rand.N(ln.pause/4)) // so that processes do not ask together
+		ln.rest = min(w.rest, ln.pause-rand.N(ln.pause/4)) // random, so that processes do not ask together
 		if ln.asking == 0 {
 			ln.pause = min(2*ln.pause, a.longest(ln))
 		}
@@ -350,8 +352,8 @@ func (a *allLines) back(w *waiter) {
 	}
 }
 
-// leave takes w out of its line. If it has asked, or was to, others may ask for so many slots, or the next
-// one in its place.
+// leave removes w from its queue. If it has asked or was to ask, free others may ask immediately,
+// or the next one in its place.
 func (a *allLines) leave(w *waiter, free int, next bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -368,7 +370,7 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 	}
 	ln.pause = min(ln.pause, a.longest(ln))
 	if ln.rest = ln.pause - rand.N(ln.pause/4); !w.served || w.rated {
-		ln.rest = leastPause // to ask how things are
+		ln.rest = leastPause // to find out the current state
 	}
 	ln.free = max(ln.free, free-ln.asking-a.left(ln))
 	switch {
@@ -380,7 +382,7 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 	a.move(ln)
 }
 
-// last is the last denial of w or in its line, as it would be now, or nil.
+// last returns the last denial of w or in its queue, as it would be now, or nil.
 func (a *allLines) last(w *waiter) *ratelimit.Result {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -392,7 +394,7 @@ func (a *allLines) last(w *waiter) *ratelimit.Result {
 
 func (ln *line) lastDenial() *ratelimit.Result { return aged(ln.denial, ln.deniedAt) }
 
-// aged is what r, a denial of time at, would be now.
+// aged returns r, a denial at time at, as it would be now.
 func aged(r ratelimit.Result, at time.Time) *ratelimit.Result {
 	switch {
 	case at.IsZero():

@@ -172,7 +172,8 @@ func TestAfterUnlimitedWaitersAskSeldom(t *testing.T) {
 	})
 }
 
-// An All of tokens and 1,000 slots. Who wants more tokens than there are does not ask 999 times at once.
+// For an All of tokens and 1,000 slots, a caller that wants more tokens than there are does not ask
+// 999 times in a row.
 func TestWhoLacksTokensAsksOnceForEachFreeSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -275,7 +276,7 @@ func TestFailOpenDeniesNobody(t *testing.T) {
 	})
 }
 
-// A limit in shadow mode changes nothing, its package says. So nobody waits for it.
+// A limit in shadow mode changes nothing, so nobody waits for it.
 func TestAShadowIsNotSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -387,7 +388,8 @@ func TestAnErrorIsNoDenial(t *testing.T) {
 	})
 }
 
-// RetryAfter of who has waited counts from the denial, also if its last question is long ago.
+// The RetryAfter of a caller that has waited counts from the denial, even if its last request was
+// long ago.
 func TestRetryAfterIsNotOfLongAgo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -540,7 +542,7 @@ func TestTwoReleasesWakeTwoLines(t *testing.T) {
 	})
 }
 
-// Who is woken and leaves tells the other lines.
+// A waiter that is woken and leaves notifies the other queues.
 func TestWhoIsWokenAndLeavesLeavesTheSlotToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())

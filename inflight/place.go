@@ -12,22 +12,23 @@ type places struct {
 	charged ratelimit.Result // the answer
 	taken   []place
 	first   [1]place // of taken, in one allocation
-	full    bool     // one of them was the last one that was free
-	beside  bool     // a local limiter may have others for the whole
+	full    bool     // whether one of them was the last free slot
+	beside  bool     // whether a local limiter may hold other slots for the whole
 }
 
 // place is one slot of one limiter.
 type place struct {
-	limiter ratelimit.Limiter // to which it is given back
-	answer  ratelimit.Result  // of limiter
-	core    *ratelimit.Custom // by which it is renewed
-	toTake  bool              // it was let through in an outage, with others of an All
+	limiter ratelimit.Limiter // to which it is released
+	answer  ratelimit.Result  // the answer of limiter
+	core    *ratelimit.Custom // with which it is renewed
+	toTake  bool              // it was admitted in an outage, together with others of an All
 	life    time.Duration
-	until   time.Time // when it ends at the earliest
+	until   time.Time // the earliest time at which it may expire
 }
 
-// note notes the slots of r, which is the answer to q, asked at that time. Those of an All are its parts. If none of
-// these has decided, but what stands in for all in an outage, each slot is still to be taken.
+// note records the slots of r, the answer to q, which was asked at that time. For an All, these are
+// its parts. If none of the parts has decided, but one limiter for all in an outage, each slot is
+// still to be taken.
 func (ps *places) note(q *question, r ratelimit.Result, asked time.Time) {
 	ps.charged = r
 	if q.core != nil {
@@ -53,7 +54,7 @@ func (ps *places) note(q *question, r ratelimit.Result, asked time.Time) {
 	}
 }
 
-// areOf reports whether one of parts is that of one of these slots.
+// areOf reports whether one of parts belongs to one of cores.
 func areOf(cores []*ratelimit.Custom, parts []ratelimit.Part) bool {
 	return slices.ContainsFunc(parts, func(p ratelimit.Part) bool {
 		core, ok := slotsIn(p.Limiter)
@@ -61,14 +62,14 @@ func areOf(cores []*ratelimit.Custom, parts []ratelimit.Part) bool {
 	})
 }
 
-// addOf adds the slot of l, which has answered r, if l has slots and has charged one.
+// addOf adds the slot of l, which answered r, if l counts slots and has charged one.
 func (ps *places) addOf(l ratelimit.Limiter, r ratelimit.Result, toTake bool, asked time.Time) {
 	if core, ok := slotsIn(l); ok {
 		ps.add(l, core, r, toTake, asked)
 	}
 }
 
-// add adds the slot of l, whose slots are core's.
+// add adds the slot of l, which counts the slots of core.
 func (ps *places) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.Result, toTake bool, asked time.Time) {
 	p := place{limiter: l, answer: r, core: core, toTake: toTake, life: core.Limit().Period}
 	p.until = asked.Add(p.life)
@@ -81,7 +82,7 @@ func (ps *places) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.R
 	}
 }
 
-// inMemory reports whether all slots were taken in this process's memory, where giving back takes no time.
+// inMemory reports whether all slots are in this process's memory, where releasing takes no time.
 func (ps *places) inMemory() bool {
 	for i := range ps.taken {
 		if ps.taken[i].life != forever || ps.taken[i].toTake {
@@ -91,8 +92,8 @@ func (ps *places) inMemory() bool {
 	return true
 }
 
-// passed reports whether a slot may have ended by now. The wall clock counts too: the other one stands
-// still while the machine sleeps.
+// passed reports whether a slot may have expired by now. It also checks the wall clock, because the
+// monotonic clock stops while the machine sleeps.
 func (ps *places) passed(now time.Time) bool {
 	for i := range ps.taken {
 		if p := &ps.taken[i]; p.life < forever && p.counted() && (!now.Before(p.until) || !now.Round(0).Before(p.until.Round(0))) {
@@ -102,12 +103,13 @@ func (ps *places) passed(now time.Time) bool {
 	return false
 }
 
-// due reports whether p is to be renewed: at a third of its life, or in each turn if the store does not count it.
+// due reports whether to renew p: each third of its lifetime, or in every turn if the store does
+// not count it.
 func (p *place) due(now time.Time) bool {
 	return !p.counted() || p.until.Sub(now) <= p.life*7/10
 }
 
-// charged is what core has answered.
+// charged returns the answer of core.
 func (p *place) charged() ratelimit.Result { return inner(p.limiter, p.answer) }
 
 // counted reports whether the store counts p.
@@ -116,7 +118,7 @@ func (p *place) counted() bool {
 	return charged.Charged() > 0 && charged.Source() == ratelimit.SourceStore
 }
 
-// standsIn reports whether p was let through without the store, in an outage.
+// standsIn reports whether p was admitted without the store, in an outage.
 func (p *place) standsIn() bool { return p.toTake || standIn(p.charged()) }
 
 func standIn(r ratelimit.Result) bool {

@@ -14,12 +14,12 @@ import (
 //go:embed inflight.lua
 var inflightLua string
 
-// rule counts slots. Each has a number, in the order of their taking, and an end. A key keeps
-// them in a log: its State is always that of a new key.
+// rule counts slots. Each slot has a number, in the order in which they were taken, and an end. A
+// key keeps its slots in a log; its State is always that of a new key.
 //
-// The Rate of a limit is how many there are, and the Period how long one is held unless it is
-// renewed. The number of a slot is the time of its taking, or the next one that is free. A
-// Before is the number of a slot to be renewed.
+// The Rate of a limit is the number of slots, and the Period is how long a slot is held unless it
+// is renewed. The number of a slot is the time at which it was taken, or the next free number. To
+// renew a slot, Before is its number.
 var rule = ratelimit.NewRule(store.Rule{
 	Name:      Algorithm,
 	AnyPeriod: true,
@@ -49,11 +49,11 @@ func report(l store.Limit, r store.Reply, _, charged int64) store.Report {
 	return v
 }
 
-// slots are those of a key.
+// slots are the slots of a key.
 type slots struct {
-	last  int64   // the last number given; 0 if none was
+	last  int64   // the last number used; 0 if none was
 	all   []slot  // in the order of their numbers; some may have ended
-	first [1]slot // of all, in one allocation
+	first [1]slot // of all, in the same allocation
 }
 
 func newSlots() *slots {
@@ -64,8 +64,8 @@ func newSlots() *slots {
 
 type slot struct{ number, end int64 }
 
-// Step replies the number of the first slot, how many are held, and ResetAfter. Of a denial it
-// replies RetryAfter in place of the number.
+// Step replies with the number of the first slot, how many are held, and ResetAfter. For a denial,
+// it replies with RetryAfter in place of the number.
 func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 	r := store.Reply{X: s.next(now)}
 	longest := now
@@ -78,7 +78,7 @@ func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 	r.Z = longest - now
 	if i, held := s.find(l.Before()); held && s.all[i].end > now {
 		r.X, r.Outcome = l.Before(), store.Admitted
-		r.Y-- // it is one of those that are held
+		r.Y-- // it is one of the held slots
 		return r
 	}
 	r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate)
@@ -92,10 +92,10 @@ func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 	return r
 }
 
-// next is the number of the next slot that is taken.
+// next returns the number of the next slot to be taken.
 func (s *slots) next(now int64) int64 { return max(now, s.last+1) }
 
-// find returns the place of a slot.
+// find returns the index of a slot.
 func (s *slots) find(number int64) (int, bool) {
 	if number <= 0 || number > s.last {
 		return 0, false
@@ -103,7 +103,7 @@ func (s *slots) find(number int64) (int, bool) {
 	return slices.BinarySearchFunc(s.all, number, func(one slot, number int64) int { return cmp.Compare(one.number, number) })
 }
 
-// after is when the first n of those that are held will have ended.
+// after returns when the first n of the held slots will have ended.
 func (s *slots) after(now, n int64) int64 {
 	if n == 1 {
 		first := int64(math.MaxInt64)
@@ -139,17 +139,17 @@ func (s *slots) Add(l store.Limit, now, n int64) (end int64) {
 	return s.End()
 }
 
-// Refund gives back the slots of c that are still held.
+// Refund releases the slots of c that are still held.
 func (s *slots) Refund(_ store.Limit, now int64, c store.Receipt) {
 	s.all = slices.DeleteFunc(s.all, func(one slot) bool {
 		return one.end <= now || one.number >= c.At && one.number < c.At+c.N
 	})
-	if len(s.all) == 0 { // as a key never seen, which it is on Redis
+	if len(s.all) == 0 { // like a new key, which it is on Redis
 		s.last = 0
 	}
 }
 
-// End is when the last slot ends.
+// End returns when the last slot ends.
 func (s *slots) End() int64 {
 	end := int64(math.MinInt64)
 	for _, one := range s.all {
@@ -158,7 +158,7 @@ func (s *slots) End() int64 {
 	return end
 }
 
-// Used is how many slots are held.
+// Used returns how many slots are held.
 func (s *slots) Used(now int64) (n int64) {
 	for _, one := range s.all {
 		if one.end > now {
@@ -168,7 +168,7 @@ func (s *slots) Used(now int64) (n int64) {
 	return n
 }
 
-// AppendBinary appends the last number, and the number and the end of each slot.
+// AppendBinary appends the last number, and the number and end of each slot.
 func (s *slots) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.BigEndian.AppendUint64(b, uint64(s.last))
 	for _, one := range s.all {
@@ -193,4 +193,4 @@ func parse(b []byte) (store.Log, error) {
 	return s, nil
 }
 
-const farthest = 1 << 60 // of a time in Unix µs
+const farthest = 1 << 60 // the largest time, in Unix µs

@@ -202,7 +202,7 @@ func TestAnotherRuleBesideSlotsIsARate(t *testing.T) {
 	}
 }
 
-// A slot is found however long after others it was taken, also where an int has 32 bits.
+// A slot is found however long after others it was taken, even if an int has 32 bits.
 func TestSlotsTakenFarApartAreToldApart(t *testing.T) {
 	l, s := store.Limit{Rate: 100, Period: 1 << 50}, newSlots()
 	var numbers []int64
@@ -236,8 +236,9 @@ func TestASlotIsRenewedBeforeItsEnd(t *testing.T) {
 	}
 }
 
-// What a store is told of the slots of a key is so, also of several that are taken at once: how many are held, when
-// the last one ends, and when there is room again. Those that have ended take no memory for long.
+// What a store reports about the slots of a key is correct, even if several are taken together: how
+// many are held, when the last one ends, and when there is room again. Slots that have ended do not
+// use memory for long.
 func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 33))
 	s, now := newSlots(), int64(1_800_000_000_000_000)
@@ -274,7 +275,8 @@ func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
 	}
 }
 
-// What stores may ask the rule. Its State is always that of a new key, since the slots are in a log.
+// These are the functions that stores call. The State is always that of a new key, because the
+// slots are in a log.
 func TestTheRuleAnswersItsStores(t *testing.T) {
 	l := store.Limit{Rate: 3, Period: 1000}
 	for held, left := range []int64{3, 2, 1, 0, 0} {

@@ -85,8 +85,9 @@ func (c crowd) run(t *testing.T, d time.Duration) (jobs []int, used, calls float
 	return jobs, worked.Seconds() / d.Seconds() / float64(c.slots), calls
 }
 
-// Those who wait for slots in several processes get even shares, and few slots are unused meanwhile: whether there
-// are more workers than slots in each process or not, and whether rates are decided with the slots or not.
+// Waiters in several processes get even shares of the slots, and few slots are unused, whether or
+// not there are more workers than slots in each process, and whether or not rates are decided with
+// the slots.
 func TestProcessesGetEvenShares(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -170,7 +171,8 @@ func TestAProcessThatComesLaterGetsASlot(t *testing.T) {
 	})
 }
 
-// Who has little time does not lose it because a slot is left to others, of whom there are none.
+// A waiter with little time does not lose it because a slot is left to other processes that do not
+// exist.
 func TestWhoHasLittleTimeGetsASlotThatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 1)
@@ -200,7 +202,8 @@ func TestFreeSlotsAreNotLeftToOthers(t *testing.T) {
 	})
 }
 
-// Slots in memory are no other process's: who waits for them asks as rarely as ever, and nothing is left.
+// Slots in memory belong to one process, so waiters do not poll more often, and no slot is left to
+// others.
 func TestSlotsInMemoryAreNotPolledFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := note(slots(t, newRemote(t).Store, 1))

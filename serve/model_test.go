@@ -130,7 +130,7 @@ type asked struct {
 	over     bool
 }
 
-// decide is a request. left is whether what is left is told exactly.
+// decide decides on a request. left reports whether what is left is known exactly.
 func (m *model) decide(descriptors []string, hits []int) (over bool, parts []asked, left bool) {
 	for i, text := range descriptors {
 		r, key := m.match(text)

@@ -12,18 +12,17 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// Stored is a store, and what belongs to it.
+// Stored is a store with what belongs to it.
 type Stored struct {
 	store.Store
-	Ready func(context.Context) error             // whether it answers, and has connections; nil for memory
-	Check func(context.Context) ([]string, error) // what is wrong with the servers; nil for memory
+	Ready func(context.Context) error             // whether the store answers and has connections; nil for memory
+	Check func(context.Context) ([]string, error) // returns what is wrong with the servers; nil for memory
 	Close func() error
 }
 
-// Open makes the store of a URL. It asks no server yet.
-//
-// The URL is "memory:", or one of Redis: see [redisstore.NewClient]. Keys begin with prefix, and calls take at
-// most timeout. Its error wraps [ratelimit.ErrInvalidOption], and shows no password.
+// Open makes the store for a URL, which is "memory:" or the URL of a Redis (see
+// [redisstore.NewClient]). It does not connect yet. Keys begin with prefix, and calls take at most
+// timeout. Errors wrap [ratelimit.ErrInvalidOption] and contain no password.
 func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	if address == "memory:" || address == "memory" {
 		mem, err := memstore.New()
@@ -44,8 +43,8 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	return &Stored{Store: st, Check: st.Check, Close: client.Close, Ready: ready(client, st)}, nil
 }
 
-// ready makes connections until that succeeds once. Far away they take some round trips, for which the
-// first callers may have no time.
+// ready connects until that has succeeded once. If the server is far away, connecting takes several
+// round trips, for which the first callers may not have the time.
 func ready(client redis.UniversalClient, st *redisstore.Store) func(context.Context) error {
 	var warm atomic.Bool
 	return func(ctx context.Context) error {

@@ -106,8 +106,8 @@ func TestALimitNeverDeniesIfAnotherOneHasDeniedBefore(t *testing.T) {
 
 func TestABanIsExplainedInTheUnitsOfItsTime(t *testing.T) {
 	for limit, want := range map[string]string{
-		"5/m":       "after 3 denials in 1m a key is banned for 15m\n",
-		"unlimited": "its ban never begins: nothing is denied\n",
+		"5/m":       "after 3 denials in 1m, a key is banned for 15m\n",
+		"unlimited": "its ban never begins, because nothing is denied\n",
 	} {
 		for _, denials := range []string{"3/m", "3 / minute", "3/60s"} {
 			text := "limiters:\n  a: {algorithm: fixed_window, limit: " + limit + ", ban: {denials: " + denials + ", for: 15m}}\n"

@@ -96,7 +96,7 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 		l.explainLimit(w, "", limit)
 		for j, other := range all {
 			if i != j && neverDenies(l.Algorithm, limit, other) {
-				fmt.Fprintf(w, "    never denies: %v has denied before\n", other)
+				fmt.Fprintf(w, "    never denies, because %v always denies first\n", other)
 			}
 		}
 	}
@@ -107,26 +107,26 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 		}
 		l.explainLimit(w, "tier "+tier+": ", limit)
 		if limit == all[0] {
-			fmt.Fprintln(w, "    does nothing: it is the limit of those without a tier")
+			fmt.Fprintln(w, "    has no effect: it equals the limit of keys without a tier")
 		}
 	}
 	parts := len(all)
 	if l.InFlight > 0 {
 		parts++
-		fmt.Fprintf(w, "  never more than %d at once; the slot of a process that has died is free after %s\n", l.InFlight, cmp.Or(l.Life, "1m"))
+		fmt.Fprintf(w, "  at most %d concurrent calls per key; the slot of a dead process is free after %s\n", l.InFlight, cmp.Or(l.Life, "1m"))
 	}
 	switch {
 	case l.Ban.Denials == "":
 	case l.deniesNothing():
-		fmt.Fprintln(w, "  its ban never begins: nothing is denied")
+		fmt.Fprintln(w, "  its ban never begins, because nothing is denied")
 	default:
 		denials, err := ratelimit.ParseLimit(l.Ban.Denials)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "  after %d denials in %s a key is banned for %s", denials.Rate, periodText(denials.Period), l.Ban.For)
+		fmt.Fprintf(w, "  after %d denials in %s, a key is banned for %s", denials.Rate, periodText(denials.Period), l.Ban.For)
 		if l.Ban.Most != "" {
-			fmt.Fprintf(w, ", each further time for twice as long, up to %s", l.Ban.Most)
+			fmt.Fprintf(w, ", and twice as long each further time, up to %s", l.Ban.Most)
 		}
 		fmt.Fprintln(w)
 	}
@@ -136,7 +136,7 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 
 // explainFailure prints what is decided while the store fails.
 func (l *fileLimiter) explainFailure(w io.Writer) {
-	does := "each call gets an error, which httplimit answers by 503"
+	does := "each call gets an error, which httplimit answers with 503"
 	switch l.OnFailure {
 	case "open":
 		does = "it admits everything"
@@ -145,7 +145,7 @@ func (l *fileLimiter) explainFailure(w io.Writer) {
 	case "local":
 		does = "each instance admits its share"
 	}
-	fmt.Fprintf(w, "  while the store fails %s\n", does)
+	fmt.Fprintf(w, "  while the store fails, %s\n", does)
 }
 
 // explainSeries prints how many series promlimit exports for the counters that observe.Around
@@ -184,10 +184,10 @@ func (l *fileLimiter) explainLimit(w io.Writer, what string, limit ratelimit.Lim
 	fmt.Fprintf(w, "  %s%v\n", what, limit)
 	switch {
 	case limit == ratelimit.Unlimited():
-		fmt.Fprintln(w, "    admits everything, and asks no store")
+		fmt.Fprintln(w, "    admits everything, without asking the store")
 		return
 	case limit.Rate == 0:
-		fmt.Fprintln(w, "    denies everything, and asks no store")
+		fmt.Fprintln(w, "    denies everything, without asking the store")
 		return
 	}
 	in, forgets := "any "+periodText(limit.Period), "at most "+periodText(life(l.Algorithm, limit))+" after its last event"
@@ -200,7 +200,7 @@ func (l *fileLimiter) explainLimit(w io.Writer, what string, limit ratelimit.Lim
 	l.explainLease(w, limit)
 	if l.OnFailure == "local" {
 		if share, err := limit.Share(l.Instances); err == nil {
-			fmt.Fprintf(w, "    while the store fails each of %d instances admits %v: all together up to %d at one instant\n",
+			fmt.Fprintf(w, "    while the store fails, each of %d instances admits %v, and all of them together up to %d at one instant\n",
 				l.Instances, share, l.Instances*atOnce(share))
 		}
 	}
@@ -213,13 +213,13 @@ func (l *fileLimiter) explainLease(w io.Writer, limit ratelimit.Limit) {
 		return
 	}
 	if least := leastLife(l.Algorithm, limit); life < least {
-		fmt.Fprintf(w, "    is not leased: no event flows in %v, and the least life of a lease is %v\n", life, least)
+		fmt.Fprintf(w, "    is not leased: a lease TTL of %v is too short for an event, use at least %v\n", life, least)
 		return
 	}
-	fmt.Fprintf(w, "    a lease lives %v, where %v is the least: it pays for a key that a process is asked for %d times in a life\n",
+	fmt.Fprintf(w, "    a lease has a TTL of %v (at least %v): it saves calls if a process is asked for the key at least %d times per TTL\n",
 		life, leastLife(l.Algorithm, limit), leaseEvents)
 	if l.Algorithm == "token_bucket" {
-		fmt.Fprintf(w, "    with leases a call for more than %d is never admitted\n", leasedBurst(limit, life))
+		fmt.Fprintf(w, "    with leases, a call for more than %d is never admitted\n", leasedBurst(limit, life))
 	}
 }
 

@@ -141,7 +141,7 @@ func (r *replay) flags(flags *flag.FlagSet) {
 	r.form.flags(flags)
 	flags.StringVar(&r.out, "out", "text", "`form` of the report: text, json or csv")
 	flags.StringVar(&r.svg, "svg", "", "draw what was offered and denied over time into this `file`, *.svg")
-	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most, -1 for all")
+	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most; -1 for all")
 }
 
 // prepare creates the limiter, whose time is the time of the requests.

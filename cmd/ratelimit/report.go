@@ -52,7 +52,7 @@ func (r *replay) printText(w io.Writer, keys int, top []string) {
 		fmt.Fprintf(w, "%9d requests beyond the first %s, without a row\n", r.uncounted, r.several(r.maxKeys))
 	}
 	if n := r.store.Evicted(); n > 0 {
-		fmt.Fprintf(w, "%9d times a %s was forgotten early: more than %d in the store\n", n, r.noun(), maxStored)
+		fmt.Fprintf(w, "%9d times a %s was forgotten early, because there were more than %d in the store\n", n, r.noun(), maxStored)
 	}
 	r.printTop(w, top)
 }

@@ -69,7 +69,7 @@ func TestLeaseEndsWithItsWindow(t *testing.T) {
 	}
 }
 
-// What is asked for follows the demand.
+// The size of leases follows demand.
 func TestSizeOfLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
@@ -134,7 +134,7 @@ func TestSizeUnderSteadyDemand(t *testing.T) {
 	})
 }
 
-// What lapses while a call is under way is given back when that has ended, and not overwritten.
+// Events that lapse during a call are refunded after it has ended, and not overwritten.
 func TestWhatLapsesDuringACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memory(t)
@@ -176,8 +176,8 @@ func TestLeaseOfAFixedWindowIsHalfAtMost(t *testing.T) {
 	})
 }
 
-// Leases of many keys are renewed by some calls at once. Who needs one that is not under way yet does not wait
-// for the others.
+// Leases of many keys are renewed by several concurrent calls. A caller that needs another lease
+// does not wait for these.
 func TestNobodyWaitsForLeasesOfOtherKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t), latency: 2 * trip}
@@ -231,7 +231,7 @@ func TestSlowStore(t *testing.T) {
 	})
 }
 
-// What lapses is given back, by a timer that runs only while something is held.
+// Lapsed events are refunded by a timer that runs only while something is held.
 func TestWhatLapsesIsGivenBack(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -437,7 +437,7 @@ func TestDenialOfAnOlderLimit(t *testing.T) {
 	})
 }
 
-// What was granted under a limit that has changed meanwhile is not spent under today's.
+// Events granted under a limit that has since changed are not spent under the current one.
 func TestGrantOfAnOlderLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
@@ -531,7 +531,8 @@ func TestWhoLeavesAQueueTakesNothing(t *testing.T) {
 	})
 }
 
-// What comes after its life, and nobody takes, goes back when the next lease is asked for. It does not wait for a sweep.
+// A lease that arrives after its TTL, and that nobody takes, is refunded when the next lease is
+// requested. It does not wait for a sweep.
 func TestWhatComesTooLateGoesBackAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 3*life + life/4
@@ -563,8 +564,8 @@ func TestWhatComesTooLateGoesBackAtOnce(t *testing.T) {
 	})
 }
 
-// Who waits behind a call that fails is asked for at once, also while a call ahead still waits for a worker: all of
-// them give back what lapsed.
+// A caller that waits behind a failing call is asked for immediately, even while a call ahead waits
+// for a worker, because all workers are refunding.
 func TestWhoWaitsNeedsNoWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, back := &recorder{Store: memory(t)}, make(chan struct{})
@@ -625,8 +626,8 @@ func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
 	})
 }
 
-// A denial is one call. The grant that empties a limit says when there is room again, but for a log: that takes
-// a look.
+// A denial takes one call. The grant that empties a limit shows when there is room again, except
+// for a log, which needs a look.
 func TestADenialSaysWhenThereIsRoom(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -693,8 +694,8 @@ func TestARoomThatComesDuringALookIsForThoseWhoComeAgain(t *testing.T) {
 	}
 }
 
-// A call for one caller is as that one makes it. What is more than that ends with no caller: who leaves does
-// so in time, and the lease is there for others.
+// A call for one caller uses that caller's context. Any other call ends with no caller: a caller
+// that leaves does so in time, and the lease is there for others.
 func TestACallForALeaseDoesNotEndWithItsCaller(t *testing.T) {
 	type tag struct{}
 	for n := range 3 { // the leases are of 1, 1 and 2 events
@@ -738,8 +739,8 @@ func (s *tagged) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, 
 	return store.TakeUpTo(ctx, s.recorder, ns, key, l, n)
 }
 
-// What one process is told is left is exactly that, whether it asks the store, takes what is held, or waits for
-// others. Stats counts who was decided on without the store.
+// The number of events left that one process reports is exact, whether it asks the store, uses a
+// lease, or waits for others. Stats counts the decisions without the store.
 func TestOneProcessIsToldWhatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t, stopped)}
@@ -768,7 +769,7 @@ func TestOneProcessIsToldWhatIsLeft(t *testing.T) {
 	})
 }
 
-// What is on its way while the lease is closed is given back as well.
+// Leases in flight while the store is closed are refunded too.
 func TestCloseGivesBackWhatIsOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
@@ -852,7 +853,7 @@ func TestErrorsOfOneCaller(t *testing.T) {
 	})
 }
 
-// What goes wrong while events are given back, nobody is told. They stay charged.
+// Nobody gets the errors of refunds in the background. The events stay charged.
 func TestErrorsWhileGivingBack(t *testing.T) {
 	for _, fail := range []func(string) error{
 		func(string) error { return errors.New("lost") },
@@ -950,7 +951,8 @@ func TestCloseLeavesNothingToDo(t *testing.T) {
 	})
 }
 
-// What the docs say of a process that ends without Close, and of one that rests for a while or closes.
+// This is what the docs say about a process that ends without Close, that is idle for a while, or
+// that closes.
 func TestAProcessThatEndsWithoutCloseLosesWhatItHolds(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(ctx context.Context, leases *lease.Store)
@@ -980,8 +982,8 @@ func TestAProcessThatEndsWithoutCloseLosesWhatItHolds(t *testing.T) {
 	}
 }
 
-// Close waits for what is under way, gives back all, and leaves neither timer nor goroutine.
-// Who waits then is answered by the store.
+// Close waits for calls in progress, refunds everything, and leaves neither a timer nor a
+// goroutine. Callers that wait are answered by the store.
 func TestClose(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {

@@ -94,9 +94,9 @@ func TestNoThirdGrant(t *testing.T) {
 	}
 }
 
-// The next grant is as large as what was spent of the last one, if that lasted for half of its time, and twice
-// as large if the second one in a row did not. If the store answers too late, it is of one event. Of a fixed
-// window it is half of what is left at most.
+// The next grant is as large as what was spent of the last one, if that lasted for half of its
+// time, and twice as large if two consecutive grants did not. If the store answers too late, it has
+// one event. For a fixed window, it is at most half of what is left.
 func TestHowMuchIsAskedFor(t *testing.T) {
 	of := func(size, room int, usable time.Duration) slot[int] {
 		return slot[int]{size: size, room: room, from: 1000, until: 1000 + usable}
@@ -281,14 +281,15 @@ func TestLifeMicros(t *testing.T) {
 	}
 }
 
-// What flows in a time is rounded up, and no more than that is kept from those who come at once.
+// The number of events that flow in during a time is rounded up, and no more than that is kept from
+// calls at the same instant.
 func TestWhatFlowsInATime(t *testing.T) {
 	for us, want := range map[int64]int64{50_051: 1000, 50_052: 1000, 50_053: 1001} {
 		require.Equal(t, want, ahead(store.Limit{Rate: 1000, Period: 50_052}, us))
 	}
 }
 
-// Whoever comes again after a time that was told does not come too early.
+// A caller that comes again after the reported time is not too early.
 func TestTimesAreRoundedUp(t *testing.T) {
 	for d := range 3 * time.Microsecond {
 		require.GreaterOrEqual(t, micros(inMicros(d)), d)

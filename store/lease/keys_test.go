@@ -191,7 +191,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 	}
 }
 
-// What a call that nobody waits for begins while the lease is closed ends, too: Close waits for it.
+// A background call that begins while the store is closed ends too, because Close waits for it.
 func TestCloseWhileALeaseIsRenewed(t *testing.T) {
 	const callers = 4
 	for i := range effort.Of(300, 1_000) {

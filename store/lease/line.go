@@ -8,23 +8,24 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// line is the claims to one set of keys under the same limits, in order of arrival. The store is asked for
-// all of them at once, by one call after the other. The shard of the first key protects it.
+// line is a queue of claims on one set of keys under the same limits, in order of arrival. The
+// store is asked for all of them together, in one call after the other. The shard of the first key
+// protects it.
 type line struct {
-	lacks  []lack // of each claim, but for the numbers
+	lacks  []lack // of each claim, except for the numbers
 	claims []batch.Claim
-	busy   bool           // a goroutine serves it
-	after  *line          // of the entry's lines
-	first  [1]batch.Claim // is most often the only one
+	busy   bool           // whether a goroutine serves it
+	after  *line          // the next queue of the entry
+	first  [1]batch.Claim // usually the only one
 }
 
-// isOf reports whether ln is of these keys, under these limits.
+// isOf reports whether ln is for these keys, under these limits.
 func (ln *line) isOf(lacks []lack) bool {
 	return slices.EqualFunc(ln.lacks, lacks, func(a, b lack) bool { return a.entry == b.entry && a.limits == b.limits })
 }
 
-// claim waits in the line of the keys in lacks. A call whose claim is all that the store is asked for
-// asks it itself, with its own context.
+// claim waits in the queue of the keys in lacks. If its claim is all that the store would be asked
+// for, the call asks the store itself, with its own context.
 func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
 	c := batch.NewClaim(len(lacks), func(i int) int64 { return lacks[i].request.N })
 	if ln := stand(lacks, c); ln != nil {
@@ -33,7 +34,7 @@ func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) 
 		case f.IsOf(c):
 			d.askFor(ctx, ln, f)
 		default:
-			go d.askFor(context.Background(), ln, f) // no caller's context: the store has a timeout
+			go d.askFor(context.Background(), ln, f) // not a caller's context, because the store has a timeout
 		}
 	}
 	v, err := c.Wait(ctx, d.patience)
@@ -43,8 +44,8 @@ func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) 
 	return v.OK, err
 }
 
-// stand appends c to its line. It returns the line if nobody serves it, for the caller to do so. While
-// a lease of a single key is fetched, its line waits for that.
+// stand appends c to its queue. If nothing serves the queue, it returns the queue, and the caller
+// must serve it. While a lease of a single key is being fetched, its queue waits for that.
 func stand(lacks []lack, c batch.Claim) *line {
 	s, e := lacks[0].shard, lacks[0].entry
 	s.mu.Lock()
@@ -65,8 +66,8 @@ func stand(lacks []lack, c batch.Claim) *line {
 	return ln
 }
 
-// wake serves the lines of e alone, which have waited for the call that fetched a lease of it. It is called
-// under the shard's lock.
+// wake serves the queues of e alone, which have waited for the call that fetched a lease of e. The
+// caller holds the shard's lock.
 func (d *Store) wake(e *entry) {
 	for ln := e.lines; ln != nil; ln = ln.after {
 		if len(ln.lacks) == 1 && !ln.busy {
@@ -76,7 +77,7 @@ func (d *Store) wake(e *entry) {
 	}
 }
 
-// forget removes ln from the lines of e.
+// forget removes ln from the queues of e.
 func (e *entry) forget(ln *line) {
 	at := &e.lines
 	for *at != ln {
@@ -85,23 +86,25 @@ func (e *entry) forget(ln *line) {
 	*at = ln.after
 }
 
-// askFor asks the store for f, and goes on, even if the store ends the goroutine.
+// askFor asks the store for f and continues with the next call, even if the store ends the
+// goroutine.
 func (d *Store) askFor(ctx context.Context, ln *line, f *fetch) {
 	var again []batch.Claim
 	defer func() { d.goOn(ln, again) }()
 	again = d.run(ctx, f)
 }
 
-// goOn asks the store for those in ln, if there are any left.
+// goOn asks the store for the claims that are left in ln, if any.
 func (d *Store) goOn(ln *line, left []batch.Claim) {
 	if f := d.next(ln, left, true); f != nil {
 		go d.askFor(context.Background(), ln, f)
 	}
 }
 
-// next returns the next call for ln: for those of the last call who are left, and those who have come
-// since. If some have waited, they get what is held by now. It is nil if nobody is left: then the line is
-// gone. It is nil too if they wait for a lease that is being fetched.
+// next returns the next call for ln: for the claims left over from the last call, and those that
+// have arrived since. If some have waited, they are first answered with what is held by now. It
+// returns nil if no claims are left, and the queue is then removed, or if they wait for a lease
+// that is being fetched.
 func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 	s, e := ln.lacks[0].shard, ln.lacks[0].entry
 	for wait := false; ; waited = true {
@@ -131,8 +134,8 @@ func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
 	}
 }
 
-// answerHere answers claims without the store, up to the first one that needs it. It returns that and
-// those after it.
+// answerHere answers claims without the store, up to the first one that needs it. It returns that
+// claim and those after it.
 func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
 	if slices.ContainsFunc(lacks, lack.stale) {
 		return claims
@@ -159,7 +162,7 @@ func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
 	return claims
 }
 
-// stale reports whether others ask for the key under another limit now.
+// stale reports whether other calls now ask for the key under another limit.
 func (l lack) stale() bool {
 	l.shard.mu.Lock()
 	defer l.shard.mu.Unlock()

@@ -50,7 +50,7 @@ func allowed(told []ratelimit.Result, n func(i int) int) (sum int) {
 	return sum
 }
 
-// Callers of one All at once share a call, also if leases live no longer than it takes.
+// Concurrent callers of one All share a call, even if leases live no longer than the call takes.
 func TestAllsAtOnceShareACall(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Millisecond, 1500 * time.Millisecond} {
 		eachAlgorithm(t, func(t *testing.T, algorithm string) {
@@ -157,7 +157,7 @@ func TestOfAllsAtOnceAsManyAreAdmittedAsOthersLeave(t *testing.T) {
 	}
 }
 
-// Whatever callers of several sets of keys do, and stores of other processes, no event is lost, and none is
+// Whatever callers of several sets of keys and other processes do, no event is lost, and none is
 // admitted twice.
 func TestOfAllsAtOnceNothingIsLost(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
@@ -361,8 +361,8 @@ func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
 	}
 }
 
-// What another limit of a denied All has left is told without those who are admitted before, also if it has
-// no room for all who ask.
+// When an All is denied, what another of its limits has left is reported without the calls that are
+// admitted before, even if it has no room for all waiters.
 func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
 	for _, wide := range []int{100, 50} {
 		synctest.Test(t, func(t *testing.T) {
@@ -383,7 +383,7 @@ func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
 	}
 }
 
-// What a batch takes of a limit is not forgotten for what was known of it before.
+// What a batch takes from a limit replaces what was known about it before.
 func TestWhatABatchHasTakenIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := onStopped(t, time.Second)
@@ -450,8 +450,8 @@ func TestAKeyOfALineIsForgottenMeanwhile(t *testing.T) {
 	})
 }
 
-// What somebody who has left gives back to the lease that came for them is not forgotten with the keys, although
-// nobody has asked for these for long.
+// Events of a caller that has left are returned to the lease that arrived for it, and are not
+// forgotten with the keys, although these have not been used for long.
 func TestALeaseThatCameLateIsNotForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const life = 40 * time.Millisecond
@@ -584,8 +584,8 @@ func TestCallsForOtherKeysAreNotDecidedTogether(t *testing.T) {
 	})
 }
 
-// Once it is known that not all fit, as many as do are asked for and no leases, so that they are admitted also
-// if others leave no more than that.
+// Once it is known that not all claims fit, as many as fit are requested without leases, so that
+// they are admitted even if others leave no more than that.
 func TestThoseWhoFitAreAskedForWithoutLeases(t *testing.T) {
 	for _, algorithm := range algorithms[1:] { // of a fixed window no lease is large enough
 		t.Run(algorithm, func(t *testing.T) {
@@ -666,7 +666,8 @@ func (s *contradicting) TakeAll(_ context.Context, _ []store.Request, replies []
 	return err
 }
 
-// What was lost may be charged: so the next lease of several limits is small, and nothing is known of them.
+// What was lost may be charged, so the next lease of several limits is small, and nothing is known
+// about them.
 func TestLeasesOfAnAllAfterAnErrorAreSmall(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -789,7 +790,7 @@ func TestWhatADenialOfSeveralEventsSaysOfOne(t *testing.T) {
 	}
 }
 
-// What was granted together under a limit that has changed meanwhile is not spent under today's.
+// Events granted together under a limit that has since changed are not spent under the current one.
 func TestAGrantOfSeveralLimitsUnderAnOlderOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := onStopped(t, time.Second)
