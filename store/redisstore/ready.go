@@ -1,5 +1,7 @@
 package redisstore
 
+// Ready, which makes connections ahead, and commands that are no decisions.
+
 import (
 	"context"
 	"errors"
@@ -10,20 +12,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimit-go/ratelimit/internal/redisview"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// Prepare implements [store.Store].
-func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
-	if s.link == nil {
-		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
-	}
-	if rule.Script != nil {
-		s.scripts.with(rule)
-	}
-	return nil
-}
+// readyTimeout is the time of a Ready, if its context has no nearer deadline.
+const readyTimeout = 5 * time.Second
 
 // Ready makes the connections that many callers at once will use, up to 16 to each
 // server. It also has each server load the scripts of the limiters made so far. Call it
@@ -39,7 +34,7 @@ func (s *Store) Ready(ctx context.Context) error {
 	if s.link == nil {
 		return errNotMade
 	}
-	limited, cancel := context.WithTimeout(ctx, checkTimeout)
+	limited, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	errs := s.warmAll(limited)
 	err := errors.Join(errs...)
@@ -65,7 +60,7 @@ func (s *Store) warmAll(ctx context.Context) []error {
 	}
 	clients, err := s.link.clients(ctx)
 	if len(clients) == 0 && err == nil { // they are not known, or all shards of a ring are down
-		if _, err = s.link.unknown().ask(ctx, "time"); answeredBy(err) && !rejected(err) {
+		if _, err = s.link.command(ctx, nil, "time"); answeredBy(err) && !rejected(err) {
 			err = nil
 		}
 	}
@@ -83,7 +78,7 @@ func (s *Store) warmAll(ctx context.Context) []error {
 // [server.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	v := s.link.of(c)
-	c = deadlines(c, checkTimeout)
+	c = deadlines(c, readyTimeout)
 	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) || rejected(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
@@ -124,7 +119,9 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 }
 
 // rejected reports whether err is the answer of a server that lets this client do nothing.
-func rejected(err error) bool { return unauthenticated(err) || redis.HasErrorPrefix(err, "DENIED") }
+func rejected(err error) bool {
+	return redisview.Unauthenticated(err) || redis.HasErrorPrefix(err, "DENIED")
+}
 
 // load loads the scripts that are known by now.
 func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
@@ -136,4 +133,20 @@ func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
 		err = cmds[n-1].Err() // if a connection breaks, all the following commands fail too
 	}
 	return err
+}
+
+// command runs a command that is no decision on the server of c, or on one that the client itself chooses if c is nil.
+func (l *link) command(ctx context.Context, c *redis.Client, args ...any) (any, error) {
+	cmd := command{redis.NewCmd(ctx, args...)}
+	if c != nil {
+		err := deadlines(c, readyTimeout).Process(ctx, cmd)
+		return cmd.Val(), err
+	}
+	b, a := carrier.Budget{Context: ctx}, new(attempt)
+	b.End, _ = ctx.Deadline()
+	a.writing.Begin() // so that the call waits for its answer
+	if err := l.whole.process(b, cmd, a); err != nil {
+		return nil, err
+	}
+	return cmd.Val(), nil
 }

@@ -3,7 +3,6 @@ package redisstore_test
 import (
 	"context"
 	"crypto/tls"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,7 +23,7 @@ func overTLS(t *testing.T, server *redistest.TLSServer, test func(t *testing.T, 
 	t.Helper()
 	for name, contextTimeouts := range map[string]bool{"a clone": false, "ContextTimeoutEnabled": true} {
 		options := server.TLSOptions()
-		options.Protocol = 2 // see Check
+		options.Protocol = 2 // see package redischeck
 		options.ContextTimeoutEnabled = contextTimeouts
 		client := redis.NewClient(options)
 		t.Cleanup(func() { _ = client.Close() })
@@ -107,27 +106,6 @@ func TestOverTLSConnectionsMadeAheadCanBeUsed(t *testing.T) {
 			require.NoError(t, client.Close())
 		}
 	}
-}
-
-func TestCheckKnowsTheOptionsOverTLSThatMakeCallsWait(t *testing.T) {
-	waits := "may wait until its deadline"
-	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	old := &tls.Config{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12}
-	findings := func(o *redis.UniversalOptions) string {
-		o.Addrs, o.ContextTimeoutEnabled = []string{"127.0.0.1:1"}, true
-		client := redis.NewUniversalClient(o)
-		defer client.Close()
-		return strings.Join(newStore(t, client).Settings(), "\n")
-	}
-	for _, cluster := range []bool{false, true} {
-		require.Contains(t, findings(&redis.UniversalOptions{TLSConfig: config, IsClusterMode: cluster}), waits)
-		require.NotContains(t, findings(&redis.UniversalOptions{TLSConfig: config, IsClusterMode: cluster, Protocol: 2}), waits)
-		require.NotContains(t, findings(&redis.UniversalOptions{TLSConfig: old, IsClusterMode: cluster}), waits)
-		require.NotContains(t, findings(&redis.UniversalOptions{IsClusterMode: cluster}), waits)
-	}
-	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}, TLSConfig: config})
-	defer ring.Close()
-	require.Contains(t, strings.Join(newStore(t, ring).Settings(), "\n"), waits)
 }
 
 func TestAServerThatIsNotTrustedIsUnavailable(t *testing.T) {

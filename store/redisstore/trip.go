@@ -1,5 +1,7 @@
 package redisstore
 
+// A round trip: the scripts of its calls, and their replies.
+
 import (
 	"bytes"
 	"context"
@@ -147,7 +149,7 @@ func (v *server) exec(ctx context.Context, groups []group, run func(context.Cont
 		}
 		if groups = again; groups != nil { // it has a connection, and a script is told once for all
 			end, _ := ctx.Deadline()
-			ctx = patient{context.WithoutCancel(ctx), end}
+			ctx = earlyDone{context.WithoutCancel(ctx), end}
 			twice = true
 		}
 	}

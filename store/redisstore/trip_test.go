@@ -346,14 +346,14 @@ func grouped(sizes ...int) (groups []group) {
 // Scripts that the server does not have are sent again, as texts, and no others: those may have been charged. Calls
 // whose script was refused for its keys go again by themselves. Each other call has the answer to its script.
 func TestEachScriptOfATripIsAnswered(t *testing.T) {
-	v := unreached(t).link.plain
+	v := unreached(t).link.whole
 	rng := rand.New(rand.NewPCG(7, 8))
 	answers := []error{nil, nil, refusal("NOSCRIPT No matching script"), refusal("NOSCRIPT No matching script"),
 		refusal("CROSSSLOT Keys in request"), refusal("NOPERM no"), refusal("OOM no"), io.EOF}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel() // nobody would wait for a connection any more
 	end := time.Now().Add(time.Hour)
-	ctx := patient{ended, end}
+	ctx := earlyDone{ended, end}
 	for range 400 {
 		sizes := make([]int, 1+rng.IntN(4))
 		for i := range sizes {
@@ -435,7 +435,7 @@ func TestWithoutATimeNothingIsSent(t *testing.T) {
 	s.clock = func() time.Time { return time.Time{} }
 	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1}} {
 		groups := grouped(sizes...)
-		_, err := s.link.plain.exec(t.Context(), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
+		_, err := s.link.whole.exec(t.Context(), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
 		require.ErrorIs(t, err, errReading)
 		for _, g := range groups {
 			for _, c := range g.calls {
@@ -486,7 +486,7 @@ func TestWhatATripSends(t *testing.T) {
 			return io.EOF
 		})
 		groups := grouped(c.sizes...)
-		_, err := s.link.plain.sendGroups(t.Context(), groups)
+		_, err := s.link.whole.sendGroups(t.Context(), groups)
 		require.Equal(t, io.EOF, err)
 		require.Equal(t, c.want, sent)
 		for _, g := range groups {
@@ -507,7 +507,7 @@ func TestAnAnswerCountsWhateverAHookReturns(t *testing.T) {
 				return returned
 			})
 			groups := grouped(1, 2)
-			_, _ = s.link.plain.sendGroups(t.Context(), groups)
+			_, _ = s.link.whole.sendGroups(t.Context(), groups)
 			if failed == nil && returned != nil {
 				continue // for all that is known, no command was answered
 			}
@@ -553,7 +553,7 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		s, err := New(client, WithTimeout(time.Minute))
 		require.NoError(t, err)
-		v := s.link.plain
+		v := s.link.whole
 		for range 3 {
 			groups := grouped(1, 1, 2)
 			for i := range groups {

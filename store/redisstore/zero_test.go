@@ -27,8 +27,6 @@ func TestAStoreThatNewHasNotMadeAnswersErrors(t *testing.T) {
 	ask("Reset", s.Reset(ctx, space, "k"))
 	ask("TakeAll", s.Decide(ctx, []store.Request{{Namespace: space, Key: "k", Limit: limit, N: 1}}, make([]store.Reply, 1)))
 	ask("TakeAll of none", s.Decide(ctx, nil, nil))
-	_, err = s.Check(ctx)
-	ask("Check", err)
 	ask("Ready", s.Ready(ctx))
 	for _, held := range []bool{false, true} {
 		err = s.Prepare(&store.Rule{Name: "rule", Held: held}, limit, true)
