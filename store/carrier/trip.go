@@ -19,7 +19,7 @@ type Trip[C any] struct {
 	made     bool          // it has taken one of the ready connections
 	twice    bool          // it took several round trips
 	state    Writing
-	ctx      waves.Patient // of its Send
+	ctx      waves.EarlyDone // of its Send
 	panicked any           // the value that Send panicked with, or ErrExit
 
 	batches int  // whose callers wait; protected by Carrier.mu, as are
@@ -140,7 +140,7 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 			values = context.WithoutCancel(c.ctx)
 		}
 	}
-	t.ctx = waves.Patient{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusals.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
+	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusals.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	err = cr.config.Send(&t.ctx, t)
 	t.panicked = nil
 	return err

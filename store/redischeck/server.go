@@ -3,6 +3,7 @@ package redischeck
 // What is found about a server.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,14 +87,12 @@ func (n *server) version(info map[string]string) {
 	if v := info["valkey_version"]; v != "" { // Valkey also names a Redis version that it is compatible with
 		name, version, least = "Valkey", v, [2]int{7, 2}
 	}
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, err := strconv.Atoi(major)
-	b, err2 := strconv.Atoi(minor)
+	var major, minor int
+	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
 	switch {
-	case err != nil || err2 != nil:
+	case err != nil:
 		n.findf("the version could not be checked (%q). The scripts need Redis 6.2 or Valkey 7.2.", version)
-	case a < least[0] || a == least[0] && b < least[1]:
+	case major < least[0] || major == least[0] && minor < least[1]:
 		n.findf("%s %s is too old: the scripts need %d.%d or later, and may fail or decide wrongly. Upgrade it.",
 			name, version, least[0], least[1])
 	}
@@ -187,11 +186,11 @@ func (n *server) clock(ctx context.Context) {
 	before := now()
 	val, err := n.ask(ctx, "time")
 	after := now()
-	at, ok := serverTime(val)
+	at, unread := serverTime(val)
 	ahead := max(at.Sub(after), 0) - max(before.Sub(at), 0)
 	switch {
-	case !ok:
-		n.findf("the clock could not be checked (%v).", err)
+	case err != nil || unread != nil:
+		n.findf("the clock could not be checked (%v).", cmp.Or(err, unread))
 	case ahead.Abs() <= slack:
 	case n.Clock != nil:
 		n.findf("its clock is %v ahead of WithClock's. Decisions go by WithClock and keys expire by the server, "+
@@ -203,14 +202,11 @@ func (n *server) clock(ctx context.Context) {
 }
 
 // serverTime reads the reply of TIME, seconds and µs.
-func serverTime(val any) (time.Time, bool) {
+func serverTime(val any) (time.Time, error) {
 	list, _ := val.([]any)
-	if len(list) != 2 {
-		return time.Time{}, false
-	}
-	seconds, err := strconv.ParseInt(fmt.Sprint(list[0]), 10, 64)
-	micros, err2 := strconv.ParseInt(fmt.Sprint(list[1]), 10, 64)
-	return time.Unix(seconds, micros*1000), err == nil && err2 == nil
+	var seconds, micros int64
+	_, err := fmt.Sscan(fmt.Sprintln(list...), &seconds, &micros)
+	return time.Unix(seconds, micros*1000), err
 }
 
 // roundTrip compares a round trip to the server with the store's timeout, and with the deadlines that callers give. The

@@ -145,7 +145,7 @@ func inline(client Client, timeout time.Duration) process {
 	w := waves.New(timeout)
 	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
 		if b.Own && b.Done() == nil {
-			a.waits = waves.Patient{Context: b.Context, End: b.End, Wave: w.After(b.End.Add(-time.Until(b.End) / 4))}
+			a.waits = waves.EarlyDone{Context: b.Context, End: b.End, Wave: w.After(b.End.Add(-time.Until(b.End) / 4))}
 			return client.Process(&a.waits, cmd)
 		}
 		ctx, cancel := contextWithReserve(b)
@@ -316,7 +316,7 @@ func newNumbers(ctx context.Context, args []any) numbers {
 	return onKey(numbers{redis.NewIntSliceCmd(ctx, args...)})
 }
 
-// mixed is a command whose reply is read by [group.read].
+// mixed is a command whose reply is read by [bundle.read].
 type mixed struct {
 	*redis.RawWriteToCmd
 	reply bytes.Buffer

@@ -98,14 +98,14 @@ func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 	v := b.s.link.whole
 	ctx, cancel := context.WithTimeout(context.Background(), lasting)
 	defer cancel()
-	g := group{calls: b.calls, op: operation{writing: new(carrier.Writing)}}
+	g := bundle{calls: b.calls, op: operation{writing: new(carrier.Writing)}}
 	for _, c := range b.calls {
 		if c.script, _ = b.s.scriptOf(c); c.script != b.calls[0].script {
 			panic("calls of different rules have no script in common")
 		}
 		g.requests += c.size()
 	}
-	_, _ = v.exec(ctx, []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
+	_, _ = v.exec(ctx, []bundle{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
 		reply := make([]store.Reply, c.size())
 		err, f := c.err, new(fault)

@@ -42,15 +42,10 @@ func isAnswer(err error) bool {
 	return errors.As(err, &answer)
 }
 
-// timeUp reports whether err is the end of a context.
-func timeUp(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
-}
-
 // timedOut reports whether err is a timeout, of a context or of a socket.
 func timedOut(err error) bool {
 	var n net.Error
-	return timeUp(err) || errors.As(err, &n) && n.Timeout()
+	return errors.Is(err, context.Canceled) || errors.As(err, &n) && n.Timeout() // as that of a deadline is
 }
 
 // refusing are the answers of a server that cannot work now and has changed nothing, and whether another node has the

@@ -179,7 +179,7 @@ func hostName(host string) string {
 	return strings.ToValidUTF8(host[:min(len(host), maxName)], "")
 }
 
-// heldPeriod is the Period of l with who holds its slots, as inflight.lua has it.
-func heldPeriod(l store.Limit, holder string) any {
+// periodOfHolder is the Period of l with who holds its slots, as inflight.lua has it.
+func periodOfHolder(l store.Limit, holder string) any {
 	return strconv.FormatInt(l.Period, 10) + " " + holder
 }

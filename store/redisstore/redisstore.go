@@ -188,22 +188,12 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	in := s.where(ns, key)
-	b, v, err := s.admit(ctx, renews(ns, l), in)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return s.call(b, v, in, ns, key, within("take", l), l, n)
+	return s.one(ctx, renews(ns, l), ns, key, within("take", l), l, n)
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	in := s.where(ns, key)
-	b, v, err := s.admit(ctx, true, in)
-	if err != nil {
-		return err
-	}
-	_, err = s.call(b, v, in, ns, key, refund(c), l, c.N)
+	_, err := s.one(ctx, true, ns, key, refund(c), l, c.N)
 	return err
 }
 
@@ -211,7 +201,7 @@ func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 // caller's time, and of slots with who holds them.
 func (s *Store) period(r *request) any {
 	if r.rule.Held {
-		return heldPeriod(r.limit, s.holder())
+		return periodOfHolder(r.limit, s.holder())
 	}
 	c := r.limit.Calendar()
 	if c == nil {
@@ -249,13 +239,18 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Bud
 	return b, v, v.Admit(&b)
 }
 
-// call runs an operation on key, whose where is in, and leaves.
-func (s *Store) call(b carrier.Budget, v *server, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
+// one admits an operation on a key, ahead of others or not, and runs it.
+func (s *Store) one(ctx context.Context, ahead bool, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
+	in := s.where(ns, key)
+	b, v, err := s.admit(ctx, ahead, in)
+	if err != nil {
+		return store.Reply{}, err
+	}
 	defer b.Leave()
 	var c call
 	var reply [1]store.Reply
 	s.ask(&c.first, in, ns, key, op, l, n)
-	err := s.decide(b, v, &c, reply[:])
+	err = s.decide(b, v, &c, reply[:])
 	return reply[0], err
 }
 

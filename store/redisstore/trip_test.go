@@ -27,7 +27,7 @@ import (
 // replied returns calls of so many requests each, after a script of them all has answered reply.
 func replied(reply string, sizes ...int) []call {
 	calls := make([]call, len(sizes))
-	g := group{op: operation{writing: new(carrier.Writing)}}
+	g := bundle{op: operation{writing: new(carrier.Writing)}}
 	for i, size := range sizes {
 		calls[i].more = make([]request, size-1)
 		g.calls, g.requests = append(g.calls, &calls[i]), g.requests+size
@@ -173,7 +173,7 @@ func TestWhichCallsShareAScript(t *testing.T) {
 		writing, refused := new(carrier.Writing), rng.IntN(4) == 0
 		var want [][]*call
 		requests := map[*call]int{} // in the script that a call begins
-		var groups []group
+		var groups []bundle
 		calls := make([]call, 1+rng.IntN(600))
 	next:
 		for i := range calls {
@@ -224,7 +224,7 @@ func TestEachRequestIsAskedWhatItIsAskedAlone(t *testing.T) {
 			s, now = clocked, int64(1_234_567)
 		}
 		calls, runs := make([]call, 1+rng.IntN(80)*rng.IntN(2)), 1+rng.IntN(3)
-		var g group
+		var g bundle
 		for i := range calls {
 			c := &calls[i]
 			if c.script = sc; i > 0 && rng.IntN(3) < runs {
@@ -324,12 +324,12 @@ func tell(cmd redis.Cmder, answer error) {
 }
 
 // grouped returns groups of so many calls, with a script each. The calls have a request each, and every third has two.
-func grouped(sizes ...int) (groups []group) {
+func grouped(sizes ...int) (groups []bundle) {
 	writing := new(carrier.Writing)
 	for i, n := range sizes {
 		sc := newScript(fmt.Sprint("script ", i))
 		sc.shared = true
-		g := group{op: operation{writing: writing}}
+		g := bundle{op: operation{writing: writing}}
 		for j := range n {
 			r := request{rule: new(store.Rule), number: 1, op: "take", key: "k", limit: store.Limit{Rate: 1, Period: 1, Burst: 1}, n: 1}
 			c := &call{script: sc, first: r}
@@ -360,7 +360,7 @@ func TestEachScriptOfATripIsAnswered(t *testing.T) {
 			sizes[i] = 1 + rng.IntN(4)*rng.IntN(2)
 		}
 		groups := grouped(sizes...)
-		all := append([]group(nil), groups...)
+		all := append([]bundle(nil), groups...)
 		early := rng.IntN(4) == 0
 		if early {
 			all[0].calls[0].err = io.ErrClosedPipe // it has failed before
@@ -486,7 +486,7 @@ func TestWhatATripSends(t *testing.T) {
 			return io.EOF
 		})
 		groups := grouped(c.sizes...)
-		_, err := s.link.whole.sendGroups(t.Context(), groups)
+		_, err := s.link.whole.sendBundles(t.Context(), groups)
 		require.Equal(t, io.EOF, err)
 		require.Equal(t, c.want, sent)
 		for _, g := range groups {
@@ -507,7 +507,7 @@ func TestAnAnswerCountsWhateverAHookReturns(t *testing.T) {
 				return returned
 			})
 			groups := grouped(1, 2)
-			_, _ = s.link.whole.sendGroups(t.Context(), groups)
+			_, _ = s.link.whole.sendBundles(t.Context(), groups)
 			if failed == nil && returned != nil {
 				continue // for all that is known, no command was answered
 			}
@@ -562,7 +562,7 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 					c.script = sc
 				}
 			}
-			_, err := v.sendGroups(t.Context(), groups)
+			_, err := v.sendBundles(t.Context(), groups)
 			require.NoError(t, err)
 			require.Equal(t, []uint32{1, 1}, []uint32{client.PoolStats().TotalConns, client.PoolStats().IdleConns})
 			require.Equal(t, []int64{1, 0, 0, 1}, groups[1].calls[0].values)
