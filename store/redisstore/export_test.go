@@ -56,11 +56,11 @@ return replies`, "LUA", lua, 1)
 // RedisKey is the Redis key of key's state.
 func (s *Store) RedisKey(ns *store.Namespace, key string) string { return s.key(ns, key) }
 
-// TakeEach makes claims of one rule in one script. again tells which of those that failed
+// TakeEach makes requests of one rule in one script. again tells which of those that failed
 // would be tried again.
-func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []error, again []bool) {
-	b := s.Batch(claims[0].Namespace)
-	for _, c := range claims {
+func (s *Store) TakeEach(requests []store.Request) (replies []store.Reply, errs []error, again []bool) {
+	b := s.Batch(requests[0].Namespace)
+	for _, c := range requests {
 		b.Take(c.Key, c.Limit, c.N)
 	}
 	return b.Make()
