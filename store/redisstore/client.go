@@ -44,13 +44,7 @@ type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
-var (
-	_ Client = (*redis.Client)(nil)
-	_ Client = (*redis.ClusterClient)(nil)
-	_ Client = (*redis.Ring)(nil)
-	_ Client = (*redis.AutoPipeliner)(nil)
-	_ Client = redis.UniversalClient(nil)
-)
+var _ Client = redis.UniversalClient(nil)
 
 // kind is what the store uses of a client besides its Process. What a kind of client does not have is nil.
 type kind struct {
@@ -84,7 +78,8 @@ func kindOf(client Client, timeout time.Duration) kind {
 			send:  onGoroutine(c, contextOf),
 		}
 	case *redis.AutoPipeliner:
-		return kind{send: newPipeliner(c, timeout).process}
+		p := &pipeliner{client: c, timeout: timeout, queued: onGoroutine(c, contextOf), past: onGoroutine(unqueued{c}, contextWithReserve)}
+		return kind{send: p.process}
 	}
 	return kind{send: onGoroutine(client, contextOf)}
 }
@@ -229,20 +224,17 @@ func ended(ctx context.Context, done <-chan struct{}) bool {
 // the queue, each on another connection, until the late call has ended. If they did so
 // sooner, a slow server would lose its batches.
 type pipeliner struct {
-	client         *redis.AutoPipeliner
-	timeout        time.Duration
-	blocking, past process
-	late           atomic.Pointer[lateCall] // the first late call, or nil
+	client  *redis.AutoPipeliner
+	timeout time.Duration
+	queued  process                  // by the queue, in its blocking mode
+	past    process                  // past it
+	late    atomic.Pointer[lateCall] // the first late call, or nil
 }
 
 // lateCall is a call that its caller has left and that has not ended.
 type lateCall struct {
 	left
 	stuck time.Time // when the queue counts as stuck
-}
-
-func newPipeliner(client *redis.AutoPipeliner, timeout time.Duration) *pipeliner {
-	return &pipeliner{client: client, timeout: timeout, blocking: onGoroutine(client, contextOf), past: onGoroutine(unqueued{client}, contextWithReserve)}
 }
 
 // process is the [process] of the client.
@@ -255,9 +247,9 @@ func (p *pipeliner) process(b carrier.Budget, cmd redis.Cmder, a *attempt) error
 			return p.past(b, cmd, a)
 		}
 	}
-	queue := p.deferred
+	queue := p.submit
 	if p.client.IsBlocking() {
-		queue = p.blocking
+		queue = p.queued
 	}
 	err := queue(b, cmd, a)
 	var l left
@@ -267,8 +259,8 @@ func (p *pipeliner) process(b carrier.Budget, cmd redis.Cmder, a *attempt) error
 	return err
 }
 
-// deferred is for the asynchronous mode, which needs no goroutine.
-func (p *pipeliner) deferred(b carrier.Budget, cmd redis.Cmder, _ *attempt) error {
+// submit is for the asynchronous mode, which needs no goroutine.
+func (p *pipeliner) submit(b carrier.Budget, cmd redis.Cmder, _ *attempt) error {
 	ctx, cancel := contextOf(b)
 	defer cancel()
 	future := p.client.Submit(ctx, cmd)

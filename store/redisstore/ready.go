@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -36,23 +35,21 @@ func (s *Store) Ready(ctx context.Context) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	errs := s.warmAll(limited)
-	err := errors.Join(errs...)
+	err, class := s.warmAll(limited), store.ErrUnavailable
 	if err == nil {
 		return nil
 	}
 	if ended := (carrier.Budget{Context: ctx}).Over(); ended != nil {
 		return ended
 	}
-	class := store.ErrUnavailable
-	if slices.ContainsFunc(errs, rejected) {
+	if rejected(err) {
 		class = store.ErrStore
 	}
 	return fmt.Errorf("%w: %v", class, err) //nolint:errorlint // no context error may show
 }
 
 // warmAll is [Store.warm] of each client, for one caller at a time.
-func (s *Store) warmAll(ctx context.Context) []error {
+func (s *Store) warmAll(ctx context.Context) error {
 	select {
 	case s.link.turn <- struct{}{}:
 		defer func() { <-s.link.turn }()
@@ -70,7 +67,7 @@ func (s *Store) warmAll(ctx context.Context) []error {
 		warm.Go(func() { errs[i] = s.warm(ctx, c) })
 	}
 	warm.Wait()
-	return append(errs, err)
+	return errors.Join(append(errs, err)...)
 }
 
 // warm makes connections of c and loads the scripts on the first of them. It makes them
@@ -137,15 +134,10 @@ func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
 
 // command runs a command that is no decision on the server of c, or on one that the client itself chooses if c is nil.
 func (l *link) command(ctx context.Context, c *redis.Client, args ...any) (any, error) {
-	cmd := command{redis.NewCmd(ctx, args...)}
-	if c != nil {
-		err := deadlines(c, readyTimeout).Process(ctx, cmd)
-		return cmd.Val(), err
-	}
-	b, a := carrier.Budget{Context: ctx}, new(attempt)
+	cmd, b, a := command{redis.NewCmd(ctx, args...)}, carrier.Budget{Context: ctx}, new(attempt)
 	b.End, _ = ctx.Deadline()
 	a.writing.Begin() // so that the call waits for its answer
-	if err := l.whole.process(b, cmd, a); err != nil {
+	if err := l.of(c).process(b, cmd, a); err != nil {
 		return nil, err
 	}
 	return cmd.Val(), nil

@@ -68,10 +68,10 @@ func (l *link) server(b carrier.Budget, key string) (*server, error) {
 	return l.of(c), nil
 }
 
-// of returns the server of c, which is the client or that of one of its servers. One that is new may stand in the place
+// of returns the server of c, which is the client, or that of one of its servers, or nil for whichever it chooses. One that is new may stand in the place
 // of another one, which goes then.
 func (l *link) of(c *redis.Client) *server {
-	if l.owner == nil {
+	if l.owner == nil || c == nil {
 		return l.whole
 	}
 	if known, ok := l.known.Load(c); ok {
