@@ -1,19 +1,21 @@
 package redisstore
 
-// The kinds of clients, and how a call goes by each of them. If Redis hangs, this becomes of a call:
+// The kinds of clients, and how a call goes by each of them. If Redis hangs, a call ends by its deadline or the store's
+// timeout, whatever the client is. What differs is what it costs until then, and what it leaves behind:
 //
-//	*redis.Client          It waits for a connection for three quarters of the timeout, and then for the reply. At its
-//	(single, Sentinel)     end its caller leaves. It costs no goroutine, and a late reply leaves the connection usable.
-//	                       With Sentinel, calls go to the new master once the client knows it.
-//	*redis.ClusterClient   The same, on the client of the key's master. While masters fail, their successors are asked
-//	                       for: see route.go. A call that a node sends elsewhere goes by a goroutine.
+//	*redis.Client          A call waits for a connection for three quarters of the timeout, and then for the reply. Calls
+//	(single, Sentinel)     that go together have one goroutine for all, which waits for a late reply when the callers have
+//	                       left, so that the connection can be used again. One that goes alone has none, and its end
+//	                       closes the connection. With Sentinel, calls go to the new master as soon as the client does.
+//	*redis.ClusterClient   The same, on the client of the key's master. The store asks where the slots are until another
+//	                       node has them: see route.go. A call that a node sends elsewhere has a goroutine.
 //	*redis.Ring            The same, on the client of the key's shard.
-//	*redis.AutoPipeliner   It waits in the pipeliner's queue, and its caller leaves at its end. If that queue is stuck, the
-//	                       calls that follow go past it, by a goroutine each: see pipeliner.
-//	any other              It waits on a goroutine of its own. Its caller leaves at its end, and the goroutine stays until
-//	                       the client gives up.
+//	*redis.AutoPipeliner   A call waits in the pipeliner's queue, in the blocking mode on a goroutine of its own. If the queue
+//	                       is stuck for twice the timeout, the calls that follow go past it: see pipeliner.
+//	any other              A call has a goroutine, which stays until the client gives up.
 //
-// A call that nobody waits for any more and that was not yet written charges nothing: see operation.
+// Calls that could not be served in time are refused before, for all kinds: see package carrier. A call whose caller has left
+// before it was written charges nothing: see operation.
 
 import (
 	"bytes"
