@@ -19,7 +19,7 @@ import (
 const ms = time.Millisecond
 
 // The shortest trip of late counts, and what is longer is forgotten after two spans.
-func TestDistance(t *testing.T) {
+func TestTheDistanceIsThatOfARoundTripAlone(t *testing.T) {
 	var d distance
 	now := time.Unix(1_000, 0)
 	trip := func(alone bool, took time.Duration) {
@@ -262,7 +262,7 @@ func TestAPauseOfTheProcessLosesNoTrip(t *testing.T) {
 	}
 }
 
-func TestPauses(t *testing.T) {
+func TestAPauseOfTheProcessCountsOnce(t *testing.T) {
 	var p pauses
 	now := time.Unix(1_000, 0)
 	require.Zero(t, p.until(now), "there is no timer")
@@ -296,7 +296,7 @@ func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
 
 // Callers who have something better to do are told at once, however many they are. Those
 // who come back at once are held, nearly always.
-func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
+func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, rate := range []int{100, 1_000, 10_000, 50_000} { // arrivals in a period
 			r := refusals{waves: waves.New(50 * ms)}
@@ -372,7 +372,7 @@ func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 	})
 }
 
-func TestQueue(t *testing.T) {
+func TestCallsJoinTheLastBatchThatHasRoom(t *testing.T) {
 	var q queue[int]
 	now := time.Unix(1_000, 0)
 	join := func(most int) *batch[int] {

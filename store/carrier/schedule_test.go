@@ -220,7 +220,7 @@ func TestWhatACallHasWaitedFor(t *testing.T) {
 
 // A line whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
 // call that was told that nothing was sent.
-func TestAnEndedCallLeavesTheLine(t *testing.T) {
+func TestAnEndedCallLeavesTheQueue(t *testing.T) {
 	for left := range 3 {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
@@ -317,7 +317,7 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 }
 
 // A call whose caller has left before its trip began does not go: he was told that nothing was sent.
-func TestACallThatWasLeftInTheLineDoesNotGo(t *testing.T) {
+func TestACallThatWasLeftInTheQueueDoesNotGo(t *testing.T) {
 	p := far(t)
 	p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
 	gone, leave := context.WithCancel(t.Context())
@@ -552,7 +552,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 
 // A trip begins if a connection is ready or may be made. One that has to make it takes calls only if no other is soon back.
 // A trip that looks for the way goes alone and without calls.
-func TestWhichTripIsNext(t *testing.T) {
+func TestATripBeginsIfAConnectionIsReadyOrMayBeMade(t *testing.T) {
 	for what, c := range map[string]struct {
 		ready, busy, calls int
 		probed, began      time.Duration // ago
@@ -734,7 +734,7 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 }
 
 // A trip without calls has no caller whose time is up, and is not waited for any longer than others.
-func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
+func TestAProbeIsNotWaitedForWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := far(t)
 		p.trips = mostTrips

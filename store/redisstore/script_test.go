@@ -413,7 +413,7 @@ func TestABatchWithAClockThatLuaCannotCountIsAnError(t *testing.T) {
 	require.False(t, alone[0])
 }
 
-// A client sends what was abandoned as none: see sending.
+// A client sends what was abandoned as none.
 func TestWhatWasGivenUpChargesNothing(t *testing.T) {
 	t.Parallel()
 	for name, client := range servers(t) {
