@@ -318,26 +318,28 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 
 // A call whose caller has left before its trip began does not go: he was told that nothing was sent.
 func TestACallThatWasLeftInTheQueueDoesNotGo(t *testing.T) {
-	p := far(t)
-	p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
-	gone, leave := context.WithCancel(t.Context())
-	leave()
-	bt, _, _ := p.enter(p.Begin(gone), 0)
-	_, _, _ = p.enter(p.Begin(t.Context()), 0)
-	for _, want := range []error{errUnmade, errQueued} { // he has left already
-		err, sent := p.outcome(p.Begin(gone), bt, 0)
-		require.Equal(t, want, err)
+	synctest.Test(t, func(t *testing.T) { // in which the second call comes at once
+		p := far(t)
+		p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		bt, _, _ := p.enter(p.Begin(gone), 0)
+		_, _, _ = p.enter(p.Begin(t.Context()), 0)
+		for _, want := range []error{errUnmade, errQueued} { // he has left already
+			err, sent := p.outcome(p.Begin(gone), bt, 0)
+			require.Equal(t, want, err)
+			require.False(t, sent)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		tr := &Trip[int]{begun: time.Now()}
+		p.fill(tr)
+		require.Equal(t, 1, tr.calls)
+		require.Equal(t, []bool{false, true}, []bool{bt.calls[0].goes, bt.calls[1].goes})
+		bt.err, bt.sent = context.DeadlineExceeded, true
+		_, sent := bt.timeUp(0)
 		require.False(t, sent)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	tr := &Trip[int]{begun: time.Now()}
-	p.fill(tr)
-	require.Equal(t, 1, tr.calls)
-	require.Equal(t, []bool{false, true}, []bool{bt.calls[0].goes, bt.calls[1].goes})
-	bt.err, bt.sent = context.DeadlineExceeded, true
-	_, sent := bt.timeUp(0)
-	require.False(t, sent)
+	})
 }
 
 // noDone is a context with a deadline that does not end.
