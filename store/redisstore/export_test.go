@@ -96,7 +96,7 @@ func (b *Batch) All(requests []store.Request) { b.calls = append(b.calls, b.s.gr
 // it would be tried again.
 func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 	v := b.s.link.whole
-	ctx, cancel := context.WithTimeout(context.Background(), lasting)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	g := bundle{calls: b.calls, op: operation{writing: new(carrier.Writing)}}
 	for _, c := range b.calls {

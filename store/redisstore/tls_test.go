@@ -116,7 +116,7 @@ func TestAServerThatIsNotTrustedIsUnavailable(t *testing.T) {
 	options.DialerRetries = 1
 	client := redis.NewClient(options)
 	defer client.Close()
-	_, err := newStore(t, client, redisstore.WithTimeout(2*time.Second)).Take(t.Context(), space, "k", limit, 1)
+	_, err := newStore(t, client, redisstore.WithTimeout(5*time.Second)).Take(t.Context(), space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, "certificate")
 }
