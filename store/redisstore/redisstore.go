@@ -154,7 +154,7 @@ func WithClock(now func() time.Time) Option {
 }
 
 // New returns a store that uses client. It does not wait for a server: one that is unreachable shows in
-// the first call, or by [Store.Ready]. It adds a hook to the client, and closes idle
+// the first call, or in [Store.Ready]. It adds a hook to the client, and closes idle
 // connections over TLS that were made before. A nil client is [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
