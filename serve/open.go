@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redischeck"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -40,7 +41,8 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 		_ = client.Close()
 		return nil, err
 	}
-	return &Stored{Store: st, Check: st.Check, Close: client.Close, Ready: ready(client, st)}, nil
+	check := func(ctx context.Context) ([]string, error) { return redischeck.Run(ctx, st) }
+	return &Stored{Store: st, Check: check, Close: client.Close, Ready: ready(client, st)}, nil
 }
 
 // ready connects until that has succeeded once. If the server is far away, connecting takes several

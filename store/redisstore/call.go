@@ -141,7 +141,7 @@ func renews(ns *store.Namespace, l store.Limit) bool { return ns.Rule.Held && l.
 // attempt is what a command for one key needs, in one allocation.
 type attempt struct {
 	writing carrier.Writing
-	waits   waves.Patient // the context that it is sent with, if its own has no end
+	waits   waves.EarlyDone // the context that it is sent with, if its own has no end
 	op      operation
 	args    [10]any
 }

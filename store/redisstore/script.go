@@ -218,12 +218,12 @@ func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
 func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) {
 	var err error
 	if c.around {
-		v = s.link.plain
+		v = s.link.whole
 	} else if v == nil {
 		v, err = s.link.server(b, c.first.key)
 	}
 	if err != nil {
-		err = s.link.plain.Explain(err, false)
+		err = s.link.whole.Explain(err, false)
 	} else {
 		var after call
 		if after, err = v.Do(b, *c); err == nil {

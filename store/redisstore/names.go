@@ -1,12 +1,17 @@
 package redisstore
 
+// What states are called in Redis: their keys, the hash tags of these, and who holds a slot.
+
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"math/bits"
+	"os"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
@@ -14,8 +19,28 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// mostSlots is how many slots a cluster has.
-const mostSlots = 16384
+const (
+	maxPlainKey = 128   // bytes; longer user keys are hashed
+	mostSlots   = 16384 // of a cluster
+	maxName     = 64    // bytes of a label, and of a host in a name
+)
+
+// key returns the Redis key of key's state. Different user keys have different ones.
+func (s *Store) key(ns *store.Namespace, key string) string {
+	if s.tags != nil || len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
+		return s.prefix + ns.Rule.Name + ":" + ns.Name + ":" + s.tail(key)
+	}
+	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
+}
+
+// where is the key in Redis if the client has several servers, or else "": the key is then not needed
+// to admit a call.
+func (s *Store) where(ns *store.Namespace, key string) string {
+	if s.link == nil || s.link.owner == nil {
+		return ""
+	}
+	return s.key(ns, key)
+}
 
 // WithHashTags spreads all keys over n hash tags, 1 to 16,384, so that calls of a cluster can share
 // scripts. By default the hash tag of a key in Redis is the user's key, which puts two users into two
@@ -114,3 +139,47 @@ var crc16 = func() (table [256]uint16) {
 	}
 	return table
 }()
+
+// WithLabel adds label to what Redis knows of who holds a slot of package inflight, which is the
+// host and the process: "web-3:4711:exports". "ratelimit key" lists it. Label is 1 to 64 bytes of
+// printable UTF-8, or else [store.ErrInvalidOption]. It does nothing for rates.
+func WithLabel(label string) Option {
+	return func(s *Store) error {
+		if label == "" || len(label) > maxName || !utf8.ValidString(label) || strings.ContainsFunc(label, unprintable) {
+			return fmt.Errorf("%w: the label %q is not 1 to %d bytes of printable UTF-8", store.ErrInvalidOption, label, maxName)
+		}
+		s.label = label
+		return nil
+	}
+}
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
+
+// holder names this process.
+func holder(label string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "?"
+	}
+	name := hostName(host) + ":" + strconv.Itoa(os.Getpid())
+	if label != "" {
+		name += ":" + label
+	}
+	return name
+}
+
+// hostName is host, without what would not be read as one.
+func hostName(host string) string {
+	host = strings.Map(func(r rune) rune {
+		if r == ':' || r == ' ' || r == utf8.RuneError || unprintable(r) {
+			return '-'
+		}
+		return r
+	}, host)
+	return strings.ToValidUTF8(host[:min(len(host), maxName)], "")
+}
+
+// periodOfHolder is the Period of l with who holds its slots, as inflight.lua has it.
+func periodOfHolder(l store.Limit, holder string) any {
+	return strconv.FormatInt(l.Period, 10) + " " + holder
+}

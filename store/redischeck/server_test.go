@@ -1,8 +1,8 @@
-package redisstore_test
+package redischeck_test
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -11,85 +11,12 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
-	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redischeck"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// found is what Check reports, as one text.
-func found(t testing.TB, client redisstore.Client, opts ...redisstore.Option) string {
-	t.Helper()
-	list, err := newStore(t, client, opts...).Check(t.Context())
-	require.NoError(t, err)
-	for _, finding := range list {
-		require.Regexp(t, `^[^ ]+: .*\.$`, finding)
-	}
-	return strings.Join(list, "\n")
-}
-
-// A Ring gives the keys of a lost shard to the others, where they have spent nothing. Check finds that, unless the Ring's
-// HeartbeatFn keeps the shard, as Check advises: then the calls for its keys fail, and those for other keys go on.
-func TestARingThatLosesAShardForgetsItsCounts(t *testing.T) {
-	stays := func(context.Context, *redis.Client) bool { return true }
-	asks := func(ctx context.Context, c *redis.Client) bool { return c.Ping(ctx).Err() == nil }
-	for _, c := range []struct {
-		name    string
-		shards  int
-		alive   func(context.Context, *redis.Client) bool
-		forgets bool
-	}{
-		{"default", 2, nil, true},
-		{"asks itself", 2, asks, true},
-		{"as Check advises", 2, stays, false},
-		{"one shard", 1, nil, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			addrs, servers := map[string]string{}, []*redistest.Server{}
-			for i := range c.shards {
-				servers = append(servers, redistest.Start(t))
-				addrs[string(rune('a'+i))] = servers[i].Addr()
-			}
-			ring := redis.NewRing(&redis.RingOptions{
-				Addrs: addrs, HeartbeatFn: c.alive, HeartbeatFrequency: 5 * time.Millisecond,
-				ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
-			})
-			t.Cleanup(func() { _ = ring.Close() })
-			require.Equal(t, c.forgets, strings.Contains(found(t, ring), "if a shard of this Ring is lost"))
-
-			s, ns := newStore(t, ring, redisstore.WithTimeout(10*time.Second)), spaceOf(t, "token_bucket")
-			keys := strings.Split("abcdefghijklmnop", "") // one shard has all of them by a chance of 1 in 32,768
-			for _, key := range keys {
-				reply, err := s.Take(t.Context(), ns, key, year(1), 1)
-				require.NoError(t, err)
-				require.True(t, reply.OK())
-			}
-			servers[0].Kill()
-			if c.forgets {
-				require.Eventually(t, func() bool { return ring.Len() == c.shards-1 }, 10*time.Second, time.Millisecond)
-			}
-			again, failed := 0, 0
-			if !c.forgets { // each call for a lost key takes so long
-				s = newStore(t, ring, redisstore.WithTimeout(50*time.Millisecond))
-			}
-			for _, key := range keys {
-				reply, err := s.Take(t.Context(), ns, key, year(1), 1)
-				switch {
-				case err != nil:
-					require.ErrorIs(t, err, store.ErrStore)
-					failed++
-				case reply.OK():
-					again++
-				}
-			}
-			require.Equal(t, c.forgets, again > 0, "%d are admitted again", again)
-			require.True(t, c.forgets || failed > 0)
-		})
-	}
-}
-
-func TestCheckSaysWhatIsWrong(t *testing.T) {
+func TestWrongSettingsAreFound(t *testing.T) {
 	server := redistest.Start(t)
 	plain := server.Client(t)
 	good := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
@@ -101,7 +28,7 @@ func TestCheckSaysWhatIsWrong(t *testing.T) {
 	require.Contains(t, found(t, plain), "ContextTimeoutEnabled is false")
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr()}})
 	defer ring.Close()
-	require.Contains(t, found(t, ring), "each call costs a goroutine")
+	require.Contains(t, found(t, ring), "ContextTimeoutEnabled is false")
 	async, err := good.AsyncAutoPipeline()
 	require.NoError(t, err)
 	require.Contains(t, found(t, async), "MaxQueuedCommands")
@@ -157,7 +84,7 @@ func TestCheckSaysWhatIsWrong(t *testing.T) {
 }
 
 // Servers that do not tell are often rented, and asked over TLS.
-func TestCheckSaysOverTLSThatTheTimeOfRestIsNotKnown(t *testing.T) {
+func TestOverTLSATimeOfRestThatIsNotKnownIsFound(t *testing.T) {
 	t.Parallel()
 	server := redistest.StartTLS(t)
 	require.NoError(t, server.Client(t).Do(t.Context(), "ACL", "SETUSER", "limiter", "on", "nopass", "~*", "+@all", "-config").Err())
@@ -170,7 +97,7 @@ func TestCheckSaysOverTLSThatTheTimeOfRestIsNotKnown(t *testing.T) {
 	}
 }
 
-func TestCheckOfACluster(t *testing.T) {
+func TestEachNodeOfAClusterIsChecked(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 2, 0)
 	require.NoError(t, cluster.Masters[1].Client(t).ConfigSet(t.Context(), "maxmemory-policy", "volatile-lru").Err())
@@ -188,36 +115,7 @@ func TestCheckOfACluster(t *testing.T) {
 	require.Contains(t, found(t, cluster.Masters[0].Client(t)), "Use redis.NewClusterClient")
 }
 
-func TestCheckIsBounded(t *testing.T) {
-	effort.NeedFull(t)
-	t.Parallel()
-	cluster := redistest.StartCluster(t, 1, 0)
-	server := cluster.Masters[0]
-	for name, client := range kinds(t, server.Addr(), false) {
-		s := newStore(t, client)
-		_, err := s.Take(t.Context(), space, "k", limit, 1)
-		require.NoError(t, err)
-		server.Freeze()
-		requireInTime(t, name, func() time.Duration {
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			defer cancel()
-			start := time.Now()
-			list, err := s.Check(ctx)
-			took := time.Since(start)
-			require.ErrorIs(t, err, context.DeadlineExceeded, name)
-			require.NotEmpty(t, list, "what is known without the server: %s", name)
-			return took - 100*time.Millisecond
-		})
-		server.Thaw()
-	}
-	server.Kill()
-	s := newStore(t, server.Client(t))
-	_, err := s.Check(t.Context())
-	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.False(t, errors.Is(err, context.DeadlineExceeded))
-}
-
-func TestCheckReadsVersionsOfRedisAndValkey(t *testing.T) {
+func TestOldVersionsOfRedisAndValkeyAreFound(t *testing.T) {
 	for info, says := range map[string]string{
 		"redis_version:6.2.0": "", "redis_version:7.0.15": "", "redis_version:10.0.1": "",
 		"redis_version:6.0.16": "too old", "redis_version:5.0": "too old", "redis_version:4.9.9": "too old",
@@ -225,7 +123,7 @@ func TestCheckReadsVersionsOfRedisAndValkey(t *testing.T) {
 		"redis_version:7.2.4\r\nvalkey_version:7.1.0":                       "too old",
 		"redis_version:unstable":                                            "could not be checked", "": "could not be checked",
 	} {
-		text := strings.Join(redisstore.CheckVersion(info), " ")
+		text := strings.Join(redischeck.Version(info), " ")
 		if says == "" {
 			require.Empty(t, text, info)
 		}
@@ -233,17 +131,85 @@ func TestCheckReadsVersionsOfRedisAndValkey(t *testing.T) {
 	}
 }
 
-func TestCheckKnowsADialTimeoutThatOutlastsAFailover(t *testing.T) {
-	found := func(dial time.Duration) string {
-		client := redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}, DialTimeout: dial,
-		})
-		defer client.Close()
-		return strings.Join(newStore(t, client).Settings(), "\n")
+func TestATimeoutThatIsShortForTheDistanceIsFound(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		trip, timeout time.Duration
+		says          string // "" for nothing
+	}{
+		{trip: ms, timeout: 50 * ms},
+		{trip: 25 * ms, timeout: 50 * ms},
+		{trip: 26 * ms, timeout: 50 * ms, says: "Call Ready at the start, or set WithTimeout to at least 78ms"},
+		{trip: 45 * ms, timeout: 50 * ms, says: "Call Ready"},
+		{trip: 46 * ms, timeout: 50 * ms, says: "none is answered in time. Set WithTimeout to at least 138ms"},
+		{trip: 46 * ms, timeout: 150 * ms},
+	} {
+		found := redischeck.Distance(c.trip, c.timeout)
+		if c.says == "" {
+			require.Empty(t, found, "%v, %v", c.trip, c.timeout)
+			continue
+		}
+		require.Len(t, found, 1)
+		require.Contains(t, found[0], c.says)
 	}
-	require.Contains(t, found(0), "DialTimeout is 5s") // go-redis' default
-	require.NotContains(t, found(500*time.Millisecond), "DialTimeout")
-	plain := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer plain.Close()
-	require.NotContains(t, strings.Join(newStore(t, plain).Settings(), "\n"), "DialTimeout")
+
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	proxy.Delay(60 * ms)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	s, err := redisstore.New(client, redisstore.WithTimeout(50*ms)) // which gets no answer
+	require.NoError(t, err)
+	found, err := redischeck.Run(t.Context(), s)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Contains(t, found[0], "none is answered in time")
+}
+
+// An evicting server forgets what keys have spent, which is found.
+func TestEvictionResetsLimits(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
+	client := server.Client(t)
+	s := newStore(t, client)
+	list, err := redischeck.Run(t.Context(), s)
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(list, "\n"), "maxmemory-policy is allkeys-lru")
+
+	l := limiterOn(t, s, 1)
+	allow := func() bool {
+		r, err := l.Allow(t.Context(), "user")
+		require.NoError(t, err, "no OOM")
+		return r.Allowed
+	}
+	require.True(t, allow())
+	require.False(t, allow())
+	key := client.Keys(t.Context(), "*user*").Val()[0]
+	written := 0
+	for ; client.Exists(t.Context(), key).Val() == 1 && written < 100_000; written++ {
+		require.NoError(t, client.Set(t.Context(), fmt.Sprint("filler", written), make([]byte, 1000), 0).Err())
+	}
+	require.True(t, allow(), "the fault bites: the second event of the day")
+	t.Logf("the limit was forgotten when %d kB had passed through 4 MB", written)
+}
+
+// A deadline that is shorter than a round trip is none that a server could keep.
+func TestDeadlinesThatAreShortForTheDistanceAreFound(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	proxy.Delay(200 * time.Millisecond)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	s := newStore(t, client)
+	require.NoError(t, s.Ready(t.Context()))
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		_, err := limiterOn(t, s, 1).Allow(ctx, "k")
+		cancel()
+		require.Equal(t, context.DeadlineExceeded, err)
+	}
+	text := found(t, client)
+	list, err := redischeck.Run(t.Context(), s)
+	require.NoError(t, err)
+	require.Empty(t, text, "another store's calls had time")
+	require.Len(t, list, 1)
+	require.Regexp(t, `2 calls had less time than a round trip takes \(2\d\d`, list[0])
 }

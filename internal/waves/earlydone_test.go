@@ -15,7 +15,7 @@ func TestAWaitEndsWithItsWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := waves.New(64 * time.Millisecond)
 		until := w.Base.Add(time.Hour)
-		ctx := &waves.Patient{Context: context.WithValue(t.Context(), "name", "value"), End: until, Wave: w.After(w.Base.Add(300 * time.Microsecond))} //nolint:staticcheck // one key
+		ctx := &waves.EarlyDone{Context: context.WithValue(t.Context(), "name", "value"), End: until, Wave: w.After(w.Base.Add(300 * time.Microsecond))} //nolint:staticcheck // one key
 		require.NoError(t, ctx.Err())
 		require.Equal(t, "value", ctx.Value("name"))
 		end, ok := ctx.Deadline()

@@ -1,8 +1,12 @@
 package redisstore
 
+// Which server a call goes to: where a ring or a cluster has the key, how a cluster is asked for that, and asked again
+// while one of its masters fails.
+
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,7 +14,177 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
+
+// link is a client, as the store uses it.
+type link struct {
+	kind
+	client Client
+	store  *Store
+	whole  *server       // of a *redis.Client; of others all servers, to which the client itself finds the way
+	known  sync.Map      // *server by *redis.Client, of a kind that has an owner for each key
+	turn   chan struct{} // of one Ready: two would each wait for the connections that the other holds
+
+	overloaded, tooShort atomic.Int64 // of servers that are gone
+
+	mu      sync.Mutex // protects what follows
+	loading *loading
+}
+
+// loading is a question where the keys of a cluster are.
+type loading struct {
+	done chan struct{} // closed when err is known
+	err  error
+}
+
+// mostLoading is how often a question is asked: the node that was asked may hang, and others may not.
+const mostLoading = 8
+
+func newLink(s *Store, client Client) *link {
+	l := &link{kind: kindOf(client, s.timeout), client: client, store: s, turn: make(chan struct{}, 1)}
+	if l.single != nil {
+		l.whole = s.server(l.single)
+	} else {
+		l.whole = s.unknown(l.send)
+	}
+	return l
+}
+
+// server returns key's server. On a cluster and a ring it may not be known.
+func (l *link) server(b carrier.Budget, key string) (*server, error) {
+	if l.owner == nil {
+		return l.whole, nil
+	}
+	c, err := l.owner(key)
+	if err != nil && l.locate != nil {
+		if err = l.learn(b); err == nil {
+			c, err = l.owner(key)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.of(c), nil
+}
+
+// of returns the server of c, which is the client, or that of one of its servers, or nil for whichever it chooses. One that is new may stand in the place
+// of another one, which goes then.
+func (l *link) of(c *redis.Client) *server {
+	if l.owner == nil || c == nil {
+		return l.whole
+	}
+	if known, ok := l.known.Load(c); ok {
+		return known.(*server)
+	}
+	now, loaded := l.known.LoadOrStore(c, l.store.server(c))
+	if !loaded {
+		l.known.Range(func(of, old any) bool {
+			if old.(*server).Idle() && l.known.CompareAndDelete(of, old) {
+				stats := old.(*server).Stats()
+				l.overloaded.Add(stats.Overloaded)
+				l.tooShort.Add(stats.TooShort)
+			}
+			return true
+		})
+	}
+	return now.(*server)
+}
+
+// each calls f with each server.
+func (l *link) each(f func(*server)) {
+	f(l.whole)
+	l.known.Range(func(_, v any) bool {
+		f(v.(*server))
+		return true
+	})
+}
+
+// learn asks for all calls where the keys are, and waits until b's end for the first answer.
+func (l *link) learn(b carrier.Budget) error {
+	l.mu.Lock()
+	q := l.loading
+	if q == nil {
+		q = &loading{done: make(chan struct{})}
+		l.loading = q
+		go l.ask(q)
+	}
+	l.mu.Unlock()
+	end := time.NewTimer(time.Until(b.End))
+	defer end.Stop()
+	select {
+	case <-q.done:
+		return q.err
+	case <-b.Done():
+		return b.Err()
+	case <-end.C:
+		return context.DeadlineExceeded
+	}
+}
+
+// ask asks until one question has an answer, or all have failed.
+func (l *link) ask(q *loading) {
+	again := time.NewTicker(max(l.store.timeout/16, time.Millisecond))
+	defer again.Stop()
+	answers := make(chan error, mostLoading)
+	ask := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), max(lasting, 5*l.store.timeout))
+		defer cancel()
+		answers <- l.locate(ctx)
+	}
+	go ask()
+	for asked, waits := 1, 1; waits > 0; {
+		select {
+		case q.err = <-answers:
+			if waits--; q.err == nil {
+				waits = 0
+			}
+		case <-again.C:
+			if asked < mostLoading {
+				asked, waits = asked+1, waits+1
+				go ask()
+			}
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.loading = nil
+	close(q.done)
+}
+
+// clients returns a client for each server. It returns none if they are not known. It does not wait for a client
+// that asks a hanging server where the others are.
+func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
+	switch {
+	case l.single != nil:
+		return []*redis.Client{l.single}, nil
+	case l.visit == nil:
+		return nil, nil
+	}
+	var mu sync.Mutex
+	var clients []*redis.Client
+	done := make(chan error, 1)
+	go func() {
+		done <- l.visit(ctx, func(_ context.Context, c *redis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			clients = append(clients, c)
+			return nil
+		})
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return clients[:len(clients):len(clients)], err
+}
 
 const (
 	// The pauses before the slots are asked for again: after a fault that means a failed

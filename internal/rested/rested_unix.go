@@ -1,11 +1,11 @@
 //go:build linux || darwin || dragonfly || freebsd || netbsd || openbsd || solaris || illumos
 
-package redisstore
+package rested
 
 import "syscall"
 
-// canLook says that a socket can be looked at without reading.
-const canLook = true
+// CanLook says that a socket can be looked at without reading.
+const CanLook = true
 
 // arrived returns what the socket has for its reader, and leaves it there.
 func arrived(fd uintptr) arrival {
