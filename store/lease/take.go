@@ -158,7 +158,7 @@ func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held boo
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo // otherwise events of a bucket are due if they are held
+	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo          // otherwise events of a bucket are due if they are held
 	if r.Looks() || r.Reserved > 0 || leaseless && s.keys[id] == nil { // only the store knows what remains
 		return l, false
 	}

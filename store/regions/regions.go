@@ -119,11 +119,10 @@ func WithWeights(weights map[string]int) Option {
 // rest is divided by weight. The shares add up to the limit. A limit that is too small for this
 // cannot be shared. Neither can a [ratelimit.SlidingLog] or a [ratelimit.LeakyBucket], which refund
 // only events of their own. The limiter's constructor then returns an error, or each call does if
-// the limit comes from a limit function. A limiter with
-// [ratelimit.WithReserved] is refused as well, because no region knows what remains in the others.
+// the limit comes from a limit function. A limiter with [ratelimit.WithReserved] is refused as well,
+// because no region knows what remains in the others.
 //
 // [ratelimit.WithReserved]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#WithReserved
-//
 // [ratelimit.SlidingLog]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#SlidingLog
 // [ratelimit.LeakyBucket]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#LeakyBucket
 func New(here string, stores map[string]store.Store, opts ...Option) (*Store, error) {
