@@ -262,6 +262,36 @@ func TestTheScriptReleasesEachModule(t *testing.T) {
 	s.run(t, filepath.Join(s.dir, "ratelimit"), "help")
 }
 
+// The notes of a release are its part of the changelog.
+func TestTheNotesOfAReleaseAreItsPartOfTheChangelog(t *testing.T) {
+	s := place{dir: t.TempDir()}
+	script := filepath.Join("tools", "release", "notes")
+	if err := os.MkdirAll(filepath.Join(s.dir, filepath.Dir(script)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	copyFile(t, filepath.Join(s.dir, script), "notes")
+	write := func(text string) {
+		if err := os.WriteFile(filepath.Join(s.dir, "CHANGELOG.md"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	write("# Changelog\n\n## [Unreleased]\n\nnot yet\n\n## [1.0.0] - 2026-03-04\n\nThe first.\n\n### observe\n\n- a page\n\n" +
+		"## [1.0.0-rc.1] - 2026-02-03\n\nFor a try.\n\n## [0.1.0] - 2026-01-02\n")
+	for version, want := range map[string]string{
+		"v1.0.0": "The first.\n\n### observe\n\n- a page", "v1.0.0-rc.1": "For a try.", "v0.1.0": "",
+	} {
+		if got := s.run(t, "bash", script, version); got != want {
+			t.Errorf("%s: %q, not %q", version, got, want)
+		}
+	}
+	for _, version := range []string{"v1.0.1", "v1.0", "v1x0.0", "Unreleased"} {
+		if said := s.fail(t, "bash", script, version); !strings.Contains(said, "CHANGELOG.md has no ## [") {
+			t.Errorf("%s: it says %q", version, said)
+		}
+	}
+}
+
 // A command, and the playground's WebAssembly, have the same bytes when they are built in two folders.
 // The other command is built by the same script.
 func TestBinariesDoNotDependOnTheFolder(t *testing.T) {
