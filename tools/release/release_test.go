@@ -212,7 +212,7 @@ func follow(t *testing.T, r *repository, page string) (said string, ok bool) {
 // can fetch each module, which the script itself tries, and run the command.
 func TestTheScriptReleasesEachModule(t *testing.T) {
 	needLong(t)
-	const version = "v0.1.1002"
+	const version = "v0.1.1002-rc.1"
 	r := newRepository(t)
 	for _, oldest := range modules(t) {
 		if oldest != unreleased {
@@ -231,12 +231,12 @@ func TestTheScriptReleasesEachModule(t *testing.T) {
 		}
 	}
 
-	refused("CHANGELOG.md has no ## [0.1.1002]")
+	refused("CHANGELOG.md has no ## [0.1.1002-rc.1]")
 	changes, err := os.OpenFile(filepath.Join(clone.dir, "CHANGELOG.md"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := changes.WriteString("\n## [0.1.1002] - 2026-01-02\n"); err != nil {
+	if _, err := changes.WriteString("\n## [0.1.1002-rc.1] - 2026-01-02\n"); err != nil {
 		t.Fatal(err)
 	}
 	if err := changes.Close(); err != nil {
