@@ -7,6 +7,7 @@
 package redistest
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -18,7 +19,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -57,6 +57,14 @@ func needBinary(t testing.TB) {
 		return
 	}
 	missing(t, "redis-server")
+}
+
+// NeedRedis7 skips t if redis-server is older than Redis 7.0.
+func NeedRedis7(t testing.TB) {
+	t.Helper()
+	if version, _ := exec.CommandContext(t.Context(), "redis-server", "--version").Output(); bytes.Contains(version, []byte(" v=6.")) {
+		t.Skip("needs Redis 7.0")
+	}
 }
 
 // missing skips or fails t because what is missing.
@@ -141,7 +149,7 @@ func (s *Server) Client(t testing.TB) *redis.Client {
 // Freeze stops the process (SIGSTOP) and returns once it has stopped. Its kernel
 // still accepts connections and bytes.
 func (s *Server) Freeze() {
-	s.proc.signal(syscall.SIGSTOP)
+	s.proc.signal(stop)
 	for range 10_000 {
 		if stopped, known := s.proc.stopped(); known && stopped {
 			return
@@ -156,7 +164,7 @@ func (s *Server) Freeze() {
 }
 
 // Thaw continues a frozen server.
-func (s *Server) Thaw() { s.proc.signal(syscall.SIGCONT) }
+func (s *Server) Thaw() { s.proc.signal(cont) }
 
 // Kill ends the process immediately (SIGKILL). All data is lost.
 func (s *Server) Kill() { s.proc.kill() }

@@ -657,7 +657,7 @@ func TestLeasesKeepTheirBounds(t *testing.T) {
 		}
 		t.Logf("%s: %d schedules from seed %d; the largest parts of the bounds are %v", c.name, c.n, *firstSeed, largest)
 		for algorithm, part := range largest {
-			if n >= 1_000 {
+			if n >= 10_000 { // fewer may miss it by chance
 				require.GreaterOrEqual(t, part, tight[algorithm], "%s: the model is too tame", algorithm)
 			}
 		}
