@@ -9,6 +9,9 @@
 //	      free: 10/m
 //	      internal: unlimited
 //	      banned: 0/m
+//	  batch:
+//	    shares: api             # has its limits, and shares its counts
+//	    reserved: 20            # ratelimit.WithReserved: admits only if 20 remain for others
 //	  login:
 //	    algorithm: fixed_window
 //	    limits: [5/15m, 50/d]   # each must admit: ratelimit.NewAll; clients read login/15m and login/d
@@ -38,7 +41,7 @@
 //	    in_flight: 8            # so many at once, besides or alone: package inflight
 //	    life: 30s               # of a slot whose process has died; the default is 1m
 //
-// A limiter has an algorithm and a limit or limits, or in_flight. All else is optional. Limits are read by
+// A limiter has an algorithm and a limit or limits, or shares those of another, or has in_flight. All else is optional. Limits are read by
 // [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are
 // taken as they are written, quoted or not. A name has 1 to 256 bytes and no braces.
 //
@@ -50,6 +53,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -117,6 +121,8 @@ type spec struct {
 	limits          []ratelimit.Limit // one, unless several; none if there are slots alone
 	several         bool              // they stand under limits
 	tiers           map[string]ratelimit.Limit
+	shares          string             // the name of the limiter that it has the limits and the counts of; "" if they are its own
+	reserved        int                // events
 	slots           int                // at once; 0 if that is not limited
 	life            time.Duration      // of a slot
 	ban             *ratelimit.Penalty // nil if there is none
@@ -175,6 +181,41 @@ func (s *spec) checkShares() error {
 	return err
 }
 
+// checkReserved returns an error if the reserve leaves nothing of a limit, or has no effect.
+func (s *spec) checkReserved() error {
+	mem, err := memstore.New()
+	if err != nil {
+		return err
+	}
+	check := func(what string, l ratelimit.Limit) error {
+		switch _, err := ratelimit.New(s.algorithm, mem, l, ratelimit.WithReserved(s.reserved)); {
+		case err == nil:
+			return nil
+		case l == ratelimit.Unlimited():
+			return fmt.Errorf("%w: it has no effect on %sunlimited", ratelimit.ErrInvalidOption, what)
+		default:
+			return fmt.Errorf("%w: %d leaves nothing of %s%v", ratelimit.ErrInvalidOption, s.reserved, what, l)
+		}
+	}
+	some := false // limit admits some events, but not all
+	limited := func(l ratelimit.Limit) bool { return l != ratelimit.Unlimited() && l.Rate > 0 }
+	for _, tier := range slices.Sorted(maps.Keys(s.tiers)) {
+		if l := s.tiers[tier]; limited(l) {
+			if some, err = true, check("tier "+yamltree.Quote(tier)+": ", l); err != nil {
+				return err
+			}
+		}
+	}
+	for _, l := range s.limits {
+		if limited(l) || !some {
+			if err := check("", l); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // checkLife returns the error of a life of slots.
 func checkLife(life time.Duration) error {
 	mem, err := memstore.New()
@@ -223,6 +264,18 @@ func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
 	_, err = ratelimit.New(s.algorithm, leases, l, opts...)
 	return err
 }
+
+// options are those of each limit.
+func (s *spec) options(tierOf func(ctx context.Context, key string) (string, error)) []ratelimit.Option {
+	opts := []ratelimit.Option{ratelimit.WithName(s.counts()), ratelimit.WithReserved(s.reserved)}
+	if s.tiers != nil {
+		opts = append(opts, ratelimit.WithTiers(tierOf, s.tiers))
+	}
+	return opts
+}
+
+// counts is the name that the limits have in the store.
+func (s *spec) counts() string { return cmp.Or(s.shares, s.name) }
 
 // periods returns the Periods and calendars of the limits, which are part of their identity.
 func (s *spec) periods() []ratelimit.Limit {

@@ -89,8 +89,9 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	return errors.Join(errs...)
 }
 
-// count identifies what the spend of a name's keys belongs to.
+// count identifies what the spend of keys belongs to.
 type count struct {
+	name      string
 	algorithm string
 	period    ratelimit.Limit
 	local     bool // or on the store
@@ -116,9 +117,9 @@ func (s *spec) parts() int {
 // count is what limit i counts. Slots are the same whatever their life.
 func (s *spec) count(i int) count {
 	if i == len(s.limits) {
-		return count{algorithm: inflight.Algorithm}
+		return count{name: s.name, algorithm: inflight.Algorithm}
 	}
-	return count{algorithm: s.algorithm, period: period(s.limits[i])}
+	return count{name: s.counts(), algorithm: s.algorithm, period: period(s.limits[i])}
 }
 
 // has reports whether part is one of l's. A nil l has none.
