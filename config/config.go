@@ -11,7 +11,7 @@
 //	      banned: 0/m
 //	  batch:
 //	    shares: api             # has its limits, and shares its counts
-//	    reserved: 20            # ratelimit.WithReserved: admits only if 20 remain for others
+//	    reserved: 5             # ratelimit.WithReserved: admits only if 5 remain for others
 //	  login:
 //	    algorithm: fixed_window
 //	    limits: [5/15m, 50/d]   # each must admit: ratelimit.NewAll; clients read login/15m and login/d
