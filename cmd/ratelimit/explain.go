@@ -150,13 +150,7 @@ func (l *fileLimiter) explain(w io.Writer, name string, limiters map[string]file
 			fmt.Fprintln(w, "    does nothing: it is the limit of those without a tier")
 		}
 	}
-	if l.Shares != "" {
-		fmt.Fprintf(w, "  shares its counts with %s\n", l.Shares)
-	}
-	if l.Reserved > 0 {
-		to := cmp.Or(strings.Join(l.leaves(name, limiters), ", "), "no limiter of this file: without another one of this name, nobody can use them")
-		fmt.Fprintf(w, "  leaves %d events of a key to %s\n", l.Reserved, to)
-	}
+	l.explainReserve(w, name, limiters)
 	parts := len(all)
 	if l.InFlight > 0 {
 		parts++
@@ -179,6 +173,17 @@ func (l *fileLimiter) explain(w io.Writer, name string, limiters map[string]file
 	}
 	l.explainFailure(w)
 	return explainSeries(w, name, parts)
+}
+
+// explainReserve prints with whom the limiter shares its counts, and what it leaves to others.
+func (l *fileLimiter) explainReserve(w io.Writer, name string, limiters map[string]fileLimiter) {
+	if l.Shares != "" {
+		fmt.Fprintf(w, "  shares its counts with %s\n", l.Shares)
+	}
+	if l.Reserved > 0 {
+		to := cmp.Or(strings.Join(l.leaves(name, limiters), ", "), "no limiter of this file: without another one of this name, nobody can use them")
+		fmt.Fprintf(w, "  leaves %d events of a key to %s\n", l.Reserved, to)
+	}
 }
 
 // explainFailure prints what is decided while the store fails.
