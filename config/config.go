@@ -9,6 +9,9 @@
 //	      free: 10/m
 //	      internal: unlimited
 //	      banned: 0/m
+//	  batch:
+//	    shares: api             # has its limits, and shares its counts
+//	    reserved: 5             # ratelimit.WithReserved: admits only if 5 remain for others
 //	  login:
 //	    algorithm: fixed_window
 //	    limits: [5/15m, 50/d]   # all of them must admit: ratelimit.NewAll; clients see login/15m and login/d
@@ -38,10 +41,10 @@
 //	    in_flight: 8            # concurrent calls, alone or together with rates: package inflight
 //	    life: 30s               # until the slot of a dead process is free; the default is 1m
 //
-// A limiter has an algorithm and a limit or limits, or in_flight. Everything else is optional.
-// Limits are written as for [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New].
-// Names and tiers are used as they are written, quoted or not. A name has 1 to 256 bytes and no
-// braces.
+// A limiter has an algorithm and a limit or limits, or shares those of another limiter, or has in_flight.
+// Everything else is optional. Limits are written as for [ratelimit.ParseLimit], and algorithms are
+// those of [ratelimit.New]. Names and tiers are used as they are written, quoted or not. A name has 1
+// to 256 bytes and no braces.
 //
 // [Schema] is for editors. [Parse] checks a text completely, and [Config.Build] makes the limiters
 // on a store. [Limiters.Update] lets them follow another text while they are in use.
@@ -51,6 +54,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -118,6 +122,8 @@ type spec struct {
 	limits          []ratelimit.Limit // one, unless several; none if there are only slots
 	several         bool              // whether they are listed under limits
 	tiers           map[string]ratelimit.Limit
+	shares          string             // the limiter whose limits and counts it has; "" if they are its own
+	reserved        int                // events that it leaves to others
 	slots           int                // concurrent calls; 0 if they are not limited
 	life            time.Duration      // of a slot
 	ban             *ratelimit.Penalty // nil if there is none
@@ -176,6 +182,41 @@ func (s *spec) checkShares() error {
 	return err
 }
 
+// checkReserved returns an error if the reserve leaves nothing of a limit, or has no effect.
+func (s *spec) checkReserved() error {
+	mem, err := memstore.New()
+	if err != nil {
+		return err
+	}
+	check := func(what string, l ratelimit.Limit) error {
+		switch _, err := ratelimit.New(s.algorithm, mem, l, ratelimit.WithReserved(s.reserved)); {
+		case err == nil:
+			return nil
+		case l == ratelimit.Unlimited():
+			return fmt.Errorf("%w: it has no effect on %sunlimited", ratelimit.ErrInvalidOption, what)
+		default:
+			return fmt.Errorf("%w: %d leaves nothing of %s%v", ratelimit.ErrInvalidOption, s.reserved, what, l)
+		}
+	}
+	some := false // limit admits some events, but not all
+	limited := func(l ratelimit.Limit) bool { return l != ratelimit.Unlimited() && l.Rate > 0 }
+	for _, tier := range slices.Sorted(maps.Keys(s.tiers)) {
+		if l := s.tiers[tier]; limited(l) {
+			if some, err = true, check("tier "+yamltree.Quote(tier)+": ", l); err != nil {
+				return err
+			}
+		}
+	}
+	for _, l := range s.limits {
+		if limited(l) || !some {
+			if err := check("", l); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // checkLife returns an error if life is not valid for slots.
 func checkLife(life time.Duration) error {
 	mem, err := memstore.New()
@@ -224,6 +265,18 @@ func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
 	_, err = ratelimit.New(s.algorithm, leases, l, opts...)
 	return err
 }
+
+// options are those of each limit.
+func (s *spec) options(tierOf func(ctx context.Context, key string) (string, error)) []ratelimit.Option {
+	opts := []ratelimit.Option{ratelimit.WithName(s.counts()), ratelimit.WithReserved(s.reserved)}
+	if s.tiers != nil {
+		opts = append(opts, ratelimit.WithTiers(tierOf, s.tiers))
+	}
+	return opts
+}
+
+// counts is the name that the limits have in the store.
+func (s *spec) counts() string { return cmp.Or(s.shares, s.name) }
 
 // periods returns the Periods and calendars of the limits, which are part of their identity.
 func (s *spec) periods() []ratelimit.Limit {

@@ -239,7 +239,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a list for a name", text: "limiters:\n  [a]: {limit: 1/s}\n", err: "2:3: limiters: a list of 1: want a name"},
 		{
 			name: "an unknown field", text: a + "    limit: 1/s\n    burst: 5\n",
-			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, in_flight, life, ban, store, on_failure, instances`,
+			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, shares, reserved, in_flight, life, ban, store, on_failure, instances`,
 		},
 		{name: "no algorithm", text: "limiters:\n  a:\n    limit: 1/s\n", err: `2:3: limiter "a": no algorithm: add one, such as token_bucket`},
 		{

@@ -361,10 +361,7 @@ func (ls *Limiters) policy(f failure, i int) fallback.Answer {
 
 // onStore makes the limits on the store.
 func (ls *Limiters) onStore(s *spec) (*limits, error) {
-	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
-	if s.tiers != nil {
-		opts = append(opts, ratelimit.WithTiers(ls.tierOf, s.tiers))
-	}
+	opts := s.options(ls.tierOf)
 	front, err := ls.storeOf(s.front)
 	if err != nil {
 		return nil, err

@@ -91,6 +91,7 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 
 // count identifies what the keys of a name have spent.
 type count struct {
+	name      string
 	algorithm string
 	period    ratelimit.Limit
 	local     bool // in memory, instead of on the store
@@ -116,9 +117,9 @@ func (s *spec) parts() int {
 // count returns what limit i counts. Slots are the same count whatever their life.
 func (s *spec) count(i int) count {
 	if i == len(s.limits) {
-		return count{algorithm: inflight.Algorithm}
+		return count{name: s.name, algorithm: inflight.Algorithm}
 	}
-	return count{algorithm: s.algorithm, period: period(s.limits[i])}
+	return count{name: s.counts(), algorithm: s.algorithm, period: period(s.limits[i])}
 }
 
 // has reports whether part is a part of l. A nil l has none.

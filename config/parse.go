@@ -21,7 +21,7 @@ const (
 
 // The known fields. schema.json describes their values.
 var (
-	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "in_flight", "life", "ban", "store", "on_failure", "instances"}
+	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "shares", "reserved", "in_flight", "life", "ban", "store", "on_failure", "instances"}
 	banFields     = []string{"denials", "for", "most"}
 	storeFields   = []string{"deny_cache", "coalescing", "lease"}
 	failures      = []failure{failOpen, failClosed, failLocal, failError}
@@ -33,7 +33,8 @@ var dialect = yamltree.Dialect{Noun: "text", MaxDepth: 16}
 // parser reads one text, and collects the errors in it.
 type parser struct {
 	yamltree.Reader
-	specs []*spec
+	specs   []*spec
+	sharing []func() // reads on, once all limiters are known
 }
 
 // limiters reads the whole text.
@@ -49,6 +50,9 @@ func (p *parser) limiters(root *yaml.Node) {
 	for _, l := range p.Pairs(limiters.Value, "limiters: ", "a limiter for each name") {
 		p.limiter(l.Key, l.Value)
 	}
+	for _, readOn := range p.sharing {
+		readOn()
+	}
 }
 
 // limiter reads one limiter.
@@ -63,14 +67,19 @@ func (p *parser) limiter(name, n *yaml.Node) {
 		return
 	}
 	in := block{p, s, what, name, fields}
+	if f, found := fields["shares"]; found {
+		if in.shares(f.Value) {
+			good := len(p.Errors) == before
+			p.sharing = append(p.sharing, func() { in.rest(in.share(f.Value) && good) })
+		}
+		return
+	}
 	if in.slots(); !in.slotsAlone() {
 		in.algorithm()
 		in.limits()
 		in.tiers()
 	}
-	in.ban()
-	in.store(len(p.Errors) == before)
-	in.onFailure(len(p.Errors) == before)
+	in.rest(len(p.Errors) == before)
 }
 
 func (p *parser) name(n *yaml.Node, what string) {
@@ -91,6 +100,62 @@ type block struct {
 	fields map[string]yamltree.Field
 }
 
+// rest reads what is not about counts. If good is true the limiter has no errors so far.
+func (b *block) rest(good bool) {
+	before := len(b.Errors)
+	b.reserved(good)
+	b.ban()
+	b.store(good && len(b.Errors) == before)
+	b.onFailure(good && len(b.Errors) == before)
+}
+
+// shares reads whose counts the limiter shares.
+func (b *block) shares(n *yaml.Node) (ok bool) {
+	b.spec.shares, ok = b.Text(n, b.what+"shares: ", "the name of a limiter")
+	for _, field := range []string{"algorithm", "limit", "limits", "tiers", "in_flight", "life"} {
+		if f, found := b.fields[field]; found {
+			b.Fail(f.Key, "%s%s: want none beside shares: the limits are those of the limiter that it names", b.what, field)
+		}
+	}
+	return ok
+}
+
+// share gives the limiter the limits of the one whose counts it shares. It reports whether they are known.
+func (b *block) share(n *yaml.Node) bool {
+	name := b.spec.shares
+	i := slices.IndexFunc(b.specs, func(s *spec) bool { return s.name == name })
+	if i < 0 {
+		b.Fail(n, "%sshares: there is no limiter %s", b.what, yamltree.Quote(name))
+		return false
+	}
+	switch other := b.specs[i]; {
+	case other.shares != "":
+		b.Fail(n, "%sshares: want a limiter with limits of its own, and %s shares those of %s", b.what, yamltree.Quote(name), yamltree.Quote(other.shares))
+	case other.slots > 0:
+		b.Fail(n, "%sshares: limiter %s has in_flight, and slots are not shared", b.what, yamltree.Quote(name))
+	default:
+		b.spec.algorithm, b.spec.limits, b.spec.several, b.spec.tiers = other.algorithm, other.limits, other.several, other.tiers
+		return len(other.limits) > 0
+	}
+	return false
+}
+
+// reserved reads how many events are left to other limiters. If good is true the limiter has no errors so far, so
+// that they can be compared with its limits.
+func (b *block) reserved(good bool) {
+	f, found := b.fields["reserved"]
+	if !found {
+		return
+	}
+	b.spec.reserved = b.Number(f.Value, b.what+"reserved: ")
+	if !good || b.spec.reserved == 0 {
+		return
+	}
+	if err := b.spec.checkReserved(); err != nil {
+		b.Fail(f.Value, "%sreserved: %w", b.what, err)
+	}
+}
+
 // slots reads how many calls may be in flight, and how long a slot outlives its process.
 func (b *block) slots() {
 	life, hasLife := b.fields["life"]
@@ -108,6 +173,7 @@ func (b *block) slots() {
 	for _, other := range []struct{ field, why string }{
 		{"store", "cannot be combined with in_flight, because each slot is taken in the store"},
 		{"ban", "cannot be combined with in_flight, because a client that finds no slot has done nothing wrong"},
+		{"reserved", "cannot be combined with in_flight, because slots are not reserved"},
 	} {
 		if f, found := b.fields[other.field]; found {
 			b.Fail(f.Key, "%s%s: %s", b.what, other.field, other.why)
@@ -308,6 +374,9 @@ func (b *block) store(good bool) {
 	fields := b.Fields(f.Value, what, "a mapping with deny_cache, coalescing or lease", storeFields...)
 	in := block{b.parser, b.spec, what, f.Key, fields}
 	in.spec.front = front{denyCache: in.flag("deny_cache"), coalescing: in.flag("coalescing")}
+	if b.spec.reserved > 0 && in.spec.front.coalescing {
+		b.Fail(fields["coalescing"].Key, "%scoalescing: has no effect beside reserved", what)
+	}
 	in.lease(good && len(b.Errors) == before)
 }
 
@@ -331,6 +400,8 @@ func (b *block) lease(good bool) {
 		b.Fail(f.Key, "%slease: cannot be combined with limits: use limit", b.what)
 	case b.spec.front != front{}:
 		b.Fail(f.Key, "%slease: cannot be combined with deny_cache or coalescing, because a lease does both", b.what)
+	case b.spec.reserved > 0:
+		b.Fail(f.Key, "%slease: has no effect with reserved, because only the store knows what remains", b.what)
 	case good:
 		b.spec.front.lease = life
 		if err := b.spec.checkLease(); err != nil {

@@ -93,10 +93,13 @@ func limiterSchema() object {
 			{"required": []string{"algorithm", "limit"}},
 			{"required": []string{"algorithm", "limits"}},
 			{"required": []string{"in_flight"}, "properties": object{"algorithm": false, "limit": false, "limits": false}},
+			{"required": []string{"shares"}},
 		},
 		"dependencies": object{
 			"tiers": []string{"limit"}, "instances": []string{"on_failure"}, "life": []string{"in_flight"},
-			"ban": object{"properties": object{"store": false, "in_flight": false}}, "in_flight": object{"properties": object{"store": false}},
+			"ban": object{"properties": object{"store": false, "in_flight": false}}, "in_flight": object{"properties": object{"store": false, "reserved": false}},
+			"shares":   object{"properties": object{"algorithm": false, "limit": false, "limits": false, "in_flight": false}},
+			"reserved": object{"properties": object{"store": object{"properties": object{"coalescing": object{"const": false}, "lease": false}}}},
 		},
 		"allOf": append(byAlgorithm, object{
 			"if":   object{"properties": object{"on_failure": object{"const": failLocal}}, "required": []string{"on_failure"}},
@@ -142,6 +145,14 @@ func limiterProperties() object {
 		"tiers": object{
 			"description": "Limits by tier, which the program looks up for each key. Other keys have limit.",
 			"type":        "object", "minProperties": 1, "additionalProperties": limit,
+		},
+		"shares": object{
+			"description": "The name of another limiter, with whose limits it shares the counts.",
+			"type":        "string", "minLength": 1, "maxLength": maxName, "pattern": "^[^{}]*$",
+		},
+		"reserved": object{
+			"description": "A call is admitted only if this many events remain, for limiters that share the counts and reserve fewer.",
+			"type":        "integer", "minimum": 1, "maximum": math.MaxInt32,
 		},
 		"in_flight": object{
 			"description": "How many calls per key may run at the same time.",

@@ -182,6 +182,13 @@ func (f *frail) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return f.Store.Take(ctx, ns, key, l, n)
 }
 
+func (f *frail) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if f.down {
+		return ratelimit.ErrStore
+	}
+	return f.Store.Decide(ctx, requests, replies)
+}
+
 // slow is a store whose calls of Take take a second, and are counted.
 type slow struct {
 	store.Store

@@ -107,8 +107,12 @@ func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
 	if p.limit, err = d.share(p.limit, p.algorithm()); err != nil {
 		return err
 	}
-	p.shown = shownLimit(p.limit, p.shown.GetName())
-	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)))
+	reserved := 0
+	if p.rule != nil { // a share, rounded up while that leaves anything
+		reserved = min((p.rule.reserved+d.instances-1)/d.instances, max(0, capacity(p.limit)-1))
+	}
+	p.shown = shownLimit(p.limit, reserved, p.shown.GetName())
+	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)), ratelimit.WithReserved(reserved))
 	return err
 }
 

@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 type place struct {
 	path    string // such as "edge/path=/login"
 	depth   int
+	counted []counted
 	byValue bool // whether one of the descriptors above has value_to_metric
 }
 
@@ -68,6 +70,13 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 			p.Fail(share.Key, "share_threshold: needs a value with a *")
 		}
 	}
+	if parent := fields["share_parent"]; p.flag(parent, "share_parent") {
+		if n.parent = true; n.share != "" {
+			p.Fail(parent.Key, "share_parent: want no share_threshold beside it: no value is counted")
+		}
+	} else {
+		at.counted = append(slices.Clip(at.counted), counted{key, value})
+	}
 	at.byValue = at.byValue || n.byValue
 	p.rule(n, fields, at)
 	at.depth++
@@ -96,7 +105,7 @@ func (v *values) add(value string, n *node) (other *node) {
 
 // rule reads the limit of a descriptor, and its settings.
 func (p *parser) rule(n *node, fields map[string]field, at place) {
-	r := &rule{index: len(p.to.rules), path: at.path, file: p.File, domain: p.domain, algorithm: byDefault}
+	r := &rule{index: len(p.to.rules), path: at.path, file: p.File, domain: p.domain, algorithm: byDefault, counted: at.counted}
 	r.detailed = p.flag(fields["detailed_metric"], "detailed_metric")
 	r.byValue = r.detailed || at.byValue
 	r.shadow, r.quota = p.flag(fields["shadow_mode"], "shadow_mode"), p.flag(fields["quota_mode"], "quota_mode")
@@ -117,7 +126,7 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 	p.replaces(r, in["replaces"])
 	unlimited := p.flag(in["unlimited"], "unlimited")
 	switch unit := in["unit"]; {
-	case unlimited && (unit.Value != nil || in["limit"].Value != nil || in[overLimit].Value != nil || len(own) > 0):
+	case unlimited && (unit.Value != nil || in["limit"].Value != nil || in[overLimit].Value != nil || in["reserved"].Value != nil || len(own) > 0):
 		p.Fail(limit.Value, "rate_limit: unlimited cannot be combined with another limit")
 	case unlimited:
 		r.limit = ratelimit.Unlimited()
@@ -128,7 +137,7 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 		return
 	}
 	if !unlimited {
-		r.shown = shownLimit(r.limit, r.name)
+		r.shown = shownLimit(r.limit, r.reserved, r.name)
 	}
 	n.rule = r
 	p.to.rules = append(p.to.rules, r)
@@ -208,6 +217,20 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 	} else if p.domain.instances > 0 {
 		if _, err := p.domain.share(r.limit, r.algorithm); err != nil {
 			p.Fail(at.Value, "limit: on_failure: local: %w", err)
+		}
+	}
+	p.reserved(r, in["reserved"], own["reserved"])
+}
+
+// reserved reads how many events a rule leaves to others, of the last of these fields that there is.
+func (p *parser) reserved(r *rule, fields ...field) {
+	for _, f := range fields {
+		if f.Value == nil {
+			continue
+		}
+		r.at = p.placeOf(f.Value)
+		if r.reserved = p.Number(f.Value, "reserved: "); r.reserved >= capacity(r.limit) {
+			p.Fail(f.Value, "reserved: %d leaves nothing of %v", r.reserved, r.limit)
 		}
 	}
 }

@@ -23,9 +23,9 @@ const (
 var (
 	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", overLimit, "store", "checks"}
 	wholeFields      = []string{"on_failure", "instances", "all_or_none", overLimit, "store"} // that apply to a whole domain
-	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
-	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit", overLimit}
-	ownFields        = []string{"algorithm", "limit", overLimit}
+	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "share_parent", "metadata"}
+	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit", "reserved", overLimit}
+	ownFields        = []string{"algorithm", "limit", "reserved", overLimit}
 	storeFields      = []string{"deny_cache", "coalescing", "lease"}
 )
 
@@ -94,6 +94,11 @@ func parse(files []File, merge bool) (*Rules, error) {
 		limited := func(r *rule) bool { return r.domain.name == name }
 		if !slices.ContainsFunc(rules.rules, limited) {
 			rules.notes = append(rules.notes, fmt.Sprintf("%s: domain %s has no rate_limit: it admits everything", rules.domains[name].at, quote(name)))
+		}
+	}
+	for _, r := range rules.rules {
+		if r.reserved > 0 && !slices.ContainsFunc(rules.rules, r.leavesTo) {
+			rules.notes = append(rules.notes, fmt.Sprintf("%s: reserved: no other descriptor counts the same and reserves fewer, so that nobody can use what is reserved", r.at))
 		}
 	}
 	return rules, nil

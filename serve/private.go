@@ -77,6 +77,7 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 type shownRule struct {
 	Rule      string   `json:"rule"`
 	Limit     string   `json:"limit"`
+	Reserved  int      `json:"reserved,omitempty"`
 	Algorithm string   `json:"algorithm"`
 	Name      string   `json:"name,omitempty"`
 	Replaces  []string `json:"replaces,omitempty"`
@@ -89,6 +90,9 @@ type shownRule struct {
 // text returns a short description of the rule.
 func (r *shownRule) text() string {
 	text := r.Limit + " " + r.Algorithm
+	if r.Reserved > 0 {
+		text += fmt.Sprintf(" %d reserved", r.Reserved)
+	}
 	if r.Shadow {
 		text += " shadow_mode"
 	}
@@ -104,7 +108,7 @@ func (r *shownRule) text() string {
 func (r *Rules) shown() []shownRule {
 	all := make([]shownRule, len(r.rules))
 	for i, one := range r.rules {
-		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.overdraws, one.file}
+		all[i] = shownRule{one.path, one.limit.String(), one.reserved, one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.overdraws, one.file}
 	}
 	return all
 }

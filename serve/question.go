@@ -229,7 +229,7 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	}
 	l := ratelimit.Limit{Rate: int(o.GetRequestsPerUnit()), Period: period}
 	var buf [256]byte
-	p.key, p.shown, p.limit = string(countedAs(entriesKey(d.GetEntries(), buf[:0]))), shownLimit(l, ""), l
+	p.key, p.shown, p.limit = string(countedAs(entriesKey(d.GetEntries(), buf[:0]))), shownLimit(l, 0, ""), l
 	var err error
 	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]...))
 	return err

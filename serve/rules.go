@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -68,6 +69,9 @@ func (d *domain) share(l ratelimit.Limit, algorithm string) (ratelimit.Limit, er
 	}
 	return share, err
 }
+
+// capacity is how many events a limit admits at once.
+func capacity(l ratelimit.Limit) int { return cmp.Or(l.Burst, l.Rate) }
 
 // front describes the caches in front of the store.
 type front struct {
@@ -163,6 +167,7 @@ type node struct {
 	rule    *rule  // nil if it has no limit
 	next    level
 	share   string // the pattern whose values share one count; "" if each value has its own
+	parent  bool   // share_parent: the entry is not part of the count
 	byValue bool   // value_to_metric
 }
 
@@ -175,6 +180,9 @@ type rule struct {
 	name      string // for the replaces of other rules
 	replaces  []string
 	limit     ratelimit.Limit
+	reserved  int       // events
+	at        string    // the place of that
+	counted   []counted // what its entries are counted by
 	algorithm string
 	overdraws bool // charge_over_limit
 	shadow    bool
@@ -185,11 +193,25 @@ type rule struct {
 	shown     *pb.RateLimitResponse_RateLimit // nil for an unlimited rule
 }
 
+// counted is an entry as far as it is counted: its key, and its value or pattern, "" for all others.
+type counted struct{ key, value string }
+
+// leavesTo reports whether other can use what r reserves, of some entries.
+func (r *rule) leavesTo(other *rule) bool {
+	l, of := r.limit, other.limit
+	l.Rate, l.Burst, of.Rate, of.Burst = 0, 0, 0, 0
+	isAny := func(value string) bool { return value == "" || strings.Contains(value, "*") }
+	return other.domain == r.domain && other.algorithm == r.algorithm && l == of && other.reserved < r.reserved &&
+		slices.EqualFunc(r.counted, other.counted, func(a, b counted) bool {
+			return a.key == b.key && (a.value == b.value || isAny(a.value) || isAny(b.value))
+		})
+}
+
 // match finds the rule for entries, and appends the key under which its events are counted to buf.
 // The rule is nil if no descriptor matches all entries, or if that descriptor has no limit.
 func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) (*rule, []byte) {
-	next, n := d.next, (*node)(nil)
-	for i, e := range entries {
+	next, n, parts := d.next, (*node)(nil), 0
+	for _, e := range entries {
 		v := next[e.GetKey()]
 		if v == nil {
 			return nil, buf
@@ -197,11 +219,17 @@ func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) 
 		if n = v.find(e.GetValue()); n == nil {
 			return nil, buf
 		}
-		buf = appendEntry(buf, i, e.GetKey(), e.GetValue(), n.share)
+		if !n.parent {
+			buf = appendEntry(buf, parts, e.GetKey(), e.GetValue(), n.share)
+			parts++
+		}
 		next = n.next
 	}
 	if n == nil {
 		return nil, buf
+	}
+	if parts == 0 {
+		buf = append(buf, '~') // which no entry begins with
 	}
 	return n.rule, buf
 }
@@ -309,8 +337,11 @@ func periodOf(unit string) time.Duration {
 
 // shownLimit returns l as it is reported to callers. A period that is not in whole seconds has no
 // unit.
-func shownLimit(l ratelimit.Limit, name string) *pb.RateLimitResponse_RateLimit {
-	shown := &pb.RateLimitResponse_RateLimit{Name: name, RequestsPerUnit: uint32(l.Rate)}
+func shownLimit(l ratelimit.Limit, reserved int, name string) *pb.RateLimitResponse_RateLimit {
+	if l.Burst > 0 {
+		reserved = 0 // of the burst, which has no field
+	}
+	shown := &pb.RateLimitResponse_RateLimit{Name: name, RequestsPerUnit: uint32(l.Rate - reserved)}
 	period := l.Period
 	if strings.Contains(l.String(), "/month") { // of the calendar
 		period = 30 * day

@@ -270,7 +270,7 @@ func (s *Service) limiterOf(r *rule, observers []ratelimit.Observer) (ratelimit.
 	if err != nil {
 		return nil, err
 	}
-	return ratelimit.New(r.algorithm, st, r.limit, ratelimit.WithName(nameOf(r.domain)), ratelimit.WithPolicyName(r.path), ratelimit.WithObserver(observers...))
+	return ratelimit.New(r.algorithm, st, r.limit, ratelimit.WithName(nameOf(r.domain)), ratelimit.WithPolicyName(r.path), ratelimit.WithReserved(r.reserved), ratelimit.WithObserver(observers...))
 }
 
 // nameOf returns the name of a domain's limiters, which has no braces.

@@ -226,17 +226,17 @@ func InTurn(ctx context.Context, requests []Request, replies []Reply, decide fun
 
 // TakeUpTo calls s.Decide with an OpUpTo.
 func TakeUpTo(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n int64) (Reply, error) {
-	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpUpTo})
+	return Decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpUpTo})
 }
 
 // Peek calls s.Decide with an OpLook.
 func Peek(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n int64) (Reply, error) {
-	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpLook})
+	return Decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpLook})
 }
 
 // Overdraw calls s.Decide with an OpOverdraw.
 func Overdraw(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n, most int64) (Reply, error) {
-	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpOverdraw, Most: most})
+	return Decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpOverdraw, Most: most})
 }
 
 // one is a list of one request. A store must not keep it.
@@ -247,7 +247,8 @@ type one struct {
 
 var ones = sync.Pool{New: func() any { return new(one) }}
 
-func decide(ctx context.Context, s Store, r Request) (reply Reply, err error) {
+// Decide calls Decide of s with a list of r alone.
+func Decide(ctx context.Context, s Store, r Request) (reply Reply, err error) {
 	list := ones.Get().(*one)
 	list.requests[0] = r
 	if err = s.Decide(ctx, list.requests[:], list.replies[:]); err == nil {

@@ -118,6 +118,17 @@ func TestABanIsExplainedInTheUnitsOfItsTime(t *testing.T) {
 	require.Contains(t, command(t, strings.NewReader(text), "check", "-explain", "-").stdout, "a key is banned for 15m\n")
 }
 
+func TestAReserveThatNobodyCanUseIsSaid(t *testing.T) {
+	for more, want := range map[string]string{
+		"": "leaves 5 events of a key to no limiter of this file: without another one of this name, nobody can use them\n",
+		", b: {shares: a, reserved: 5}, c: {algorithm: fixed_window, limit: 9/m}":    "leaves 5 events of a key to no limiter of this file: ",
+		", b: {shares: a, reserved: 4}, c: {shares: a}, d: {shares: a, reserved: 8}": "leaves 5 events of a key to b, c\n",
+	} {
+		text := "limiters: {a: {algorithm: fixed_window, limit: 9/m, reserved: 5}" + more + "}"
+		require.Contains(t, command(t, strings.NewReader(text), "check", "-explain", "-").stdout, "\n  "+want)
+	}
+}
+
 func TestCheckReadsStandardInput(t *testing.T) {
 	got := command(t, strings.NewReader(`{"limiters": {"api": {"algorithm": "sliding_window", "limit": "1/m"}}}`), "check", "-")
 	require.Equal(t, result{0, "-: limiters api\n", ""}, got)
