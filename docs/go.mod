@@ -1,4 +1,4 @@
-module github.com/ratelimit-go/ratelimit/docs/pictures
+module github.com/ratelimit-go/ratelimit/docs
 
 go 1.26.0
 
