@@ -19,4 +19,4 @@ require (
 	golang.org/x/text v0.42.0 // indirect
 )
 
-replace github.com/ratelimit-go/ratelimit => ../..
+replace github.com/ratelimit-go/ratelimit => ..
