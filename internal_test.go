@@ -218,7 +218,8 @@ func TestWhatAQueueIsTold(t *testing.T) {
 		{Result{}, false, 0},
 		{Result{Limit: 5, Remaining: 3}.WithMark(NewMark(a, SourceLocal, nil)), true, 3},
 	} {
-		d := a.answerOf(c.r)
+		a.result = c.r
+		d := a.answer()
 		require.Equal(t, c.elsewhere, d.Elsewhere)
 		require.Equal(t, c.remaining, d.Remaining)
 	}
@@ -230,10 +231,10 @@ func TestWhatAQueueIsTold(t *testing.T) {
 		{Result{Allowed: true, Limit: 2, ResetAfter: 90 * time.Minute, Delay: 30 * time.Minute}, other},
 	}
 	r := Result{Allowed: true, mark: NewMark(nil, SourceStore, join(parts, 0))}
-	a = &asker{limiter: Must(NewAll(a.limiter, other)), key: "key", n: 1}
+	a = &asker{limiter: Must(NewAll(a.limiter, other)), key: "key", n: 1, result: r}
 	want := queue.Decision{Allowed: true, Remaining: maxEvents}
 	for _, p := range parts {
 		want.Part(queue.Bucket, 1, queue.Decision{Limit: p.Limit, Remaining: p.Remaining, ResetAfter: p.ResetAfter, Delay: p.Delay})
 	}
-	require.Equal(t, want, a.answerOf(r))
+	require.Equal(t, want, a.answer())
 }

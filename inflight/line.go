@@ -196,7 +196,7 @@ func (a *allLines) join(until context.Context, l ratelimit.Limiter, key string, 
 	if most == 0 {
 		most = defaultMost
 	}
-	id := lineID{l, key, see.QueuesOf(l, true).Key(until, key, n)}
+	id := lineID{l, key, see.QueuesOf[ratelimit.Delayer](l).Key(until, key, n)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ln := a.lineOf(id)

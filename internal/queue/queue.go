@@ -61,7 +61,7 @@ type queue struct {
 // each call.
 func lock(i id, kind Kind) *queue {
 	v := reflect.ValueOf(i.limiter)
-	if i.limiter == nil || v.Kind() != reflect.Pointer && !v.Comparable() || i != i { //nolint:gocritic,staticcheck // NaN
+	if v.Kind() != reflect.Pointer && (i.limiter == nil || !v.Comparable() || i != i) { //nolint:gocritic,staticcheck // NaN
 		q := &queue{shard: new(shard), pace: pace{kind: kind}}
 		q.shard.mu.Lock()
 		return q

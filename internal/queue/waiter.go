@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,8 +55,11 @@ func (p *Places) Taken() int64 { return p.taken.Load() }
 // Full reports whether no further waiter may sleep.
 func (p *Places) Full() bool { return p.Taken() >= p.Most }
 
-// Waiter is a call that waits, for a single Wait.
+// Waiter is a call that waits, for a single Wait. As the context of a ratelimit.Wait, it is the Waiter of that call:
+// its Context, Key, Kind, Max and Places are set, and the error is one of this package.
 type Waiter struct {
+	context.Context
+
 	Limiter any // the queue belongs to the limiter and the key; may be nil
 	Key     string
 	N       int
@@ -80,6 +84,19 @@ type Waiter struct {
 	place   *list.Element // in the line; nil if the waiter is not there
 	refusal error         // set if the waiter was refused without asking
 	permit  any           // from a waiter that has left
+}
+
+var waiters = sync.Pool{New: func() any { return new(Waiter) }}
+
+// NewWaiter returns a Waiter, perhaps with the Asker of an earlier one.
+func NewWaiter() *Waiter { return waiters.Get().(*Waiter) }
+
+// Free makes w the Waiter of a later call. So that it keeps nothing alive, its Asker must be cleared before.
+func (w *Waiter) Free() {
+	a := w.Asker
+	*w = Waiter{} // in place: a literal with the Asker would be copied
+	w.Asker = a
+	waiters.Put(w)
 }
 
 // call wakes w.

@@ -157,7 +157,10 @@ func NewCore[L any](self L, k Known[L]) Core[L] {
 	return Core[L]{&k}
 }
 
-func (c Core[L]) core() *Known[L] { return c.known }
+func (c Core[L]) core() any { return c.known }
+
+// cored has a Core. It depends on no type parameter, since a type assertion to one that does takes longer.
+type cored interface{ core() any }
 
 // Of returns what is known of l, nil if it is no type of package ratelimit. A type that embeds
 // one is none: it may have an AllowN of its own.
@@ -165,8 +168,8 @@ func Of[L any](l L) *Known[L] {
 	if isnil.Is(l) {
 		return nil
 	}
-	if c, ok := any(l).(interface{ core() *Known[L] }); ok {
-		if k := c.core(); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
+	if c, ok := any(l).(cored); ok {
+		if k, _ := c.core().(*Known[L]); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
 			return k
 		}
 	}
@@ -183,12 +186,14 @@ type Queues struct {
 	key  Key        // of a queue; nil if that is the key that they ask for
 }
 
-// QueuesOf returns those of l, behind limiters around one other. delays is whether l can be asked
-// for those whose turn comes in time.
-func QueuesOf[L any](l L, delays bool) Queues {
+// QueuesOf returns those of l, behind limiters around one other. A Delayer can be asked for those whose turn comes in
+// time.
+func QueuesOf[Delayer, L any](l L) Queues {
 	k := Behind(l)
-	if k.Kind == queue.Unknown && !delays {
-		return Queues{queue.Foreign, k.Key}
+	if k.Kind == queue.Unknown {
+		if _, delays := any(l).(Delayer); !delays {
+			return Queues{queue.Foreign, k.Key}
+		}
 	}
 	return Queues{k.Kind, k.Key}
 }
@@ -208,22 +213,29 @@ func (q Queues) Key(ctx context.Context, key string, n int) string {
 
 // Behind returns what is known of the limiter that decides for l, behind limiters around one other.
 func Behind[L any](l L) *Known[L] {
-	for !isnil.Is(l) {
+	for {
 		if k := Of(l); k != nil {
 			return k
 		}
 		w, ok := any(l).(interface{ Unwrap() L })
-		if !ok {
-			break
+		if !ok || isnil.Is(l) {
+			return new(Known[L])
 		}
 		l = w.Unwrap()
 	}
-	return new(Known[L])
 }
 
 // Calls reports whether l, or a limit inside, counts calls, so that a queue counts calls of n events.
 func Calls[L any](l L) bool {
 	return !all(l, func(l L) bool { k := Of(l); return k == nil || !k.Calls })
+}
+
+// Events returns how many events a call for n of them is in the queue of l.
+func Events[L any](l L, n int) int {
+	if n > 1 && Calls(l) {
+		return 1
+	}
+	return n
 }
 
 // Queue returns how part, one of the limits of l, admits events, and how many of its events are one of
