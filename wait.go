@@ -70,9 +70,7 @@ func wait(ctx context.Context, w *queue.Waiter, l Limiter, key string, n int) (r
 	r = a.result
 	*a = asker{} // so that it keeps nothing alive
 	if err != nil && r.Allowed {
-		reset := r.ResetAfter
 		r = r.without(n, n)
-		r.ResetAfter = reset
 	}
 	return r, err
 }
