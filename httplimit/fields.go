@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// maxFields is how many fields an answer has at most: three legacy ones, four of draft 6,
-// one of draft 7, Retry-After, Cache-Control and Content-Type.
-const maxFields = 11
+// usualFields is how many fields an answer of this package has at most: three legacy ones, four
+// of draft 6, one of draft 7, Retry-After, Cache-Control and Content-Type.
+const usualFields = 11
 
 // fields collects the header fields of an answer. Their values become parts of one
 // text, and their slices of one array, both cut from a supply. They are kept on the
@@ -18,7 +18,8 @@ type fields struct {
 	left numeral     // how many requests
 	wait numeral     // how many seconds
 	only *policyText // of the policy, if there is one
-	list [maxFields]field
+	list [usualFields]field
+	more []field // beyond the list
 }
 
 // numeral is where a number stands in a text already: copying it is cheaper than to
@@ -52,7 +53,15 @@ func (f *fields) begin() int {
 	if f.n == 0 {
 		return 0
 	}
-	return f.list[f.n-1].end
+	return f.at(f.n - 1).end
+}
+
+// at is field i.
+func (f *fields) at(i int) *field {
+	if i < usualFields {
+		return &f.list[i]
+	}
+	return &f.more[i-usualFields]
 }
 
 // end ends the value of the field name. A field without a value is removed: what another middleware has
@@ -61,8 +70,10 @@ func (f *fields) end(name string) { f.add(name, "") }
 
 // add adds the field name with a value that is known, or "" if that is in the text.
 func (f *fields) add(name, value string) {
-	f.list[f.n] = field{name, value, len(f.text)}
-	f.n++
+	if f.n++; f.n > usualFields {
+		f.more = append(f.more, field{})
+	}
+	*f.at(f.n - 1) = field{name, value, len(f.text)}
 }
 
 // set puts all into h, in place of fields of the same names.
@@ -73,7 +84,7 @@ func (f *fields) set(h http.Header, from *supply) {
 	text, start := from.text(f.text), 0
 	values := from.values(f.n)
 	for i := range values {
-		field := &f.list[i]
+		field := f.at(i)
 		if values[i] = field.value; values[i] == "" {
 			values[i] = text[start:field.end]
 		}
