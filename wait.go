@@ -102,8 +102,14 @@ func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
 // kind is how lim admits those who wait. Who takes events ahead has none whose turn comes later.
 func (lim *limiter) kind() queue.Kind {
-	if see.Leased(lim.store) {
+	switch {
+	case see.Leased(lim.store):
 		return queue.Leased
+	case lim.reserved == 0:
+	case lim.rule == &leakyBucket: // how many events are charged is not known, nor so the step
+		return queue.Turns
+	default:
+		return queue.Plain
 	}
 	for i := range kinds {
 		if k := &kinds[i]; k.rule == lim.rule {
@@ -128,6 +134,12 @@ func (a *asker) answer() queue.Decision {
 		d.Remaining = maxEvents
 	}
 	parts := r.Parts()
+	if !r.Allowed && (d.Elsewhere || parts != nil) { // otherwise r has no more information than d
+		d.Told = *r
+	}
+	if parts == nil || see.Alternatives(a.limiter) { // which do not decide together
+		return d
+	}
 	for i := range parts {
 		p := &parts[i]
 		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
@@ -135,9 +147,6 @@ func (a *asker) answer() queue.Decision {
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,
 		})
-	}
-	if !r.Allowed && (d.Elsewhere || parts != nil) { // otherwise r has no more information than d
-		d.Told = *r
 	}
 	return d
 }
@@ -194,9 +203,10 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 	return res, err
 }
 
-// limitWithin is l for events that can wait for d.
-func limitWithin(rule *store.Rule, l store.Limit, d time.Duration) store.Limit {
-	if rule.Burst { // it has turns
+// limitWithin is l for events that can wait for d. A token bucket that leaves what is reserved charges no
+// event ahead: what that waits for would be missing from what is reserved.
+func (lim *limiter) limitWithin(l store.Limit, d time.Duration) store.Limit {
+	if lim.rule.Burst && (lim.reserved == 0 || lim.rule == &leakyBucket) { // it has turns
 		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), bucket.MaxRefill))
 	}
 	return l
