@@ -44,7 +44,7 @@ func FuzzStep(f *testing.F) {
 			}
 			l = l.TurnBefore(within(before, 0, bucket.MaxRefill+1))
 			if ahead { // of its turn, or a debt
-				s.Whole |= bucket.Overdrawn
+				s.Whole |= bucket.Debt
 			}
 		case which%4 == 1:
 			s.Part = within(part, 0, most)
@@ -71,7 +71,7 @@ func FuzzStep(f *testing.F) {
 		require.False(t, admits(0, v.Remaining+1, plain), "Remaining %d", v.Remaining)
 		if r.OK() {
 			require.Equal(t, store.State{At: at0, Period: l.Period, Whole: next.Whole, Part: next.Part}, next)
-			level := next.Whole &^ bucket.Overdrawn
+			level := next.Whole &^ bucket.Debt
 			require.True(t, level >= n && level <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
 			charged := a.Report(l, r, n, n)
 			require.Equal(t, max(0, v.Remaining-n), charged.Remaining)
