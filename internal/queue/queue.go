@@ -42,11 +42,11 @@ type queue struct {
 	shard *shard
 	pace
 
-	line     list.List // of *Waiter, in order of arrival
+	waiters  list.List // in order of arrival, of *Waiter
 	arrivals uint64
-	events   int       // of all waiters in the line
-	largest  int       // no waiter in the line wants more
-	soonest  time.Time // no waiter in the line has an earlier end; zero if the line is empty
+	events   int       // of all waiters in the queue
+	largest  int       // no waiter in the queue wants more
+	soonest  time.Time // no waiter in the queue has an earlier end; zero if it is empty
 	holders  int       // waiters with a permit that sleep until its time
 
 	latest   Decision // for waiters that are refused without asking
@@ -83,11 +83,11 @@ func lock(i id, kind Kind) *queue {
 	return q
 }
 
-func (q *queue) empty() bool { return q.pending == 0 && q.line.Len() == 0 && q.holders == 0 }
+func (q *queue) empty() bool { return q.pending == 0 && q.waiters.Len() == 0 && q.holders == 0 }
 
 // first returns the waiter that may ask next, or nil if there is none.
 func (q *queue) first() *Waiter {
-	if e := q.line.Front(); e != nil {
+	if e := q.waiters.Front(); e != nil {
 		return e.Value.(*Waiter)
 	}
 	return nil
@@ -105,7 +105,7 @@ func (q *queue) moved() {
 	}
 }
 
-// insert puts w in its place by arrival. That is the end of the line, except for waiters that have
+// insert puts w in its place by arrival. That is the end of the queue, except for waiters that have
 // asked and were denied: they belong at the front.
 func (q *queue) insert(w *Waiter) {
 	if w.wake == nil {
@@ -113,15 +113,15 @@ func (q *queue) insert(w *Waiter) {
 	}
 	q.events += w.N
 	q.bounds(w)
-	if last := q.line.Back(); last == nil || last.Value.(*Waiter).arrival < w.arrival {
-		w.place = q.line.PushBack(w)
+	if last := q.waiters.Back(); last == nil || last.Value.(*Waiter).arrival < w.arrival {
+		w.place = q.waiters.PushBack(w)
 		return
 	}
-	e := q.line.Front()
+	e := q.waiters.Front()
 	for e.Value.(*Waiter).arrival < w.arrival {
 		e = e.Next()
 	}
-	w.place = q.line.InsertBefore(w, e)
+	w.place = q.waiters.InsertBefore(w, e)
 }
 
 // bounds updates largest and soonest for w.
@@ -132,10 +132,10 @@ func (q *queue) bounds(w *Waiter) {
 	}
 }
 
-// remove takes w out of the line, if it is there.
+// remove takes w out of the queue, if it is there.
 func (q *queue) remove(w *Waiter) {
 	if w.place != nil {
-		q.line.Remove(w.place)
+		q.waiters.Remove(w.place)
 		w.place = nil
 		q.events -= w.N
 	}
@@ -143,7 +143,7 @@ func (q *queue) remove(w *Waiter) {
 
 // remember keeps an answer for waiters that will not ask. It refuses waiters that want more than
 // the limit, and waiters whose permit is known to come too late. Waiters that arrive later check
-// their own place in the line.
+// their own place in the queue.
 func (q *queue) remember(d Decision, now time.Time) {
 	if d.Allowed { // keep the information of the last denial
 		d.Told = q.latest.Told
@@ -158,7 +158,7 @@ func (q *queue) remember(d Decision, now time.Time) {
 	q.placed = !q.base.IsZero()
 	q.largest, q.soonest = 0, time.Time{}
 	before := 0 // events of the waiters that stay
-	for e := q.line.Front(); e != nil; {
+	for e := q.waiters.Front(); e != nil; {
 		w := e.Value.(*Waiter)
 		e = e.Next()
 		turn := q.earliest(before + w.N)

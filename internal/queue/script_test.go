@@ -211,7 +211,7 @@ func TestALimitOfEventsIsToldInCalls(t *testing.T) {
 }
 
 // After an error, earlier knowledge may be wrong, because the questions in progress may be lost.
-// The callers in the line therefore wait for an answer.
+// The callers in the queue therefore wait for an answer.
 func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
 	slow := reply{trip: 2 * time.Second, Decision: admitted(20, 3, time.Second)}
 	play(t, queue.Plain, []reply{
@@ -356,7 +356,7 @@ func TestTheNextIsAskedForWhenItFits(t *testing.T) {
 	}{
 		"three of five are there": {queue.Bucket, 5, reply{trip: 2 * ms, Decision: admitted(10, 3, 350*ms)}, 80 * ms, 101 * ms},
 		"one limit is exhausted":  {queue.Early, 1, reply{trip: 2 * ms, Decision: of(of(admitted(10, 0, 900*ms), queue.Plain, slow), queue.Bucket, fast)}, 2 * ms, 20 * ms},
-		"few in the line":         {queue.Bucket, 1, reply{trip: 2 * ms, Decision: ahead(10, 0, 400*ms, ms)}, 20 * ms, 42 * ms},
+		"few in the queue":        {queue.Bucket, 1, reply{trip: 2 * ms, Decision: ahead(10, 0, 400*ms, ms)}, 20 * ms, 42 * ms},
 		"a denial from far away":  {queue.Bucket, 1, reply{trip: 60 * ms, Decision: denied(1, 0, time.Second, time.Second)}, 900 * ms, 1012 * ms},
 		"a guess":                 {queue.Plain, 1, reply{trip: 2 * ms, Decision: admitted(10, 0, 400*ms)}, 30 * ms, 42 * ms},
 	} {
@@ -530,7 +530,7 @@ func (d drowsy) Done() <-chan struct{} {
 	return d.Context.Done()
 }
 
-// A caller that arrives when the first in the line is about to go needs none of the places for
+// A caller that arrives when the first in the queue is about to go needs none of the places for
 // sleeping callers, if there is room for both.
 func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
 	play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {

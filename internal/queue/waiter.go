@@ -76,12 +76,12 @@ type Waiter struct {
 	end      time.Time // the latest turn
 	arrival  uint64
 	seated   bool          // the waiter has a place
-	wake     chan struct{} // of capacity 1; nil until the waiter is in the line
+	wake     chan struct{} // of capacity 1; nil until the waiter is in the queue
 	question question      // the last question
 	due      time.Time     // the time of a permit
 
 	// The shard's lock protects the fields below.
-	place   *list.Element // in the line; nil if the waiter is not there
+	place   *list.Element // in the queue; nil if the waiter is not there
 	refusal error         // set if the waiter was refused without asking
 	permit  any           // from a waiter that has left
 }
@@ -216,7 +216,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 }
 
 // ask asks the limiter, and sleeps until the turn that the limiter gives. It returns errDenied if w
-// must wait in the line again.
+// must wait in the queue again.
 func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	q := w.queue
 	if q.kind >= Turns && (w.seated || w.Places == nil || !w.Places.Full()) {
@@ -406,10 +406,10 @@ func (w *Waiter) handBack(ctx context.Context) (err error) {
 	return err
 }
 
-// hand passes w's permit to a waiter in the line.
+// hand passes w's permit to a waiter in the queue.
 func (w *Waiter) hand() bool {
 	q := w.queue
-	for e, tried := q.line.Front(), 0; e != nil && tried < handings; e, tried = e.Next(), tried+1 {
+	for e, tried := q.waiters.Front(), 0; e != nil && tried < handings; e, tried = e.Next(), tried+1 {
 		next := e.Value.(*Waiter)
 		if next.N == w.N && !w.due.After(next.end) {
 			q.remove(next)
