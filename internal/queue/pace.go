@@ -129,7 +129,7 @@ type pace struct {
 	kind      Kind
 	room      int           // number of events that fit now
 	turns     bool          // the limiter gives out turns
-	ahead     int           // 1 after an early admission, -1 after a denial; shows whether asking early helps
+	early     int           // 1 after an early admission, -1 after a denial; shows whether asking early helps
 	base      time.Time     // the next event fits one step after it; zero if it is not known
 	placed    bool          // waiters that came before base was known have been refused if their turn is too late
 	step      time.Duration // from one event to the next; 0 if it is not known
@@ -184,12 +184,12 @@ func (p *pace) due(n int) time.Time {
 // a part of an event. After a denial, it is a guess for fewer events.
 func (p *pace) guesses(n int) bool {
 	switch {
-	case p.ahead < 0:
+	case p.early < 0:
 		return n < p.denied
 	case p.kind >= Turns:
 		return p.told
 	}
-	return p.ahead == 0 || p.kind != Bucket
+	return p.early == 0 || p.kind != Bucket
 }
 
 // earliest returns a time before which n events do not fit, and nobody gets a permit for them, as
@@ -202,7 +202,7 @@ func (p *pace) earliest(n int) (t time.Time) {
 	if p.guesses(n) && !due.IsZero() { // it may hold a part of an event
 		due = due.Add(-p.step)
 	}
-	if (p.kind == Bucket || p.ahead > 0) && due.After(t) {
+	if (p.kind == Bucket || p.early > 0) && due.After(t) {
 		return due
 	}
 	return t
@@ -241,7 +241,7 @@ func (p *pace) several(n int, ahead bool) bool {
 	case p.kind == Unknown && time.Duration(p.pending)*p.longest > p.lead(0): // more may be denied
 		return false
 	}
-	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.ahead >= 0 && !p.plain)
+	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.early >= 0 && !p.plain)
 }
 
 // lead returns how long before its time a permit is asked for, so that the answer arrives in time.
@@ -281,8 +281,8 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	} else {
 		at = at.Add(d.Delay)
 	}
-	if p.ahead = 0; d.Delay > 0 && (!d.parts || d.partEarly) {
-		p.ahead = 1
+	if p.early = 0; d.Delay > 0 && (!d.parts || d.partEarly) {
+		p.early = 1
 	}
 	// It is not known which of the questions in progress came before. Nor is it known whether this
 	// answer is still true, if a later question was answered faster.
@@ -304,7 +304,7 @@ func (p *pace) refused(d *Decision, a *question, now time.Time) {
 	if p.kind == Unknown {
 		p.kind = Turns
 	}
-	p.turns, p.room, p.base, p.denied, p.ahead = true, d.Remaining, now, 0, 0
+	p.turns, p.room, p.base, p.denied, p.early = true, d.Remaining, now, 0, 0
 	p.notBefore = now.Add(min(d.RetryAfter, Forever) + a.within)
 }
 
@@ -315,8 +315,8 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	p.answered = max(p.answered, a.order)
 	p.heed(d)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.placed = p.placed && p.ahead != 0 // otherwise base was a guess
-	p.rest, p.notBefore, p.denied, p.ahead = now.Add(leastPause), due, a.n, -1
+	p.placed = p.placed && p.early != 0 // otherwise base was a guess
+	p.rest, p.notBefore, p.denied, p.early = now.Add(leastPause), due, a.n, -1
 	p.room, p.base = 0, due.Add(-p.span(a.n))
 	if p.since.IsZero() {
 		p.since = now

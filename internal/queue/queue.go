@@ -114,14 +114,14 @@ func (q *queue) insert(w *Waiter) {
 	q.events += w.N
 	q.bounds(w)
 	if last := q.waiters.Back(); last == nil || last.Value.(*Waiter).arrival < w.arrival {
-		w.place = q.waiters.PushBack(w)
+		w.element = q.waiters.PushBack(w)
 		return
 	}
 	e := q.waiters.Front()
 	for e.Value.(*Waiter).arrival < w.arrival {
 		e = e.Next()
 	}
-	w.place = q.waiters.InsertBefore(w, e)
+	w.element = q.waiters.InsertBefore(w, e)
 }
 
 // bounds updates largest and soonest for w.
@@ -134,9 +134,9 @@ func (q *queue) bounds(w *Waiter) {
 
 // remove takes w out of the queue, if it is there.
 func (q *queue) remove(w *Waiter) {
-	if w.place != nil {
-		q.waiters.Remove(w.place)
-		w.place = nil
+	if w.element != nil {
+		q.waiters.Remove(w.element)
+		w.element = nil
 		q.events -= w.N
 	}
 }

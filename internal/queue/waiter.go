@@ -81,7 +81,7 @@ type Waiter struct {
 	due      time.Time     // the time of a permit
 
 	// The shard's lock protects the fields below.
-	place   *list.Element // in the queue; nil if the waiter is not there
+	element *list.Element // in the queue; nil if the waiter is not there
 	refusal error         // set if the waiter was refused without asking
 	permit  any           // from a waiter that has left
 }
@@ -130,16 +130,16 @@ func (w *Waiter) Wait(ctx context.Context) error {
 		}
 		next, at, ready := w.plan(now)
 		switch {
-		case w.place != nil && w.expired(ready && !at.After(now), now):
+		case w.element != nil && w.expired(ready && !at.After(now), now):
 			w.Answer = q.denial(q.earliest(q.events), now)
 			return w.leave(cmp.Or(q.err, ErrTooLate))
 		case ready && !at.After(now):
 			if err := w.ask(ctx, next, now); !errors.Is(err, errDenied) {
 				return err
 			}
-		case w.place == nil && !w.sit():
+		case w.element == nil && !w.sit():
 			return w.leave(cmp.Or(q.err, ErrFull))
-		case w.place == nil:
+		case w.element == nil:
 			q.insert(w)
 		default:
 			if w.Max > 0 && (!ready || at.After(w.end)) {
@@ -193,7 +193,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 		return next, now, true
 	}
 	next.n = w.N
-	fits := w.place == nil && q.room >= q.events+w.N // including all events before it
+	fits := w.element == nil && q.room >= q.events+w.N // including all events before it
 	if f := q.first(); f != nil && f.arrival < w.arrival && !fits {
 		return next, now, false
 	}
