@@ -232,9 +232,9 @@ func TestWhatAQueueIsTold(t *testing.T) {
 	}
 	r := Result{Allowed: true, mark: NewMark(nil, SourceStore, join(parts, 0))}
 	a = &asker{limiter: Must(NewAll(a.limiter, other)), key: "key", n: 1, result: r}
-	want := queue.Decision{Allowed: true, Remaining: maxEvents}
+	want := queue.Answer{Allowed: true, Remaining: maxEvents}
 	for _, p := range parts {
-		want.Part(queue.Bucket, 1, queue.Decision{Limit: p.Limit, Remaining: p.Remaining, ResetAfter: p.ResetAfter, Delay: p.Delay})
+		want.Part(queue.Bucket, 1, queue.Answer{Limit: p.Limit, Remaining: p.Remaining, ResetAfter: p.ResetAfter, Delay: p.Delay})
 	}
 	require.Equal(t, want, a.answer())
 }

@@ -86,7 +86,7 @@ type asker struct {
 	result  Result
 }
 
-func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
+func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Answer, error) {
 	var err error
 	a.result, err = AllowWithin(ctx, a.limiter, a.key, a.n, d)
 	return a.answer(), err
@@ -123,9 +123,9 @@ func (lim *limiter) kind() queue.Kind {
 }
 
 // answer is what a queue needs of the result.
-func (a *asker) answer() queue.Decision {
+func (a *asker) answer() queue.Answer {
 	r := &a.result
-	d := queue.Decision{
+	d := queue.Answer{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
 		Elsewhere: r.source() != SourceStore,
@@ -143,7 +143,7 @@ func (a *asker) answer() queue.Decision {
 	for i := range parts {
 		p := &parts[i]
 		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
-		d.Part(kind, unit, queue.Decision{
+		d.Part(kind, unit, queue.Answer{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,
 		})

@@ -180,7 +180,7 @@ func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result,
 
 // behind returns the denial of a call that stood behind others in the queue, and for which l was
 // not asked.
-func (w *Waiter) behind(d queue.Decision, patience time.Duration) ratelimit.Result {
+func (w *Waiter) behind(d queue.Answer, patience time.Duration) ratelimit.Result {
 	if w.queues().Kind == queue.Leaky && d.RetryAfter != ratelimit.Never {
 		d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 	}

@@ -58,8 +58,8 @@ const Never time.Duration = 1<<63 - 1
 // Forever is a patience without limit.
 const Forever = 100 * 365 * 24 * time.Hour
 
-// Decision is the part of a limiter's answer that a queue needs.
-type Decision struct {
+// Answer is the part of a limiter's answer that a queue needs.
+type Answer struct {
 	Allowed          bool
 	Limit, Remaining int
 	RetryAfter       time.Duration
@@ -82,7 +82,7 @@ type Decision struct {
 // Part adds p to d: the decision of one of several limits that have decided together, of the given
 // kind and in units of n events. n is 1, or the events of a call if calls are counted. The
 // ResetAfter of d may come from another limit than its Remaining.
-func (d *Decision) Part(kind Kind, n int, p Decision) {
+func (d *Answer) Part(kind Kind, n int, p Answer) {
 	p.Limit, p.Remaining = max(p.Limit/n, min(p.Limit, 1)), p.Remaining/n
 	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
 		d.Limit, d.Remaining = p.Limit, p.Remaining
@@ -100,7 +100,7 @@ func (d *Decision) Part(kind Kind, n int, p Decision) {
 // step returns the time from one event to the next while the limit is exhausted: the charged events
 // are gone within ResetAfter. It is exact for the two buckets, and a mean for the windows. It is 0
 // if d does not show it.
-func (d *Decision) step(kind Kind) time.Duration {
+func (d *Answer) step(kind Kind) time.Duration {
 	if d.parts {
 		return d.partStep
 	}
@@ -263,13 +263,13 @@ func (p *pace) heard(a *question, now time.Time) time.Time {
 }
 
 // heed takes the step from d.
-func (p *pace) heed(d *Decision) {
+func (p *pace) heed(d *Answer) {
 	p.step, p.told, p.plain = d.step(p.kind), d.parts, d.partPlain
 	p.longest = max(p.step, p.longest-p.longest/4)
 }
 
 // admitted learns from an admission.
-func (p *pace) admitted(d *Decision, a *question, now time.Time) {
+func (p *pace) admitted(d *Answer, a *question, now time.Time) {
 	at := p.heard(a, now)
 	p.notBefore, p.rest, p.since, p.denied = time.Time{}, time.Time{}, time.Time{}, 0
 	counted := d.Limit > 0 // otherwise others need not wait
@@ -299,7 +299,7 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 }
 
 // refused learns from a denial with room for the events, whose turn is only too far away.
-func (p *pace) refused(d *Decision, a *question, now time.Time) {
+func (p *pace) refused(d *Answer, a *question, now time.Time) {
 	p.heard(a, now)
 	if p.kind == Unknown {
 		p.kind = Turns
@@ -310,7 +310,7 @@ func (p *pace) refused(d *Decision, a *question, now time.Time) {
 
 // exhausted learns from any other denial. At RetryAfter, the same question is admitted. Only for
 // the buckets is it known what that means for more or fewer events.
-func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
+func (p *pace) exhausted(d *Answer, a *question, now time.Time) {
 	p.heard(a, now)
 	p.answered = max(p.answered, a.order)
 	p.heed(d)

@@ -49,7 +49,7 @@ type queue struct {
 	soonest  time.Time // no waiter in the queue has an earlier end; zero if it is empty
 	holders  int       // waiters with a permit that sleep until its time
 
-	latest   Decision // for waiters that are refused without asking
+	latest   Answer // for waiters that are refused without asking
 	latestAt time.Time
 	err      error         // of an unavailable store; the next question may succeed
 	failedAt time.Time     // when err came first
@@ -144,7 +144,7 @@ func (q *queue) remove(w *Waiter) {
 // remember keeps an answer for waiters that will not ask. It refuses waiters that want more than
 // the limit, and waiters whose permit is known to come too late. Waiters that arrive later check
 // their own place in the queue.
-func (q *queue) remember(d Decision, now time.Time) {
+func (q *queue) remember(d Answer, now time.Time) {
 	if d.Allowed { // keep the information of the last denial
 		d.Told = q.latest.Told
 	}
@@ -187,10 +187,10 @@ func (q *queue) never(n int, now time.Time) bool {
 }
 
 // denial returns a denial for waiters that would be due at t, made from the latest decision.
-func (q *queue) denial(t, now time.Time) Decision {
+func (q *queue) denial(t, now time.Time) Answer {
 	retry := max(t.Sub(now), time.Microsecond)
 	reset := q.latest.ResetAfter - now.Sub(q.latestAt)
-	return Decision{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
+	return Answer{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
 }
 
 // renew lets the first waiter ask immediately, if it would not ask for a long time and the last

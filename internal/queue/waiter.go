@@ -32,7 +32,7 @@ var (
 // Asker asks a limiter for the events of one waiter, and keeps its answer.
 type Asker interface {
 	// Ask asks for the events, whose turn must come within d.
-	Ask(ctx context.Context, d time.Duration) (Decision, error)
+	Ask(ctx context.Context, d time.Duration) (Answer, error)
 	// Refund refunds what the last Ask has charged, or what Take has received.
 	Refund(ctx context.Context) error
 	// Permit returns what Refund would refund, for the Take of another waiter.
@@ -70,7 +70,7 @@ type Waiter struct {
 
 	// If Asked is set, Answer is the limiter's answer to the last question. Otherwise, and for a
 	// denial, it shows when the events could be admitted.
-	Answer Decision
+	Answer Answer
 
 	queue    *queue
 	end      time.Time // the latest turn
