@@ -20,7 +20,7 @@ const (
 	maxKeys = 4096
 	sampled = 8 // keys that are looked at when there are too many
 
-	// apart is how long after another one a waiter goes on, so that the other is in the limiter's line.
+	// apart is how long after another one a waiter goes on, so that the other is in the limiter's queue.
 	apart = 20 * time.Microsecond
 )
 
@@ -29,15 +29,15 @@ const (
 type Set struct {
 	keys atomic.Int64 // len(until), so that an empty set takes no lock
 
-	mu    sync.Mutex // of all below; never held while waiting
-	until map[string]time.Time
-	lines map[string]*list.List // of *waiter, in order of arrival
+	mu     sync.Mutex // of all below; never held while waiting
+	until  map[string]time.Time
+	queues map[string]*list.List // of *waiter, in order of arrival
 }
 
-// waiter is one of a line.
+// waiter is one of a queue.
 type waiter struct {
-	turn chan struct{} // closed when it is the first
-	look chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
+	turn  chan struct{} // closed when it is the first
+	again chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
 }
 
 // Left returns how long key must still be left alone, at most 0 if it need not be.
@@ -88,13 +88,13 @@ func (s *Set) Add(key string, d time.Duration) (began bool) {
 // tell has all who wait for key look again. Those behind the first one look at no clock while there is no
 // cooldown. Call it with the lock.
 func (s *Set) tell(key string) {
-	line := s.lines[key]
-	if line == nil {
+	queue := s.queues[key]
+	if queue == nil {
 		return
 	}
-	for e := line.Front(); e != nil; e = e.Next() {
+	for e := queue.Front(); e != nil; e = e.Next() {
 		select {
-		case e.Value.(*waiter).look <- struct{}{}:
+		case e.Value.(*waiter).again <- struct{}{}:
 		default:
 		}
 	}
@@ -158,7 +158,7 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 		}
 		select {
 		case <-over:
-		case <-w.look:
+		case <-w.again:
 		case <-turn:
 			turn, first = nil, true
 			time.Sleep(apart)
@@ -170,34 +170,34 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 	}
 }
 
-// join enters the line of key, at its end.
+// join enters the queue of key, at its end.
 func (s *Set) join(key string) *list.Element {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line := s.lines[key]
-	if line == nil {
-		if s.lines == nil {
-			s.lines = make(map[string]*list.List)
+	queue := s.queues[key]
+	if queue == nil {
+		if s.queues == nil {
+			s.queues = make(map[string]*list.List)
 		}
-		line = list.New()
-		s.lines[key] = line
+		queue = list.New()
+		s.queues[key] = queue
 	}
 	w := &waiter{make(chan struct{}), make(chan struct{}, 1)}
-	if line.Len() == 0 {
+	if queue.Len() == 0 {
 		close(w.turn)
 	}
-	return line.PushBack(w)
+	return queue.PushBack(w)
 }
 
-// leave lets the next one of the line go on, if place is the first.
+// leave lets the next one of the queue go on, if place is the first.
 func (s *Set) leave(key string, place *list.Element) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line := s.lines[key]
-	first := place == line.Front()
-	line.Remove(place)
-	if next := line.Front(); next == nil {
-		delete(s.lines, key)
+	queue := s.queues[key]
+	first := place == queue.Front()
+	queue.Remove(place)
+	if next := queue.Front(); next == nil {
+		delete(s.queues, key)
 	} else if first {
 		close(next.Value.(*waiter).turn)
 	}
