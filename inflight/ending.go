@@ -84,7 +84,7 @@ func (h *held) yield() {
 			cores = append(cores, p.core)
 		}
 	}
-	h.yields = len(cores) > 0 && lines.yield(h.key, cores, time.Since(h.since), h.full)
+	h.yields = len(cores) > 0 && queues.yield(h.key, cores, time.Since(h.since), h.full)
 }
 
 // lose tells of a loss, once. The slot goes on being renewed, so that what still runs is counted
@@ -128,7 +128,7 @@ func (h *held) giveBack() {
 	var left []place
 	for _, p := range h.taken {
 		if p.charged().Charged() == 0 { // let through in an outage
-			lines.wake(h.key, p.core, h.yields)
+			queues.wake(h.key, p.core, h.yields)
 			continue
 		}
 		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer would not be the whole call
@@ -137,7 +137,7 @@ func (h *held) giveBack() {
 			left = append(left, p)
 		}
 		if err == nil || h.yields {
-			lines.wake(h.key, p.core, h.yields)
+			queues.wake(h.key, p.core, h.yields)
 		}
 	}
 	h.mu.Lock()

@@ -26,19 +26,19 @@ const rivalry = 10 * time.Second
 // longestWork bounds what one holder adds to a turn, and to the average of work.
 const longestWork = 8 * mostPause
 
-// share is this process's share of slots that others may want too. It exists while there are lines for them,
+// share is this process's share of slots that others may want too. It exists while there are queues for them,
 // while some are left to others, and for the time of a rivalry.
 type share struct {
-	lines list.List     // of *line: those that wait for the slots, in the order in which they are told
-	work  time.Duration // for how long a slot is held, on average; 0 if that is not known
-	turn  int
-	held  time.Duration // of the turn: for how long slots were held since one was left
-	due   int           // how many more of those that are released are left
-	left  int           // how many are left now: released, or about to be
-	open  bool          // one of them has been released
-	over  time.Time     // when those that are left are asked for again, or were
-	rival time.Time     // when another process has taken one that was left; zero if none has
-	timer *time.Timer   // of over, or to forget the share; nil at first
+	queues list.List     // of *queue: those that wait for the slots, in the order in which they are told
+	work   time.Duration // for how long a slot is held, on average; 0 if that is not known
+	turn   int
+	held   time.Duration // of the turn: for how long slots were held since one was left
+	due    int           // how many more of those that are released are left
+	left   int           // how many are left now: released, or about to be
+	open   bool          // one of them has been released
+	over   time.Time     // when those that are left are asked for again, or were
+	rival  time.Time     // when another process has taken one that was left; zero if none has
+	timer  *time.Timer   // of over, or to forget the share; nil at first
 }
 
 // slotsOf returns the slots of core under key.
@@ -50,7 +50,7 @@ func slotsOf(core *ratelimit.Custom, key string) slotsID {
 }
 
 // shareOf returns the share of slots, and makes it if there is none.
-func (a *allLines) shareOf(slots slotsID) *share {
+func (a *allQueues) shareOf(slots slotsID) *share {
 	of := a.bySlots[slots]
 	if of == nil {
 		of = &share{turn: leastTurn}
@@ -61,8 +61,8 @@ func (a *allLines) shareOf(slots slotsID) *share {
 }
 
 // forget forgets a share that is not needed any more.
-func (a *allLines) forget(slots slotsID, of *share) {
-	if of.lines.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
+func (a *allQueues) forget(slots slotsID, of *share) {
+	if of.queues.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
 		return
 	}
 	if rest := rivalry - time.Since(of.rival); rest > 0 {
@@ -74,7 +74,7 @@ func (a *allLines) forget(slots slotsID, of *share) {
 }
 
 // ring calls a.ended after d.
-func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
+func (a *allQueues) ring(slots slotsID, of *share, d time.Duration) {
 	if of.timer == nil {
 		of.timer = time.AfterFunc(d, func() { a.ended(slots, of) })
 		return
@@ -86,29 +86,29 @@ func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
 // that slots are not unused for long, and a job does not cost many polls.
 func longestPause(work time.Duration) time.Duration { return min(max(work/4, leastPoll), mostPause) }
 
-// longest is the longest pause of ln. It is longer the longer the line gets nothing, since its slots may be
+// longest is the longest pause of q. It is longer the longer the queue gets nothing, since its slots may be
 // held for long. A Release tells of slots in memory.
-func (a *allLines) longest(ln *line) time.Duration {
+func (a *allQueues) longest(q *queue) time.Duration {
 	d := mostPause
-	for slots := range ln.waitFor {
+	for slots := range q.waitFor {
 		if slots.core.Limit().Period < forever {
 			d = min(d, longestPause(a.bySlots[slots].work))
 		}
 	}
-	return min(max(d, time.Since(ln.served)/mostTurn), mostPause)
+	return min(max(d, time.Since(q.served)/mostTurn), mostPause)
 }
 
-// left is how many of the slots that ln waits for are left to other processes now.
-func (a *allLines) left(ln *line) (n int) {
-	for slots := range ln.waitFor {
+// left is how many of the slots that q waits for are left to other processes now.
+func (a *allQueues) left(q *queue) (n int) {
+	for slots := range q.waitFor {
 		n = max(n, a.bySlots[slots].left)
 	}
 	return n
 }
 
-// contended reports whether another process has lately taken a slot that ln waits for.
-func (a *allLines) contended(ln *line) bool {
-	for slots := range ln.waitFor {
+// contended reports whether another process has lately taken a slot that q waits for.
+func (a *allQueues) contended(q *queue) bool {
+	for slots := range q.waitFor {
 		if time.Since(a.bySlots[slots].rival) < rivalry {
 			return true
 		}
@@ -120,7 +120,7 @@ func (a *allLines) contended(ln *line) bool {
 // other processes. It is called before the Release, because the waiter may want the next slot immediately. Full
 // is whether none was free beside them. Where nobody waits here, they are left with a small probability, because
 // others may wait whom nobody here knows of.
-func (a *allLines) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
+func (a *allQueues) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
 	probe := full && rand.N(mostTurn*longestPause(held)) < min(held, longestWork)
 	if !probe && !a.some.Load() {
 		return false
@@ -172,14 +172,14 @@ func (of *share) count(held time.Duration, full bool) bool {
 	return true
 }
 
-// askAgain has lines ask after d for what is left.
-func (a *allLines) askAgain(slots slotsID, of *share, d time.Duration) {
+// askAgain has queues ask after d for what is left.
+func (a *allQueues) askAgain(slots slotsID, of *share, d time.Duration) {
 	of.over = time.Now().Add(d)
 	a.ring(slots, of, d)
 }
 
-// hurry has them ask earlier if w, the first of a line, would leave by then. The half of its time is for others.
-func (a *allLines) hurry(slots slotsID, of *share, w *waiter) {
+// hurry has them ask earlier if w, the first of a queue, would leave by then. The half of its time is for others.
+func (a *allQueues) hurry(slots slotsID, of *share, w *waiter) {
 	if of.left == 0 || w.until.IsZero() {
 		return
 	}
@@ -188,9 +188,9 @@ func (a *allLines) hurry(slots slotsID, of *share, w *waiter) {
 	}
 }
 
-// wake tells a line that waits for a slot of core under key that one was released, or does so later if it is
+// wake tells a queue that waits for a slot of core under key that one was released, or does so later if it is
 // left to other processes.
-func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
+func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	if !a.some.Load() {
 		return
 	}
@@ -200,26 +200,26 @@ func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
 	switch of := a.bySlots[slots]; {
 	case of == nil:
 	case !left || of.left == 0:
-		a.tell(offer{slots: slots, left: min(of.lines.Len(), mostOffers)})
+		a.tell(offer{slots: slots, left: min(of.queues.Len(), mostOffers)})
 	case !of.open:
 		of.open = true
 		a.askAgain(slots, of, longestPause(of.work))
-		if e := of.lines.Front(); e != nil {
-			if first := e.Value.(*line).idle.Front(); first != nil {
+		if e := of.queues.Front(); e != nil {
+			if first := e.Value.(*queue).idle.Front(); first != nil {
 				a.hurry(slots, of, first.Value.(*waiter))
 			}
 		}
 	}
 }
 
-// ended tells lines of what was left to others, after the pause, or forgets the share.
-func (a *allLines) ended(slots slotsID, of *share) {
+// ended tells queues of what was left to others, after the pause, or forgets the share.
+func (a *allQueues) ended(slots slotsID, of *share) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if n := of.left; n > 0 && !time.Now().Before(of.over) {
 		of.left, of.due, of.open = 0, 0, false
 		for i := range n {
-			o := offer{slots: slots, left: min(of.lines.Len(), mostOffers)}
+			o := offer{slots: slots, left: min(of.queues.Len(), mostOffers)}
 			if i == 0 {
 				o.late = n
 			}
@@ -231,7 +231,7 @@ func (a *allLines) ended(slots slotsID, of *share) {
 
 // found notes how many more slots there were when one was taken for o, or -1 if there was none. If some are gone
 // that were left, another process has them.
-func (a *allLines) found(o offer, n int) {
+func (a *allQueues) found(o offer, n int) {
 	of := a.bySlots[o.slots]
 	switch {
 	case o.late == 0 || of == nil:

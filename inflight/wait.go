@@ -35,7 +35,7 @@ func MaxWaiting(n int) Option {
 	}
 }
 
-// WaitUpTo has [Hold] wait for up to d, above 0, in the line of [Wait]. It denies if d is over, at once if
+// WaitUpTo has [Hold] wait for up to d, above 0, in the queue of [Wait]. It denies if d is over, at once if
 // what is missing comes later, and at once if too many wait already ([MaxWaiting]). An error of the
 // limiter ends it. A call of the store that is under way then is waited for. The end of [Wait] is
 // that of a context with this timeout.
@@ -52,15 +52,15 @@ func WaitUpTo(d time.Duration) Option {
 // Wait is [Hold] that blocks until there is a slot, and all else that l asks for, and then for the
 // Delay. It is never a denial.
 //
-// In this process those who wait for a key of l stand in a line, and ask in order of arrival. One asks
+// In this process those who wait for a key of l wait in a queue, and ask in order of arrival. One asks
 // for each slot that is known to be free: by a Release in this process, or by the last answer. For
 // slots of other processes the first asks again after 5 ms, and then after twice as long each time, up
-// to a quarter of the time for which slots are held, which is taken as 50 ms to 1 s. A line that gets
+// to a quarter of the time for which slots are held, which is taken as 50 ms to 1 s. A queue that gets
 // nothing for more than 3 s asks less often, up to once a second.
 //
 // There is no order among processes, but each gets its share: from time to time a process leaves a slot
 // to the others, for the time between two of their questions. Nobody who waits in it asks for that slot
-// meanwhile. Hold without [WaitUpTo] stands in no line, and leaves nothing to others.
+// meanwhile. Hold without [WaitUpTo] waits in no queue, and leaves nothing to others.
 //
 // The error is [ErrFull] if too many wait already ([MaxWaiting]), that of ctx if it ends, and
 // [ratelimit.ErrNever] if n is never admitted. It is [ratelimit.ErrWouldExceedDeadline] at once if
@@ -83,7 +83,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		ctx, cancel = context.WithTimeout(ctx, set.patience)
 		defer cancel()
 	}
-	w, _ := lines.join(ctx, l, key, n, set.most)
+	w, _ := queues.join(ctx, l, key, n, set.most)
 	if w == nil {
 		return nil, none, ErrFull
 	}
@@ -101,7 +101,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 
 // wait holds a slot as soon as it is h's turn, for as long as it is patient.
 func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
-	if !lines.some.Load() { // nobody is overtaken
+	if !queues.some.Load() { // nobody is overtaken
 		h.waited = true
 		if s, r, err := h.hold(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 			return s, r, err
@@ -109,7 +109,7 @@ func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	}
 	until, cancel := context.WithTimeout(ctx, h.patience)
 	defer cancel()
-	w, denial := lines.join(until, h.limiter, h.key, h.n, h.most)
+	w, denial := queues.join(until, h.limiter, h.key, h.n, h.most)
 	if w == nil {
 		return h.refuse(ctx, denial)
 	}
@@ -120,12 +120,12 @@ func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	case ctx.Err() != nil && s == nil:
 		return nil, ratelimit.Result{}, ctx.Err()
 	case late, errors.Is(err, ratelimit.ErrNever):
-		return h.refuse(ctx, lines.last(w))
+		return h.refuse(ctx, queues.last(w))
 	}
 	return s, r, err
 }
 
-// refuse returns a denial for one who is not to overtake those that wait: the last one of their line, or by a
+// refuse returns a denial for one who is not to overtake those that wait: the last one of their queue, or by a
 // look if there was none.
 func (h *held) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
 	if denial != nil {

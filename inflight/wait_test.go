@@ -27,7 +27,7 @@ func wait(ctx context.Context, t *testing.T, l ratelimit.Limiter, key string, op
 
 // Who waits gets a slot in order of arrival, as soon as one is given back here, and only the first
 // asks.
-func TestWaitersStandInALine(t *testing.T) {
+func TestWaitersAskInOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, s := range []*remote{newRemote(t), {Store: newRemote(t).Store, way: 10 * time.Millisecond}} {
 			var l ratelimit.Limiter = slots(t, s, 2)
@@ -174,11 +174,11 @@ func TestFarSlotsAreInUse(t *testing.T) {
 		require.Less(t, s.called.Load(), int64(3*n*rounds), "a question and a Release each, and some denials")
 		time.Sleep(time.Second)
 		require.Equal(t, n, free(t, l))
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 	})
 }
 
-// Who finds the line full is told what it knows: the store has enough to do.
+// Who finds the queue full is told what it knows: the store has enough to do.
 func TestAFullLineAsksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -241,7 +241,7 @@ func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
 			require.ErrorIs(t, <-left, context.Canceled)
 			b.Release()
 			synctest.Wait()
-			require.Zero(t, inflight.Lines())
+			require.Zero(t, inflight.Queues())
 		}
 
 		s = newRemote(t)
@@ -406,19 +406,19 @@ func TestEachKindOfLimiterIsWaitedFor(t *testing.T) {
 			synctest.Wait()
 			if c.shared {
 				require.ErrorIs(t, <-ended, inflight.ErrFull, name)
-			} else { // in a line of its own
+			} else { // in a queue of its own
 				leave()
 				require.ErrorIs(t, <-ended, context.Canceled, name)
 			}
 			leave()
-			require.Positive(t, inflight.Lines(), name)
+			require.Positive(t, inflight.Queues(), name)
 			began := time.Now()
 			a.Release()
 			b := <-next
 			require.Zero(t, time.Since(began), name)
 			b.Release()
 			synctest.Wait()
-			require.Zero(t, inflight.Lines(), name)
+			require.Zero(t, inflight.Queues(), name)
 		}
 	})
 }
@@ -532,11 +532,11 @@ func TestAWaitEnds(t *testing.T) {
 		c.Release()
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 	})
 }
 
-// Hold that may wait stands in the line for so long, and denies then. Who finds the line full is denied
+// Hold that may wait waits in the queue for so long, and denies then. Who finds the queue full is denied
 // at once.
 func TestHoldWaitsForAsLongAsItIsTold(t *testing.T) {
 	for name, way := range map[string]time.Duration{"in memory": 0, "far": 10 * time.Millisecond} {
@@ -747,7 +747,7 @@ func TestAllWhoWaitGetASlot(t *testing.T) {
 	}
 	all.Wait()
 	require.LessOrEqual(t, most.Load(), int64(5))
-	require.Zero(t, inflight.Lines())
+	require.Zero(t, inflight.Queues())
 }
 
 var _ store.Store = (*remote)(nil)

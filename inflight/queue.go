@@ -17,28 +17,28 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// mostAsking is how many of a line ask at once at most. One at a time would leave slots unused far from
+// mostAsking is how many of a queue ask at once at most. One at a time would leave slots unused far from
 // the store, and all at once would overload it.
 const mostAsking = 128
 
-// mostOffers is how many lines are told of a free slot, until one of them can use it.
+// mostOffers is how many queues are told of a free slot, until one of them can use it.
 const mostOffers = 4
 
-// lines are those of this process.
-var lines = allLines{byID: map[lineID]*line{}, bySlots: map[slotsID]*share{}}
+// queues are those of this process.
+var queues = allQueues{byID: map[queueID]*queue{}, bySlots: map[slotsID]*share{}}
 
-type allLines struct {
+type allQueues struct {
 	some atomic.Bool // whether there are shares; set under mu, and read without, since each Release does
 
-	mu      sync.Mutex // protects all below, the lines and the shares
-	byID    map[lineID]*line
+	mu      sync.Mutex // protects all below, the queues and the shares
+	byID    map[queueID]*queue
 	bySlots map[slotsID]*share
 }
 
-type lineID struct {
+type queueID struct {
 	limiter ratelimit.Limiter
 	key     string
-	counted string // by see.Queues, so that a function of the context can give each user a line
+	counted string // by see.Queues, so that a function of the context can give each user a queue
 }
 
 // slotsID is slots under a key. If a function makes the key that is counted, they may be those of any
@@ -48,9 +48,9 @@ type slotsID struct {
 	key  string
 }
 
-// line is those who wait for slots of a key.
-type line struct {
-	id      lineID
+// queue is those who wait for slots of a key.
+type queue struct {
+	id      queueID
 	shared  bool // it is found by its id
 	waitFor map[slotsID]*list.Element
 
@@ -74,13 +74,13 @@ type line struct {
 // offer is a slot that was given back.
 type offer struct {
 	slots slotsID
-	left  int // how many more lines may be told
+	left  int // how many more queues may be told
 	late  int // so many were left to other processes before; 0 for others
 }
 
 // waiter is one of them.
 type waiter struct {
-	line    *line
+	queue   *queue
 	arrived int
 	until   time.Time     // when it leaves at the latest; zero if there is no such time
 	place   *list.Element // in the idle ones; nil while it asks
@@ -99,11 +99,11 @@ type waiter struct {
 	exactly   bool             // or else that at most, since nobody knows
 }
 
-// hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
+// hold asks in w's turn until there is a slot, or until has ended, and leaves the queue.
 func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
 	free, next := 0, true // slots that others may ask for at once, and whether the next one asks in w's place
-	defer func() { lines.leave(w, free, next) }()
-	l, key := w.line.id.limiter, w.line.id.key
+	defer func() { queues.leave(w, free, next) }()
+	l, key := w.queue.id.limiter, w.queue.id.key
 	for {
 		if err := w.turn(until); err != nil {
 			return nil, ratelimit.Result{}, err
@@ -127,7 +127,7 @@ func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot,
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		lines.back(w)
+		queues.back(w)
 		next = true
 	}
 }
@@ -141,7 +141,7 @@ func (w *waiter) turn(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// denied notes when the line asks again if nothing happens before, or returns why w does not.
+// denied notes when the queue asks again if nothing happens before, or returns why w does not.
 func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err error) error {
 	w.rest, w.exactly = max(r.RetryAfter, time.Millisecond), false
 	switch {
@@ -190,207 +190,207 @@ func (w *waiter) lacks(core *ratelimit.Custom) bool {
 	return true
 }
 
-// join puts a waiter for n slots at the end of the line of key. The first in a line asks at once. If most
+// join puts a waiter for n slots at the end of the queue of key. The first in a queue asks at once. If most
 // are in it, there is no waiter, and what is returned is the last denial, if there was one.
-func (a *allLines) join(until context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
+func (a *allQueues) join(until context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
 	if most == 0 {
 		most = defaultMost
 	}
-	id := lineID{l, key, see.QueuesOf[ratelimit.Delayer](l).Key(until, key, n)}
+	id := queueID{l, key, see.QueuesOf[ratelimit.Delayer](l).Key(until, key, n)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := a.lineOf(id)
-	if ln.asking+ln.idle.Len() >= most {
-		return nil, ln.lastDenial()
+	q := a.queueOf(id)
+	if q.asking+q.idle.Len() >= most {
+		return nil, q.lastDenial()
 	}
-	ln.arrived++
-	w := &waiter{line: ln, arrived: ln.arrived, ask: make(chan struct{}, 1)}
+	q.arrived++
+	w := &waiter{queue: q, arrived: q.arrived, ask: make(chan struct{}, 1)}
 	w.until, _ = until.Deadline()
-	if ln.asking+ln.idle.Len() == 0 {
-		for slots := range ln.waitFor {
+	if q.asking+q.idle.Len() == 0 {
+		for slots := range q.waitFor {
 			a.hurry(slots, a.bySlots[slots], w)
 		}
 	}
-	w.place = ln.idle.PushBack(w)
-	a.move(ln)
+	w.place = q.idle.PushBack(w)
+	a.move(q)
 	return w, nil
 }
 
-// lineOf returns the line of id, and makes it if there is none.
-func (a *allLines) lineOf(id lineID) *line {
+// queueOf returns the queue of id, and makes it if there is none.
+func (a *allQueues) queueOf(id queueID) *queue {
 	shared := canBeKey(id)
 	if shared && a.byID[id] != nil {
 		return a.byID[id]
 	}
-	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause, served: time.Now()}
+	q := &queue{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause, served: time.Now()}
 	if shared {
-		a.byID[id] = ln
+		a.byID[id] = q
 	}
 	for _, core := range cores(id.limiter) {
 		slots := slotsOf(core, id.key)
-		ln.waitFor[slots] = a.shareOf(slots).lines.PushBack(ln)
+		q.waitFor[slots] = a.shareOf(slots).queues.PushBack(q)
 	}
-	if a.left(ln) == 0 {
-		ln.free = 1
+	if a.left(q) == 0 {
+		q.free = 1
 	}
-	if a.contended(ln) {
-		ln.pause = a.longest(ln)
+	if a.contended(q) {
+		q.pause = a.longest(q)
 	}
-	return ln
+	return q
 }
 
 // canBeKey reports whether id can be the key of a map. A limiter that contains NaN is not even equal to
 // itself.
-func canBeKey(id lineID) bool {
+func canBeKey(id queueID) bool {
 	v := reflect.ValueOf(id.limiter)
 	return v.Kind() == reflect.Pointer || v.Comparable() && id == id //nolint:gocritic,staticcheck // NaN
 }
 
-// remove removes a line in which nobody waits.
-func (a *allLines) remove(ln *line) {
-	if ln.shared {
-		delete(a.byID, ln.id)
+// remove removes a queue in which nobody waits.
+func (a *allQueues) remove(q *queue) {
+	if q.shared {
+		delete(a.byID, q.id)
 	}
-	for slots, e := range ln.waitFor {
+	for slots, e := range q.waitFor {
 		of := a.bySlots[slots]
-		of.lines.Remove(e)
+		of.queues.Remove(e)
 		a.forget(slots, of)
 	}
 }
 
 // move has those ask who may. If nobody does, one will after the rest.
-func (a *allLines) move(ln *line) {
-	for ln.free+len(ln.offers) > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
-		w := ln.idle.Remove(ln.idle.Front()).(*waiter)
+func (a *allQueues) move(q *queue) {
+	for q.free+len(q.offers) > 0 && q.asking < mostAsking && q.idle.Len() > 0 {
+		w := q.idle.Remove(q.idle.Front()).(*waiter)
 		w.place = nil
-		if w.offer = (offer{}); len(ln.offers) > 0 {
-			w.offer, ln.offers = ln.offers[0], ln.offers[1:]
+		if w.offer = (offer{}); len(q.offers) > 0 {
+			w.offer, q.offers = q.offers[0], q.offers[1:]
 		} else {
-			ln.free--
+			q.free--
 		}
-		ln.asking++
+		q.asking++
 		w.ask <- struct{}{}
 	}
-	rests := ln.asking == 0 && ln.idle.Len() > 0
+	rests := q.asking == 0 && q.idle.Len() > 0
 	switch {
-	case rests && ln.timer == nil:
-		ln.timer = time.AfterFunc(ln.rest, func() { a.rested(ln) })
-	case rests && !ln.armed:
-		ln.timer.Reset(ln.rest)
-	case !rests && ln.armed:
-		ln.timer.Stop()
+	case rests && q.timer == nil:
+		q.timer = time.AfterFunc(q.rest, func() { a.rested(q) })
+	case rests && !q.armed:
+		q.timer.Reset(q.rest)
+	case !rests && q.armed:
+		q.timer.Stop()
 	}
-	if ln.armed = rests; ln.asking+ln.idle.Len() == 0 {
-		a.remove(ln)
-		for _, o := range ln.offers {
+	if q.armed = rests; q.asking+q.idle.Len() == 0 {
+		a.remove(q)
+		for _, o := range q.offers {
 			a.tell(o)
 		}
 	}
 }
 
-// tell tells one line of a slot, which then is the last to be told of the next.
-func (a *allLines) tell(o offer) {
-	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.lines.Len() > 0; {
+// tell tells one queue of a slot, which then is the last to be told of the next.
+func (a *allQueues) tell(o offer) {
+	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.queues.Len() > 0; {
 		o.left--
-		ln := of.lines.Front().Value.(*line)
-		of.lines.MoveToBack(of.lines.Front())
-		if len(ln.offers) < ln.asking+ln.idle.Len() {
-			ln.offers = append(ln.offers, o)
-			a.move(ln)
+		q := of.queues.Front().Value.(*queue)
+		of.queues.MoveToBack(of.queues.Front())
+		if len(q.offers) < q.asking+q.idle.Len() {
+			q.offers = append(q.offers, o)
+			a.move(q)
 			return
 		}
 	}
 }
 
 // rested has one ask after the rest.
-func (a *allLines) rested(ln *line) {
+func (a *allQueues) rested(q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case !ln.armed:
-	case a.left(ln) > 0:
-		ln.timer.Reset(ln.rest)
+	case !q.armed:
+	case a.left(q) > 0:
+		q.timer.Reset(q.rest)
 	default:
-		ln.free = max(ln.free, 1)
-		a.move(ln)
+		q.free = max(q.free, 1)
+		a.move(q)
 	}
 }
 
-// back puts w, which was denied, where it was in its line.
-func (a *allLines) back(w *waiter) {
+// back puts w, which was denied, where it was in its queue.
+func (a *allQueues) back(w *waiter) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := w.line
-	if ln.asking--; w.asked {
-		ln.denial, ln.deniedAt = w.denial, w.deniedAt
+	q := w.queue
+	if q.asking--; w.asked {
+		q.denial, q.deniedAt = w.denial, w.deniedAt
 	}
-	ln.free = 0                      // as it says
-	ln.rest = min(w.rest, mostPause) // since w may leave, and the key may be reset
+	q.free = 0                      // as it says
+	q.rest = min(w.rest, mostPause) // since w may leave, and the key may be reset
 	if !w.exactly {
-		ln.rest = min(w.rest, ln.pause-rand.N(ln.pause/4)) // so that processes do not ask together
-		if ln.asking == 0 {
-			ln.pause = min(2*ln.pause, a.longest(ln))
+		q.rest = min(w.rest, q.pause-rand.N(q.pause/4)) // so that processes do not ask together
+		if q.asking == 0 {
+			q.pause = min(2*q.pause, a.longest(q))
 		}
 	}
-	next := ln.idle.Front()
+	next := q.idle.Front()
 	for next != nil && next.Value.(*waiter).arrived < w.arrived {
 		next = next.Next()
 	}
 	if next == nil {
-		w.place = ln.idle.PushBack(w)
+		w.place = q.idle.PushBack(w)
 	} else {
-		w.place = ln.idle.InsertBefore(w, next)
+		w.place = q.idle.InsertBefore(w, next)
 	}
 	lacks := w.lacks(w.offer.slots.core)
 	if lacks && w.asked {
 		a.found(w.offer, -1)
 	}
-	if a.move(ln); !lacks { // others may use it
+	if a.move(q); !lacks { // others may use it
 		a.tell(w.offer)
 	}
 }
 
-// leave takes w out of its line. If it has asked, or was to, others may ask for so many slots, or the next
+// leave takes w out of its queue. If it has asked, or was to, others may ask for so many slots, or the next
 // one in its place.
-func (a *allLines) leave(w *waiter, free int, next bool) {
+func (a *allQueues) leave(w *waiter, free int, next bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := w.line
+	q := w.queue
 	if w.place != nil {
-		ln.idle.Remove(w.place)
-		a.move(ln)
+		q.idle.Remove(w.place)
+		a.move(q)
 		return
 	}
-	ln.asking--
+	q.asking--
 	if w.served {
-		ln.served = time.Now()
+		q.served = time.Now()
 		a.found(w.offer, free)
 	}
-	ln.pause = min(ln.pause, a.longest(ln))
-	if ln.rest = ln.pause - rand.N(ln.pause/4); !w.served || w.rated {
-		ln.rest = leastPause // to ask how things are
+	q.pause = min(q.pause, a.longest(q))
+	if q.rest = q.pause - rand.N(q.pause/4); !w.served || w.rated {
+		q.rest = leastPause // to ask how things are
 	}
-	ln.free = max(ln.free, free-ln.asking-a.left(ln))
+	q.free = max(q.free, free-q.asking-a.left(q))
 	switch {
 	case next && w.offer.slots.core != nil:
-		ln.offers = append(ln.offers, w.offer)
+		q.offers = append(q.offers, w.offer)
 	case next:
-		ln.free++
+		q.free++
 	}
-	a.move(ln)
+	a.move(q)
 }
 
-// last is the last denial of w or in its line, as it would be now, or nil.
-func (a *allLines) last(w *waiter) *ratelimit.Result {
+// last is the last denial of w or in its queue, as it would be now, or nil.
+func (a *allQueues) last(w *waiter) *ratelimit.Result {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if w.asked && w.deniedAt.After(w.line.deniedAt) {
+	if w.asked && w.deniedAt.After(w.queue.deniedAt) {
 		return aged(w.denial, w.deniedAt)
 	}
-	return w.line.lastDenial()
+	return w.queue.lastDenial()
 }
 
-func (ln *line) lastDenial() *ratelimit.Result { return aged(ln.denial, ln.deniedAt) }
+func (q *queue) lastDenial() *ratelimit.Result { return aged(q.denial, q.deniedAt) }
 
 // aged is what r, a denial of time at, would be now.
 func aged(r ratelimit.Result, at time.Time) *ratelimit.Result {
