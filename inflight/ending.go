@@ -29,7 +29,7 @@ const (
 
 // forget ends a slot that nothing can reach. It leaves that to the next renewal if there are any: a
 // cleanup runs outside of the bubble of a synctest, and cannot touch a timer inside.
-func (h *held) forget() {
+func (h *hold) forget() {
 	h.mu.Lock()
 	if h.timer != nil && !h.inMemory() {
 		h.forgotten = true
@@ -41,7 +41,7 @@ func (h *held) forget() {
 }
 
 // end ends the slot, once.
-func (h *held) end(why Reason) {
+func (h *hold) end(why Reason) {
 	h.mu.Lock()
 	if h.ended {
 		h.mu.Unlock()
@@ -73,7 +73,7 @@ func (h *held) end(why Reason) {
 }
 
 // yield decides whether other processes are to have the slots of one who has waited.
-func (h *held) yield() {
+func (h *hold) yield() {
 	if !h.waited || h.inMemory() {
 		return
 	}
@@ -89,9 +89,9 @@ func (h *held) yield() {
 
 // lose tells of a loss, once. The slot goes on being renewed, so that what still runs is counted
 // as far as it can be.
-func (h *held) lose() {
+func (h *hold) lose() {
 	h.mu.Lock()
-	first := h.holding()
+	first := h.live()
 	if first {
 		h.late = true
 		if h.cancel != nil {
@@ -105,10 +105,10 @@ func (h *held) lose() {
 }
 
 // told reports whether anybody is told of the end.
-func (h *held) told() bool { return h.onEnd != nil || h.counters != nil }
+func (h *hold) told() bool { return h.onEnd != nil || h.counters != nil }
 
 // tell tells of a loss, or of the end.
-func (h *held) tell(why Reason) {
+func (h *hold) tell(why Reason) {
 	if !h.told() {
 		return
 	}
@@ -123,7 +123,7 @@ func (h *held) tell(why Reason) {
 
 // giveBack gives back the places, for who has set busy. What could not be sent is
 // tried again, until it ends by itself.
-func (h *held) giveBack() {
+func (h *hold) giveBack() {
 	h.giveBackBeside()
 	var left []place
 	for _, p := range h.taken {
@@ -151,7 +151,7 @@ func (h *held) giveBack() {
 
 // giveBackBeside gives back the slots, and not the rates, that local limiters have for an All: they were charged
 // with what the store has admitted, or have let it through in an outage.
-func (h *held) giveBackBeside() {
+func (h *hold) giveBackBeside() {
 	if !h.beside {
 		return
 	}

@@ -269,7 +269,7 @@ func (w *world) String() string {
 		}
 		fmt.Fprint(&b, p.asking, p.sent.Sub(w.start))
 		if p.slot != nil {
-			h := p.slot.held
+			h := p.slot.hold
 			h.mu.Lock()
 			fmt.Fprint(&b, h.ended, h.late, h.busy, h.pause)
 			for _, one := range h.taken {

@@ -32,5 +32,5 @@ func (s *Slot) LostAfterSleep(d time.Duration) bool {
 		wall      uint64
 		monotonic time.Duration
 	})(unsafe.Pointer(&now)).monotonic -= d
-	return s.held.passed(now)
+	return s.hold.passed(now)
 }

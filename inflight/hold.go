@@ -72,9 +72,9 @@ func Check(opts ...Option) (waits bool, err error) {
 	return s.patience > 0, err
 }
 
-// held is a Slot without the Slot: what its timer refers to, so that a Slot that nothing else can
+// hold is a Slot without the Slot: what its timer refers to, so that a Slot that nothing else can
 // reach is found.
-type held struct {
+type hold struct {
 	question
 	settings
 	waited   bool      // or would have, if there was no slot
@@ -88,12 +88,12 @@ type held struct {
 	busy      bool // with renewals, or with giving back
 	late      bool // it was lost, or over before its Release
 	ended     bool
-	forgotten bool          // the next turn ends it
+	forgotten bool          // the next tick ends it
 	yields    bool          // its slots to other processes, once they are given back
 	pause     time.Duration // before it is given back again; 0 unless that has failed
 	work      context.Context
 	cancel    context.CancelCauseFunc
-	timer     *time.Timer // of the next turn; nil if there is none
+	timer     *time.Timer // of the next tick; nil if there is none
 	cleanup   runtime.Cleanup
 }
 
@@ -123,38 +123,38 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	if h.patience > 0 {
 		return h.wait(ctx)
 	}
-	return h.hold(ctx)
+	return h.acquire(ctx)
 }
 
 // begin makes h a question for n events of l.
-func (h *held) begin(ctx context.Context, l ratelimit.Limiter, key string, n int) {
-	*h = held{} // which costs less than one with what follows
+func (h *hold) begin(ctx context.Context, l ratelimit.Limiter, key string, n int) {
+	*h = hold{} // which costs less than one with what follows
 	h.limiter, h.ctx, h.key = l, context.WithoutCancel(ctx), key
 	h.n, h.events = n, n
 }
 
 // recordOf returns that of a spent slot, which was of the same limiter, or a new one. A slot may still be on
 // its way back.
-func recordOf(spent *sync.Pool) *held {
+func recordOf(spent *sync.Pool) *hold {
 	if spent == nil {
-		return new(held)
+		return new(hold)
 	}
 	s, ok := spent.Get().(*Slot)
-	if !ok || !s.held.gone() {
-		return new(held)
+	if !ok || !s.hold.gone() {
+		return new(hold)
 	}
-	return s.held
+	return s.hold
 }
 
 // gone reports whether h is given back, and nothing will use it any more.
-func (h *held) gone() bool {
+func (h *hold) gone() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ended && !h.busy && len(h.taken) == 0 && h.timer == nil && h.work == nil
 }
 
-// hold takes the slot, and plans what follows.
-func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
+// acquire takes the slot, and plans what follows.
+func (h *hold) acquire(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if h.longest > 0 || h.told() || !h.atHand() {
 		h.since = time.Now()
 	}
@@ -168,19 +168,19 @@ func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 		h.mu.Unlock()
 	}
 	if h.deferred {
-		h.own.held = h
+		h.own.hold = h
 		return &h.own, r, nil
 	}
 	s := &Slot{h}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.cleanup = runtime.AddCleanup(s, (*held).forget, h)
+	h.cleanup = runtime.AddCleanup(s, (*hold).forget, h)
 	return s, r, nil
 }
 
 // take asks for the slots. The question goes on if ctx ends, since its answer must be known. If the limiter
 // changes, it is asked again, once, when it has changed meanwhile: nobody could tell whose slots were taken.
-func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err error) {
+func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err error) {
 	h.before = nil
 	if changes {
 		h.before = cores(h.limiter)
@@ -215,7 +215,7 @@ func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 }
 
 // placed notes the slots of r. If the limiter has changed it gives back r.
-func (h *held) placed(r ratelimit.Result) bool {
+func (h *hold) placed(r ratelimit.Result) bool {
 	h.note(&h.question, r, h.since)
 	if h.before != nil && !slices.Equal(h.before, cores(h.limiter)) {
 		h.places = places{}

@@ -89,7 +89,7 @@ type waiter struct {
 	served  bool
 	rated   bool // then slots were left, and rates had no room for another one
 
-	deferred  bool // see held
+	deferred  bool // see hold
 	impatient bool // an error ends the wait
 	asked     bool
 	denial    ratelimit.Result // of the last question, at deniedAt
@@ -99,22 +99,22 @@ type waiter struct {
 	exactly   bool             // or else that at most, since nobody knows
 }
 
-// hold asks in w's turn until there is a slot, or until has ended, and leaves the queue.
-func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
+// acquire asks in w's turn until there is a slot, or until has ended, and leaves the queue.
+func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
 	free, next := 0, true // slots that others may ask for at once, and whether the next one asks in w's place
 	defer func() { queues.leave(w, free, next) }()
 	l, key := w.queue.id.limiter, w.queue.id.key
 	for {
-		if err := w.turn(until); err != nil {
+		if err := w.awaitTurn(until); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		h := new(held)
+		h := new(hold)
 		h.begin(ctx, l, key, n)
 		h.settings, h.deferred, h.waited = set, w.deferred, true
 		if err := h.check(); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		if s, r, err = h.hold(ctx); s != nil {
+		if s, r, err = h.acquire(ctx); s != nil {
 			w.served, w.rated = true, r.Remaining == 0 && !h.full
 			if free, next = r.Remaining, false; r.Limit == 0 { // all are let through, by a fallback or a shadow
 				free = math.MaxInt32
@@ -132,8 +132,8 @@ func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot,
 	}
 }
 
-// turn waits until w may ask.
-func (w *waiter) turn(ctx context.Context) error {
+// awaitTurn waits until w may ask.
+func (w *waiter) awaitTurn(ctx context.Context) error {
 	select {
 	case <-w.ask:
 	case <-ctx.Done():

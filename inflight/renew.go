@@ -7,8 +7,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// plan plans the next turn, of a slot that may end by itself.
-func (h *held) plan() {
+// plan plans the next tick, of a slot that may end by itself.
+func (h *hold) plan() {
 	now := time.Now()
 	var due time.Time
 	first := func(at time.Time) {
@@ -33,33 +33,33 @@ func (h *held) plan() {
 		}
 		// Renewals of a short time go together: a store carries them in one round trip.
 		first(now.Add(p.life / 3).Truncate(p.life / 30))
-		if h.holding() && p.counted() { // or it is found to be lost
+		if h.live() && p.counted() { // or it is found to be lost
 			first(p.until)
 		}
 	}
 	switch {
 	case due.IsZero(): // all are in memory now
 	case h.timer == nil:
-		h.timer = time.AfterFunc(due.Sub(now), h.turn)
+		h.timer = time.AfterFunc(due.Sub(now), h.tick)
 	default:
 		h.timer.Reset(due.Sub(now))
 	}
 }
 
-// holding reports whether the slot is neither lost nor over.
-func (h *held) holding() bool { return !h.late && !h.ended }
+// live reports whether the slot is neither lost nor over.
+func (h *hold) live() bool { return !h.late && !h.ended }
 
 // tooLong reports whether it is held for longer than it may be.
-func (h *held) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
+func (h *hold) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
 
 // passed reports whether it may have ended by now.
-func (h *held) passed(now time.Time) bool { return h.tooLong(now) || h.places.passed(now) }
+func (h *hold) passed(now time.Time) bool { return h.tooLong(now) || h.places.passed(now) }
 
-// turn renews the places, ends what is held for too long, or tries again to give back.
-func (h *held) turn() {
+// tick renews the places, ends what is held for too long, or tries again to give back.
+func (h *hold) tick() {
 	h.mu.Lock()
 	forgotten := h.forgotten && !h.ended
-	busy, ended, unlost := h.busy, h.ended, h.holding()
+	busy, ended, unlost := h.busy, h.ended, h.live()
 	h.busy = !forgotten
 	h.mu.Unlock()
 	switch {
@@ -103,7 +103,7 @@ func (h *held) turn() {
 
 // renew renews a place within most, and reports whether it is still held, or may be. If it is not lost
 // before, a renewal ends when it is.
-func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
+func (h *hold) renew(p *place, most time.Duration, unlost bool) bool {
 	began := time.Now()
 	end := began.Add(most)
 	if unlost && p.counted() && p.until.Before(end) {

@@ -16,7 +16,7 @@ var ErrLost = errors.New("inflight: the slot is lost")
 
 // Slot is a slot that is held, or several, of an All that has several limits of slots. Give it
 // back by Release.
-type Slot struct{ held *held }
+type Slot struct{ hold *hold }
 
 // Release gives back the slot, and of an All the slots alone, not the events that were charged
 // with them. It returns at once: a slot in memory is free then, and one on Redis a trip later.
@@ -24,7 +24,7 @@ type Slot struct{ held *held }
 // often in an outage. Further calls do nothing.
 func (s *Slot) Release() {
 	if s != nil {
-		s.held.end(Released)
+		s.hold.end(Released)
 	}
 }
 
@@ -66,11 +66,11 @@ func (s *Slot) Refund(ctx context.Context) error {
 }
 
 // settle returns the events that were not settled, and settles them.
-func (s *Slot) settle() (h *held, events int, err error) {
+func (s *Slot) settle() (h *hold, events int, err error) {
 	if s == nil {
 		return nil, 0, fmt.Errorf("%w: the Slot is nil: the limiter has none, or has denied it", ratelimit.ErrInvalidOption)
 	}
-	h = s.held
+	h = s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.events == 0 {
@@ -86,7 +86,7 @@ func (s *Slot) Lost() bool {
 	if s == nil {
 		return false
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.late || !h.ended && h.passed(time.Now())
@@ -100,7 +100,7 @@ func (s *Slot) Context() context.Context {
 		cancel(ErrLost)
 		return ctx
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.work == nil {
@@ -124,7 +124,7 @@ func (s *Slot) Token() int64 {
 	if s == nil {
 		return 0
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.taken) == 0 {

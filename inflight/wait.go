@@ -87,7 +87,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	if w == nil {
 		return nil, none, ErrFull
 	}
-	s, r, err := w.hold(ctx, ctx, n, set)
+	s, r, err := w.acquire(ctx, ctx, n, set)
 	if err != nil || r.Delay <= 0 {
 		return s, r, err
 	}
@@ -100,10 +100,10 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 }
 
 // wait holds a slot as soon as it is h's turn, for as long as it is patient.
-func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
+func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if !queues.some.Load() { // nobody is overtaken
 		h.waited = true
-		if s, r, err := h.hold(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
+		if s, r, err := h.acquire(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 			return s, r, err
 		}
 	}
@@ -114,7 +114,7 @@ func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 		return h.refuse(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true
-	s, r, err := w.hold(ctx, until, h.n, h.settings)
+	s, r, err := w.acquire(ctx, until, h.n, h.settings)
 	late := until.Err() != nil && errors.Is(err, until.Err()) || errors.Is(err, ratelimit.ErrWouldExceedDeadline)
 	switch {
 	case ctx.Err() != nil && s == nil:
@@ -127,7 +127,7 @@ func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 
 // refuse returns a denial for one who is not to overtake those that wait: the last one of their queue, or by a
 // look if there was none.
-func (h *held) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
+func (h *hold) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
 	if denial != nil {
 		return nil, *denial, nil
 	}
