@@ -121,11 +121,11 @@ func (h *hold) tell(why Reason) {
 	}
 }
 
-// giveBack gives back the places, for who has set busy. What could not be sent is
+// giveBack gives back the slots, for who has set busy. What could not be sent is
 // tried again, until it ends by itself.
 func (h *hold) giveBack() {
 	h.giveBackBeside()
-	var left []place
+	var left []heldSlot
 	for _, p := range h.taken {
 		if p.charged().Charged() == 0 { // let through in an outage
 			queues.wake(h.key, p.core, h.yields)

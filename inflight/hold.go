@@ -83,7 +83,7 @@ type hold struct {
 	since    time.Time // when it was asked for; zero if nobody wants to know
 
 	mu        sync.Mutex
-	places         // who has set busy may change them, under mu
+	heldSlots      // who has set busy may change them, under mu
 	events    int  // that were charged with them, and are not settled
 	busy      bool // with renewals, or with giving back
 	late      bool // it was lost, or over before its Release
@@ -200,7 +200,7 @@ func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			r, err = a.r, a.err
 		case <-ctx.Done():
 			go func() {
-				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
+				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.noted(a.r) {
 					_ = (&Slot{h}).Refund(h.ctx) // nobody else can
 					h.end(Released)
 				}
@@ -208,17 +208,17 @@ func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			return r, ctx.Err()
 		}
 	}
-	if err == nil && r.Allowed && !h.placed(r) {
+	if err == nil && r.Allowed && !h.noted(r) {
 		return h.take(ctx, false)
 	}
 	return r, err
 }
 
-// placed notes the slots of r. If the limiter has changed it gives back r.
-func (h *hold) placed(r ratelimit.Result) bool {
+// noted notes the slots of r. If the limiter has changed it gives back r.
+func (h *hold) noted(r ratelimit.Result) bool {
 	h.note(&h.question, r, h.since)
 	if h.before != nil && !slices.Equal(h.before, cores(h.limiter)) {
-		h.places = places{}
+		h.heldSlots = heldSlots{}
 		_ = h.limiter.Refund(h.ctx, h.key, r, h.n)
 		return false
 	}

@@ -53,9 +53,9 @@ func (h *hold) live() bool { return !h.late && !h.ended }
 func (h *hold) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
 
 // passed reports whether it may have ended by now.
-func (h *hold) passed(now time.Time) bool { return h.tooLong(now) || h.places.passed(now) }
+func (h *hold) passed(now time.Time) bool { return h.tooLong(now) || h.heldSlots.passed(now) }
 
-// tick renews the places, ends what is held for too long, or tries again to give back.
+// tick renews the slots, ends what is held for too long, or tries again to give back.
 func (h *hold) tick() {
 	h.mu.Lock()
 	forgotten := h.forgotten && !h.ended
@@ -101,9 +101,9 @@ func (h *hold) tick() {
 	}
 }
 
-// renew renews a place within most, and reports whether it is still held, or may be. If it is not lost
+// renew renews a slot within most, and reports whether it is still held, or may be. If it is not lost
 // before, a renewal ends when it is.
-func (h *hold) renew(p *place, most time.Duration, unlost bool) bool {
+func (h *hold) renew(p *heldSlot, most time.Duration, unlost bool) bool {
 	began := time.Now()
 	end := began.Add(most)
 	if unlost && p.counted() && p.until.Before(end) {

@@ -95,7 +95,7 @@ func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 // next is the number of the next slot that is taken.
 func (s *slots) next(now int64) int64 { return max(now, s.last+1) }
 
-// find returns the place of a slot.
+// find returns the index of a slot.
 func (s *slots) find(number int64) (int, bool) {
 	if number <= 0 || number > s.last {
 		return 0, false
