@@ -158,7 +158,7 @@ func (h *hold) giveBackBeside() {
 	h.beside = false
 	r := h.charged
 	for l := h.limiter; l != nil; l = around(l) {
-		if r = tried(l, r); see.Mirroring(l) {
+		if r = innerOf(l, r); see.Mirroring(l) {
 			_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.n)
 		}
 	}

@@ -40,7 +40,7 @@ func (ps *heldSlots) note(q *question, r ratelimit.Result, asked time.Time) {
 		return
 	}
 	ps.beside = true
-	whole := inner(q.limiter, r)
+	whole := innermost(q.limiter, r)
 	parts := whole.Parts()
 	if standIn(whole) && !areOf(cores(q.limiter), parts) {
 		for _, l := range limits {
@@ -108,7 +108,7 @@ func (p *heldSlot) due(now time.Time) bool {
 }
 
 // charged is what core has answered.
-func (p *heldSlot) charged() ratelimit.Result { return inner(p.limiter, p.answer) }
+func (p *heldSlot) charged() ratelimit.Result { return innermost(p.limiter, p.answer) }
 
 // counted reports whether the store counts p.
 func (p *heldSlot) counted() bool {

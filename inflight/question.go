@@ -85,17 +85,17 @@ func around(l ratelimit.Limiter) ratelimit.Limiter {
 	return nil
 }
 
-// inner is what the limiter inside of l, of which a shadow may be a part, has decided where l
+// innermost is what the limiter inside of l, of which a shadow may be a part, has decided where l
 // has answered r.
-func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+func innermost(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	for ; l != nil; l = around(l) {
-		r = tried(l, r)
+		r = innerOf(l, r)
 	}
 	return r
 }
 
-// tried is what a shadow l has decided where it has answered r. It is r if l is none.
-func tried(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+// innerOf is what a shadow l has decided where it has answered r. It is r if l is none.
+func innerOf(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	if _, bare := l.(*ratelimit.Custom); bare {
 		return r
 	}

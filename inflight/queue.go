@@ -123,7 +123,7 @@ func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Sl
 		}
 		next = err == nil || until.Err() != nil
 		w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
-		w.parts = inner(l, r).Parts()
+		w.parts = innermost(l, r).Parts()
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
