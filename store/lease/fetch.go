@@ -165,7 +165,7 @@ func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 	held.left -= k.left
 	k.left += held.left
 	e.remaining, e.last = k.room, nil
-	if held != &e.slot && held != &e.spare { // there is no place for it
+	if held != &e.lease && held != &e.spare { // there is no place for it
 		d.giveBack(e, held.grant, held.left)
 	}
 	if l.limits != e.limits { // the limit has changed meanwhile

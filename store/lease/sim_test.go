@@ -259,14 +259,14 @@ func (m *model) admit(at time.Duration) { m.admitted = append(m.admitted, at) }
 // tidy gives back what has lapsed.
 func (m *model) tidy(p *process, now time.Duration) {
 	for {
-		was := p.slot
+		was := p.lease
 		from, n := p.lapse(now)
 		if n == 0 {
 			return
 		}
 		if m.removed == returnedIsGone {
 			was.until = now + m.life
-			p.slot = was
+			p.lease = was
 		}
 		if at, ok := m.arrives(); ok {
 			m.at(at, func() {

@@ -325,7 +325,7 @@ func (d *Store) change(e *entry, ls *limits) {
 }
 
 // spend admits n events of what is held of e, and returns of which grant. It is nil if they are not there.
-func (d *Store) spend(e *entry, now time.Duration, n int64) *slot[*grant] {
+func (d *Store) spend(e *entry, now time.Duration, n int64) *lease[*grant] {
 	e.used = now
 	d.tidy(e, now)
 	return e.spend(now, int(n))
@@ -339,7 +339,7 @@ func (d *Store) tidy(e *entry, now time.Duration) {
 }
 
 // admit is the admission of n events that were spent of a grant.
-func (d *Store) admit(held *slot[*grant], n int64) store.Reply {
+func (d *Store) admit(held *lease[*grant], n int64) store.Reply {
 	d.stats.local.Add(1)
 	return held.grant.admit(store.AdmittedByLease, held.left, n)
 }
