@@ -253,8 +253,8 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		shard.mu.Unlock()
 		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
 		require.False(t, lacks[0].alone())
-		ln := &line{lacks: lacks, busy: true}
-		e.lines = ln
+		ln := &queue{lacks: lacks, busy: true}
+		e.queues = ln
 		for range 3 * 1 << 13 {
 			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}

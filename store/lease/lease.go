@@ -129,9 +129,9 @@ type entry struct {
 	remaining int   // what the store had left when it was last heard
 	debtAt    int64 // when an Overdraw was that the lease may be taken for, Unix µs
 
-	fetching bool  // a call of the store is under way that gives a lease
-	queued   bool  // among the jobs is one for the next lease
-	lines    *line // who waits for this key, and for others after it
+	fetching bool   // a call of the store is under way that gives a lease
+	queued   bool   // among the jobs is one for the next lease
+	queues   *queue // who waits for this key, and for others after it
 }
 
 // grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key
