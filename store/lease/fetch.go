@@ -13,16 +13,16 @@ import (
 // fetch is a call of the store for claims to the same keys, and for leases of these.
 type fetch struct {
 	batch.Batch
-	lacks  []lack
-	shares []share  // of the keys
-	alone  [1]share // of one key
-	sent   time.Duration
+	lacks    []lack
+	portions []portion  // of the keys
+	alone    [1]portion // of one key
+	sent     time.Duration
 }
 
 var fetches = sync.Pool{New: func() any { return new(fetch) }}
 
-// share is one key's part of a fetch.
-type share struct {
+// portion is one key's part of a fetch.
+type portion struct {
 	leads bool  // it fetches a lease
 	wish  int64 // events to ask for if there were any number
 	*grant
@@ -36,8 +36,8 @@ func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait boo
 	f = fetches.Get().(*fetch)
 	f.lacks = lacks
 	f.Make(len(lacks), claims, d.patience)
-	if f.shares = f.alone[:]; len(lacks) > 1 {
-		f.shares = make([]share, len(lacks))
+	if f.portions = f.alone[:]; len(lacks) > 1 {
+		f.portions = make([]portion, len(lacks))
 	}
 	for i := range lacks {
 		l := &lacks[i]
@@ -66,7 +66,7 @@ func (l *lack) answered(now time.Duration, n int64) bool {
 // lead makes f the call that fetches the next lease of key i, unless another one does, or f is ahead and
 // nothing is needed. It is called under the shard's lock.
 func (d *Store) lead(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	e, now := l.entry, d.now()
 	d.tidy(e, now)
 	forgotten := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
@@ -102,13 +102,13 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 		d.stats.lost.Add(1)
 	}
 	for i := range f.lacks {
-		f.shares[i].left = int(f.Events(i, f.Fit))
+		f.portions[i].left = int(f.Events(i, f.Fit))
 		d.takeIn(f, i)
 	}
 	return f.Answer(func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
-			f.shares[i].left -= int(n)
-			replies[i] = f.shares[i].admit(store.AdmittedPlainly, f.shares[i].left, n)
+			f.portions[i].left -= int(n)
+			replies[i] = f.portions[i].admit(store.AdmittedPlainly, f.portions[i].left, n)
 		}
 	}, func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
@@ -122,7 +122,7 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 // takeIn takes the lease of key i, and what the store has said of it. The lease has its life whatever has
 // lapsed meanwhile, so that a store that answers more slowly than a life serves all the same.
 func (d *Store) takeIn(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	rule, by := l.request.Namespace.Rule, l.limits.by
 	if p.Granted > 0 {
 		says := p.Reply.Report(rule, by, p.Granted, p.Granted)
@@ -154,7 +154,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 
 // takeLease takes what was granted of key i, less what the claims have of it.
 func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	e := l.entry
 	d.stats.granted.Add(p.Granted)
 	held := e.receive(grants{
@@ -202,7 +202,7 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 		e.queued = false
 		l := lack{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
 		s.mu.Unlock()
-		if f, _ := d.newFetch([]lack{l}, nil); f.shares[0].leads {
+		if f, _ := d.newFetch([]lack{l}, nil); f.portions[0].leads {
 			d.run(ctx, f)
 		}
 		return nil
