@@ -22,7 +22,7 @@ func leaseOf(left int, until time.Duration) lease[int] {
 }
 
 // Each spend looks at the clock, whatever has been tidied.
-func TestSpend(t *testing.T) {
+func TestEventsAreSpentFromALeaseThatHasThemAll(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		lease, spare lease[int]
@@ -54,7 +54,7 @@ func TestSpend(t *testing.T) {
 }
 
 // All that has lapsed is given back, in whatever order it was received, and nothing else.
-func TestLapse(t *testing.T) {
+func TestAllThatHasLapsedGoesBackOnce(t *testing.T) {
 	for _, c := range []struct {
 		lease, spare lease[int]
 		lapsed       int
@@ -82,7 +82,7 @@ func TestLapse(t *testing.T) {
 }
 
 // While two grants are held only what is owed is asked for, and it takes no place.
-func TestNoThirdGrant(t *testing.T) {
+func TestWithTwoLeasesOnlyWhatIsOwedIsAskedFor(t *testing.T) {
 	for _, spare := range []int{1, 3} {
 		h := holding[int]{lease: leaseOf(2, 101), spare: leaseOf(spare, 101), owed: 4}
 		terms := terms{life: 100, most: maxLease, overdraft: 8}
@@ -202,7 +202,7 @@ func TestNothingIsLentBeforeAnySlowerClockHasRoom(t *testing.T) {
 }
 
 // No number of events overflows an int of 32 bits.
-func TestLargestLeases(t *testing.T) {
+func TestNoNumberOfEventsOverflows32Bits(t *testing.T) {
 	const most = 1<<31 - 1
 	h := holding[int]{lease: lease[int]{size: 2 * maxLease, from: 0, until: 100}, quick: 1, owed: maxLease}
 	n := h.ask(1, 0, &terms{life: 100, most: maxLease, overdraft: maxLease})
@@ -272,7 +272,7 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 }
 
 // A life as the store's clock sees it is one of which no process spends more.
-func TestLifeMicros(t *testing.T) {
+func TestALifeIsNoShorterOnAClockThatNTPSlews(t *testing.T) {
 	for _, life := range []time.Duration{leastLife, leastLife + 1, 2*time.Millisecond - 1, 50 * time.Millisecond, time.Second + 999, mostLife} {
 		us := lifeMicros(life)
 		require.GreaterOrEqual(t, shortened(time.Duration(us)*time.Microsecond), life)

@@ -541,9 +541,9 @@ func (s *steps) Pop() any {
 	return last
 }
 
-// TestMeter holds what judges the model to the definition: the most of n - x·rate/period, over
+// TestTheMeterFindsTheLargestExcess holds what judges the model to the definition: the most of n - x·rate/period, over
 // all intervals that begin and end with an event, where n is their number and x the length.
-func TestMeter(t *testing.T) {
+func TestTheMeterFindsTheLargestExcess(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 1_000 {
 		times := make([]time.Duration, 1+random.IntN(40))
