@@ -126,7 +126,7 @@ type Carrier[C any] struct {
 	timer    bool          // a timer is set for calls to go
 	asking   bool          // why no connection is made: see diagnose
 	ahead    queue[C]      // the calls that wait, and give room to others
-	line     queue[C]      // the others
+	others   queue[C]      // all other calls that wait
 	distance distance
 	length   time.Duration // of a trip, about
 	quick    time.Duration // of a short trip, about
@@ -244,17 +244,17 @@ func (cr *Carrier[C]) enter(b Budget, call C) (bt *batch[C], i int, now time.Tim
 	if cr.conns.expire(now) {
 		cr.pulse.ask()
 	}
-	line := &cr.line
+	q := &cr.others
 	if b.Ahead {
-		line = &cr.ahead
+		q = &cr.ahead
 	}
-	if bt = line.last(now, cr.batch(), cr.timeout/spread); bt == nil {
-		bt = cr.open(line, now)
+	if bt = q.last(now, cr.batch(), cr.timeout/spread); bt == nil {
+		bt = cr.open(q, now)
 	}
 	i = len(bt.calls)
 	bt.calls = append(bt.calls, Carried[C]{Call: call, ctx: b.Context, end: b.End.Sub(cr.base)})
 	bt.living++
-	line.living++
+	q.living++
 	cr.start(now)
 	return bt, i, now
 }
@@ -267,21 +267,21 @@ func (cr *Carrier[C]) Idle() bool {
 }
 
 // waiting is how many calls wait.
-func (cr *Carrier[C]) waiting() int { return cr.ahead.living + cr.line.living }
+func (cr *Carrier[C]) waiting() int { return cr.ahead.living + cr.others.living }
 
-// open returns a new batch, which is the last of line.
-func (cr *Carrier[C]) open(line *queue[C], now time.Time) *batch[C] {
+// open returns a new batch, which is the last of q.
+func (cr *Carrier[C]) open(q *queue[C], now time.Time) *batch[C] {
 	bt, _ := cr.read.Get().(*batch[C])
 	if bt == nil {
 		bt = new(batch[C])
 	}
-	bt.line, bt.begun, bt.done = line, now, make(chan struct{})
+	bt.queue, bt.begun, bt.done = q, now, make(chan struct{})
 	if bt.timer == nil {
 		bt.timer = time.AfterFunc(cr.timeout, func() { cr.expire(bt) })
 	} else {
 		bt.timer.Reset(cr.timeout)
 	}
-	line.batches = append(line.batches, bt)
+	q.batches = append(q.batches, bt)
 	return bt
 }
 
@@ -303,7 +303,7 @@ func (cr *Carrier[C]) exit(began time.Time, err error) {
 	if good {
 		cr.distance.add(began, now)
 	}
-	cr.conns.settle(good, !good && cr.lost(began, err), now)
+	cr.conns.returned(good, !good && cr.lost(began, err), now)
 	cr.start(now)
 }
 

@@ -378,7 +378,7 @@ func TestQueue(t *testing.T) {
 	join := func(most int) *batch[int] {
 		b := q.last(now, most, ms)
 		if b == nil {
-			b = &batch[int]{line: &q, begun: now}
+			b = &batch[int]{queue: &q, begun: now}
 			q.batches = append(q.batches, b)
 		}
 		b.calls = append(b.calls, Carried[int]{})

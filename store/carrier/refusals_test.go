@@ -100,7 +100,7 @@ func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
 			time.Sleep(after)
 			synctest.Wait() // it is in the queue
 			p.mu.Lock()
-			bt := p.line.batches[0]
+			bt := p.others.batches[0]
 			tr := &Trip[int]{begun: time.Now()}
 			if after == 0 {
 				p.conns.busy, p.quick = 1, left+1

@@ -173,7 +173,7 @@ func (cr *Carrier[C]) fill(t *Trip[C]) {
 		late += cr.quick
 	}
 	cr.fillFrom(&cr.ahead, t, late)
-	cr.fillFrom(&cr.line, t, late)
+	cr.fillFrom(&cr.others, t, late)
 }
 
 // fillFrom has batches of q go with t, but for calls that end before late.
@@ -254,7 +254,7 @@ func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Du
 	if !good && !unused && !t.made {
 		cr.unmade(t, err, now)
 	}
-	cr.conns.settle(good || unused, !good && t.made && cr.lost(t.begun, err), now)
+	cr.conns.returned(good || unused, !good && t.made && cr.lost(t.begun, err), now)
 	next := cr.next(now)
 	if next != nil && next.made {
 		cr.start(now)
@@ -341,7 +341,7 @@ func (cr *Carrier[C]) diagnose(err error) {
 	}()
 }
 
-// abandon ends t for the line: its callers have left.
+// abandon ends t for those who wait: its callers have left.
 func (cr *Carrier[C]) abandon(t *Trip[C]) {
 	if t.ended || t.left {
 		return

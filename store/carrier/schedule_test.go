@@ -74,7 +74,7 @@ func TestWhoMayGoAlone(t *testing.T) {
 		"no time for two trips":       func(_ *Carrier[int], b *Budget, _ time.Time) { b.Left = 24 * ms },
 		"nor for the way":             func(p *Carrier[int], b *Budget, _ time.Time) { p.length, b.Left = 1, 20*ms },
 		"nobody knows the way":        func(p *Carrier[int], _ *Budget, _ time.Time) { p.distance = distance{} },
-		"others wait":                 func(p *Carrier[int], _ *Budget, _ time.Time) { p.line.living = 1 },
+		"others wait":                 func(p *Carrier[int], _ *Budget, _ time.Time) { p.others.living = 1 },
 		"others wait to go ahead":     func(p *Carrier[int], _ *Budget, _ time.Time) { p.ahead.living = 1 },
 		"no connection is ready":      func(p *Carrier[int], _ *Budget, _ time.Time) { p.conns.ready = 0 },
 		"no trip may begin":           func(p *Carrier[int], _ *Budget, _ time.Time) { p.trips = 16 },
@@ -92,13 +92,13 @@ func TestFarAwayCallsWaitForOthers(t *testing.T) {
 	p.began = now.Add(-ms / 2)
 	require.Zero(t, p.gathering(now), "no trip is under way")
 	p.trips = 1
-	p.line.living = p.batch() - 1
+	p.others.living = p.batch() - 1
 	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
 	p.distance.least = slack
 	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
-	p.line.living++
+	p.others.living++
 	require.Zero(t, p.gathering(now), "they fill one")
-	p.line.living = 1
+	p.others.living = 1
 	p.distance.least = slack - 1
 	require.Zero(t, p.gathering(now), "near")
 }
@@ -218,7 +218,7 @@ func TestWhatACallHasWaitedFor(t *testing.T) {
 	}
 }
 
-// A line whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
+// A queue whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
 // call that was told that nothing was sent.
 func TestAnEndedCallLeavesTheLine(t *testing.T) {
 	for left := range 3 {
@@ -250,7 +250,7 @@ func TestAnEndedCallLeavesTheLine(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			require.Zero(t, p.Stats().Waiting)
-			require.Equal(t, 1, p.line.dead)
+			require.Equal(t, 1, p.others.dead)
 		})
 	}
 }
@@ -483,7 +483,7 @@ func TestWhoIsTooLateToGo(t *testing.T) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.conns.busy, p.late = c.busy, c.late
-			tr, bt := &Trip[int]{begun: now, end: now}, p.line.batches[0]
+			tr, bt := &Trip[int]{begun: now, end: now}, p.others.batches[0]
 			defer bt.timer.Stop()
 			p.fill(tr)
 			require.Equal(t, 2, tr.calls, "%+v", c)
@@ -517,7 +517,7 @@ func TestWhichDialsMayHang(t *testing.T) {
 // A trip takes batches as they are, each kind up to a full trip, but the first however large it is: the window may have
 // shrunk meanwhile.
 func TestWhichBatchesGoTogether(t *testing.T) {
-	for _, c := range []struct{ ahead, line, want []int }{
+	for _, c := range []struct{ ahead, others, want []int }{
 		{nil, []int{5, 5}, []int{5, 5}},
 		{nil, []int{5, 3, 1}, []int{8, 1}},
 		{nil, []int{7, 1, 1}, []int{8, 1}},
@@ -529,7 +529,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 		now := time.Now()
 		join := func(q *queue[int], sizes []int) {
 			for _, n := range sizes {
-				bt := &batch[int]{line: q, begun: now, calls: make([]Carried[int], n), living: n}
+				bt := &batch[int]{queue: q, begun: now, calls: make([]Carried[int], n), living: n}
 				for i := range bt.calls {
 					bt.calls[i].end = time.Hour
 				}
@@ -538,7 +538,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 			}
 		}
 		join(&p.ahead, c.ahead)
-		join(&p.line, c.line)
+		join(&p.others, c.others)
 		var got []int
 		for p.waiting() > 0 {
 			tr := &Trip[int]{begun: now}
@@ -546,7 +546,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 			require.Equal(t, len(tr.list), tr.batches)
 			got = append(got, tr.calls)
 		}
-		require.Equal(t, c.want, got, "%v, and %v ahead", c.line, c.ahead)
+		require.Equal(t, c.want, got, "%v, and %v ahead", c.others, c.ahead)
 	}
 }
 
