@@ -54,6 +54,18 @@ func (c *call) asks(d *call) bool {
 	return true
 }
 
+// meets reports whether c and d have a key in common.
+func (c *call) meets(d *call) bool {
+	for i := range c.size() {
+		for j := range d.size() {
+			if c.request(i).key == d.request(j).key {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // request is a decision on a key, with its arguments as in scripts/groups.lua.
 type request struct {
 	rule   *store.Rule

@@ -166,6 +166,21 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 	return args, nil
 }
 
+// gather puts calls that ask the same beside each other, so that they share a run. Those of one key stay in their order.
+func gather(calls []*call) {
+	for from := 0; from < len(calls); {
+		to := from + 1
+		for i := to; i < len(calls); i++ {
+			if c := calls[i]; calls[from].asks(c) && !slices.ContainsFunc(calls[to:i], c.meets) {
+				copy(calls[to+1:i+1], calls[to:i])
+				calls[to] = c
+				to++
+			}
+		}
+		from = to
+	}
+}
+
 // run makes c within b, the first time on v if that is known, and puts its decisions into replies. While there is proof
 // that nothing ran, and time, it tries again.
 func (s *Store) run(b carrier.Budget, v *server, c *call, replies []store.Reply) error {

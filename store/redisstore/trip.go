@@ -96,6 +96,9 @@ func (v *server) groups(t *carrier.Trip[call]) (list []group) {
 	for c := range t.Calls {
 		list = join(list, &c.Call, t.Len(), apart, t.Writing())
 	}
+	for i := range list {
+		gather(list[i].calls)
+	}
 	return list
 }
 
