@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// maxFields is the largest number of fields in a response: three legacy ones, four of draft 6, one
-// of draft 7, Retry-After, Cache-Control and Content-Type.
-const maxFields = 11
+// usualFields is the largest number of fields in a response of this package: three legacy ones, four
+// of draft 6, one of draft 7, Retry-After, Cache-Control and Content-Type.
+const usualFields = 11
 
 // fields collects the header fields of a response. Their values become parts of one text, and their
 // slices parts of one array, both cut from a supply. All of it except the text is on the stack,
@@ -18,7 +18,8 @@ type fields struct {
 	left numeral     // number of requests left
 	wait numeral     // number of seconds
 	only *policyText // of the policy, if there is exactly one
-	list [maxFields]field
+	list [usualFields]field
+	more []field // beyond the list
 }
 
 // numeral is the place of a number in a text, because copying it is cheaper than formatting it
@@ -52,7 +53,15 @@ func (f *fields) begin() int {
 	if f.n == 0 {
 		return 0
 	}
-	return f.list[f.n-1].end
+	return f.at(f.n - 1).end
+}
+
+// at returns field i.
+func (f *fields) at(i int) *field {
+	if i < usualFields {
+		return &f.list[i]
+	}
+	return &f.more[i-usualFields]
 }
 
 // end ends the value of the field name. A field without a value is removed, because if another
@@ -61,8 +70,10 @@ func (f *fields) end(name string) { f.add(name, "") }
 
 // add adds the field name with a known value, or "" if the value is in the text.
 func (f *fields) add(name, value string) {
-	f.list[f.n] = field{name, value, len(f.text)}
-	f.n++
+	if f.n++; f.n > usualFields {
+		f.more = append(f.more, field{})
+	}
+	*f.at(f.n - 1) = field{name, value, len(f.text)}
 }
 
 // set puts all fields into h and replaces fields with the same names.
@@ -73,7 +84,7 @@ func (f *fields) set(h http.Header, from *supply) {
 	text, start := from.text(f.text), 0
 	values := from.values(f.n)
 	for i := range values {
-		field := &f.list[i]
+		field := f.at(i)
 		if values[i] = field.value; values[i] == "" {
 			values[i] = text[start:field.end]
 		}

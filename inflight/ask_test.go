@@ -108,7 +108,7 @@ func TestTheFirstInLineAsksLessAndLessOften(t *testing.T) {
 	}
 }
 
-// Where only a slot is known to be free, or one that an outage lets through, one asks, and not the whole line.
+// Where only a slot is known to be free, or one that an outage lets through, one asks, and not the whole queue.
 func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
 	for name, make := range map[string]func(t *testing.T) ratelimit.Limiter{
 		"local slots": func(t *testing.T) ratelimit.Limiter {
@@ -144,7 +144,7 @@ func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
 	}
 }
 
-// A line that finds many slots does not ask for all of them at once: there may be a thousand.
+// A queue that finds many slots does not ask for all of them at once: there may be a thousand.
 func TestNotAllOfALineAskAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -183,7 +183,7 @@ func keysThatWait(t *testing.T, ctx context.Context, keys ...string) (noted, *in
 	return l, other
 }
 
-// A slot that is given back is offered to each line at most once, and to a few at most: none may be able to use it.
+// A slot that is given back is offered to each queue at most once, and to a few at most: none may be able to use it.
 func TestASlotThatNobodyCanUseIsOfferedToFew(t *testing.T) {
 	for _, keys := range [][]string{{"a"}, {"a", "b"}, {"a", "b", "c", "d", "e"}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestWhoIsTooLateForASlotAsksOnce(t *testing.T) {
 	})
 }
 
-// As many slots as are given back at once are asked for at once, whichever lines they are offered to first.
+// As many slots as are given back at once are asked for at once, whichever queues they are offered to first.
 func TestMoreSlotsThanALineCanUseGoToAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)

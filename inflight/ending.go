@@ -29,7 +29,7 @@ const (
 
 // forget ends a slot that nothing refers to. If there are renewals, the next one ends it, because a
 // cleanup runs outside a synctest bubble and cannot touch a timer inside.
-func (h *held) forget() {
+func (h *hold) forget() {
 	h.mu.Lock()
 	if h.timer != nil && !h.inMemory() {
 		h.forgotten = true
@@ -41,7 +41,7 @@ func (h *held) forget() {
 }
 
 // end ends the slot once.
-func (h *held) end(why Reason) {
+func (h *hold) end(why Reason) {
 	h.mu.Lock()
 	if h.ended {
 		h.mu.Unlock()
@@ -73,7 +73,7 @@ func (h *held) end(why Reason) {
 }
 
 // yield decides whether to leave the slots of a caller that has waited to other processes.
-func (h *held) yield() {
+func (h *hold) yield() {
 	if !h.waited || h.inMemory() {
 		return
 	}
@@ -84,14 +84,14 @@ func (h *held) yield() {
 			cores = append(cores, p.core)
 		}
 	}
-	h.yields = len(cores) > 0 && lines.yield(h.key, cores, time.Since(h.since), h.full)
+	h.yields = len(cores) > 0 && queues.yield(h.key, cores, time.Since(h.since), h.full)
 }
 
 // lose reports a loss, once. The slot is still renewed, so that the work that continues is counted
 // as far as possible.
-func (h *held) lose() {
+func (h *hold) lose() {
 	h.mu.Lock()
-	first := h.holding()
+	first := h.live()
 	if first {
 		h.late = true
 		if h.cancel != nil {
@@ -105,10 +105,10 @@ func (h *held) lose() {
 }
 
 // told reports whether anything is notified of the end.
-func (h *held) told() bool { return h.onEnd != nil || h.counters != nil }
+func (h *hold) told() bool { return h.onEnd != nil || h.counters != nil }
 
 // tell notifies of a loss or of the end.
-func (h *held) tell(why Reason) {
+func (h *hold) tell(why Reason) {
 	if !h.told() {
 		return
 	}
@@ -121,14 +121,14 @@ func (h *held) tell(why Reason) {
 	}
 }
 
-// giveBack releases the places. The caller has set busy. Places that cannot be released are tried
+// giveBack releases the slots. The caller has set busy. Slots that cannot be released are tried
 // again, until they expire.
-func (h *held) giveBack() {
+func (h *hold) giveBack() {
 	h.giveBackBeside()
-	var left []place
+	var left []heldSlot
 	for _, p := range h.taken {
 		if p.charged().Charged() == 0 { // let through in an outage
-			lines.wake(h.key, p.core, h.yields)
+			queues.wake(h.key, p.core, h.yields)
 			continue
 		}
 		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer than n would not be the whole call
@@ -137,7 +137,7 @@ func (h *held) giveBack() {
 			left = append(left, p)
 		}
 		if err == nil || h.yields {
-			lines.wake(h.key, p.core, h.yields)
+			queues.wake(h.key, p.core, h.yields)
 		}
 	}
 	h.mu.Lock()
@@ -151,14 +151,14 @@ func (h *held) giveBack() {
 
 // giveBackBeside releases the slots, but not the rates, that local limiters hold for an All. These
 // were charged with what the store admitted, or admitted it themselves in an outage.
-func (h *held) giveBackBeside() {
+func (h *hold) giveBackBeside() {
 	if !h.beside {
 		return
 	}
 	h.beside = false
 	r := h.charged
 	for l := h.limiter; l != nil; l = around(l) {
-		if r = tried(l, r); see.Mirroring(l) {
+		if r = innerOf(l, r); see.Mirroring(l) {
 			_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.n)
 		}
 	}

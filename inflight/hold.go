@@ -73,9 +73,9 @@ func Check(opts ...Option) (waits bool, err error) {
 	return s.patience > 0, err
 }
 
-// held is everything of a Slot that its timer refers to. It does not refer to the Slot, so that a
+// hold is everything of a Slot that its timer refers to. It does not refer to the Slot, so that a
 // Slot that nothing else refers to can be found.
-type held struct {
+type hold struct {
 	question
 	settings
 	waited   bool      // whether it waited, or would have without a free slot
@@ -84,17 +84,17 @@ type held struct {
 	since    time.Time // when it was requested; zero if nothing needs to know
 
 	mu        sync.Mutex
-	places         // the goroutine that has set busy may change them, under mu
+	heldSlots      // the goroutine that has set busy may change them, under mu
 	events    int  // that were charged with the slots and are not settled
 	busy      bool // with renewals, or with releasing
 	late      bool // it was lost, or had expired before its Release
 	ended     bool
-	forgotten bool          // the next turn ends it
+	forgotten bool          // the next tick ends it
 	yields    bool          // leave its slots to other processes after the Release
 	pause     time.Duration // before the next attempt to release; 0 unless one has failed
 	work      context.Context
 	cancel    context.CancelCauseFunc
-	timer     *time.Timer // for the next turn; nil if there is none
+	timer     *time.Timer // for the next tick; nil if there is none
 	cleanup   runtime.Cleanup
 }
 
@@ -126,38 +126,38 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	if h.patience > 0 {
 		return h.wait(ctx)
 	}
-	return h.hold(ctx)
+	return h.acquire(ctx)
 }
 
 // begin initializes h for n events of l.
-func (h *held) begin(ctx context.Context, l ratelimit.Limiter, key string, n int) {
-	*h = held{} // faster than a literal with the values below
+func (h *hold) begin(ctx context.Context, l ratelimit.Limiter, key string, n int) {
+	*h = hold{} // faster than a literal with the values below
 	h.limiter, h.ctx, h.key = l, context.WithoutCancel(ctx), key
 	h.n, h.events = n, n
 }
 
 // recordOf reuses a spent slot, which belonged to the same limiter, or returns a new one. A spent
 // slot that is still being released cannot be reused.
-func recordOf(spent *sync.Pool) *held {
+func recordOf(spent *sync.Pool) *hold {
 	if spent == nil {
-		return new(held)
+		return new(hold)
 	}
 	s, ok := spent.Get().(*Slot)
-	if !ok || !s.held.gone() {
-		return new(held)
+	if !ok || !s.hold.gone() {
+		return new(hold)
 	}
-	return s.held
+	return s.hold
 }
 
 // gone reports whether h has been released, and nothing will use it again.
-func (h *held) gone() bool {
+func (h *hold) gone() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ended && !h.busy && len(h.taken) == 0 && h.timer == nil && h.work == nil
 }
 
-// hold takes the slot, and schedules what follows.
-func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
+// acquire takes the slot, and schedules what follows.
+func (h *hold) acquire(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if h.longest > 0 || h.told() || !h.atHand() {
 		h.since = time.Now()
 	}
@@ -171,20 +171,20 @@ func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 		h.mu.Unlock()
 	}
 	if h.deferred {
-		h.own.held = h
+		h.own.hold = h
 		return &h.own, r, nil
 	}
 	s := &Slot{h}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.cleanup = runtime.AddCleanup(s, (*held).forget, h)
+	h.cleanup = runtime.AddCleanup(s, (*hold).forget, h)
 	return s, r, nil
 }
 
 // take asks for the slots. If ctx ends, the request continues, because its result must be known. If
 // the limiter has changed in the meantime, take asks again, once, because it would be unclear whose
 // slots were taken.
-func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err error) {
+func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err error) {
 	h.before = nil
 	if changes {
 		h.before = cores(h.limiter)
@@ -204,7 +204,7 @@ func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			r, err = a.r, a.err
 		case <-ctx.Done():
 			go func() {
-				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
+				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.noted(a.r) {
 					_ = (&Slot{h}).Refund(h.ctx) // nobody else can
 					h.end(Released)
 				}
@@ -212,17 +212,17 @@ func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			return r, ctx.Err()
 		}
 	}
-	if err == nil && r.Allowed && !h.placed(r) {
+	if err == nil && r.Allowed && !h.noted(r) {
 		return h.take(ctx, false)
 	}
 	return r, err
 }
 
-// placed records the slots of r. If the limiter has changed, it refunds r.
-func (h *held) placed(r ratelimit.Result) bool {
+// noted records the slots of r. If the limiter has changed, it refunds r.
+func (h *hold) noted(r ratelimit.Result) bool {
 	h.note(&h.question, r, h.since)
 	if h.before != nil && !slices.Equal(h.before, cores(h.limiter)) {
-		h.places = places{}
+		h.heldSlots = heldSlots{}
 		_ = h.limiter.Refund(h.ctx, h.key, r, h.n)
 		return false
 	}

@@ -31,7 +31,7 @@ const (
 	workerAddr = "INFLIGHT_TEST_REDIS"
 	workerLife = "INFLIGHT_TEST_LIFE" // of slots
 
-	workerWaits = "INFLIGHT_TEST_WAITS" // whether it waits in lines, and no referee is asked
+	workerWaits = "INFLIGHT_TEST_WAITS" // whether it waits in queues, and no referee is asked
 )
 
 func TestMain(m *testing.M) {

@@ -85,18 +85,18 @@ func around(l ratelimit.Limiter) ratelimit.Limiter {
 	return nil
 }
 
-// inner returns the decision of the innermost limiter, given that l answered r. A shadow inside may
+// innermost returns the decision of the innermost limiter, given that l answered r. A shadow inside may
 // have changed it.
-func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+func innermost(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	for ; l != nil; l = around(l) {
-		r = tried(l, r)
+		r = innerOf(l, r)
 	}
 	return r
 }
 
-// tried returns the decision of the limiter inside a shadow l that answered r. It returns r if l is
+// innerOf returns the decision of the limiter inside a shadow l that answered r. It returns r if l is
 // not a shadow.
-func tried(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+func innerOf(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	if _, bare := l.(*ratelimit.Custom); bare {
 		return r
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// plan schedules the next turn of a slot that may expire.
-func (h *held) plan() {
+// plan schedules the next tick of a slot that may expire.
+func (h *hold) plan() {
 	now := time.Now()
 	var due time.Time
 	first := func(at time.Time) {
@@ -33,33 +33,33 @@ func (h *held) plan() {
 		}
 		// Renewals are grouped, so that a store can send them in one round trip.
 		first(now.Add(p.life / 3).Truncate(p.life / 30))
-		if h.holding() && p.counted() { // the loss must be noticed in time
+		if h.live() && p.counted() { // the loss must be noticed in time
 			first(p.until)
 		}
 	}
 	switch {
 	case due.IsZero(): // all are in memory now
 	case h.timer == nil:
-		h.timer = time.AfterFunc(due.Sub(now), h.turn)
+		h.timer = time.AfterFunc(due.Sub(now), h.tick)
 	default:
 		h.timer.Reset(due.Sub(now))
 	}
 }
 
-// holding reports whether the slot is neither lost nor ended.
-func (h *held) holding() bool { return !h.late && !h.ended }
+// live reports whether the slot is neither lost nor ended.
+func (h *hold) live() bool { return !h.late && !h.ended }
 
 // tooLong reports whether the slot has been held for longer than it may be.
-func (h *held) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
+func (h *hold) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
 
 // passed reports whether the slot may have expired by now.
-func (h *held) passed(now time.Time) bool { return h.tooLong(now) || h.places.passed(now) }
+func (h *hold) passed(now time.Time) bool { return h.tooLong(now) || h.heldSlots.passed(now) }
 
-// turn renews the places, ends a slot that is held for too long, or tries again to release.
-func (h *held) turn() {
+// tick renews the slots, ends a slot that is held for too long, or tries again to release.
+func (h *hold) tick() {
 	h.mu.Lock()
 	forgotten := h.forgotten && !h.ended
-	busy, ended, unlost := h.busy, h.ended, h.holding()
+	busy, ended, unlost := h.busy, h.ended, h.live()
 	h.busy = !forgotten
 	h.mu.Unlock()
 	switch {
@@ -101,9 +101,9 @@ func (h *held) turn() {
 	}
 }
 
-// renew renews a place within most, and reports whether it is still held, or may be. A renewal of a
-// place that is not lost ends when the place expires.
-func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
+// renew renews a slot within most, and reports whether it is still held, or may be. A renewal of a
+// slot that is not lost ends when the slot expires.
+func (h *hold) renew(p *heldSlot, most time.Duration, unlost bool) bool {
 	began := time.Now()
 	end := began.Add(most)
 	if unlost && p.counted() && p.until.Before(end) {

@@ -26,7 +26,7 @@ var rule = ratelimit.NewRule(store.Rule{
 	Held:      true,
 	Unit:      "concurrent-requests",
 	Step: func(_ store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-		return store.State{}, new(slots).Step(l, now, n)
+		return store.State{}, new(slotLog).Step(l, now, n)
 	},
 	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
 	Report:    report,
@@ -37,7 +37,7 @@ var rule = ratelimit.NewRule(store.Rule{
 	Refund:   func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
 	TTL:      func(s store.State, _ store.Limit) int64 { return s.Period },
 	Used:     func(s store.State, _, _ int64) int64 { return s.Whole },
-	NewLog:   func(store.State) store.Log { return newSlots() },
+	NewLog:   func(store.State) store.Log { return newSlotLog() },
 	ParseLog: parse,
 }, inflightLua)
 
@@ -49,24 +49,24 @@ func report(l store.Limit, r store.Reply, _, charged int64) store.Report {
 	return v
 }
 
-// slots are the slots of a key.
-type slots struct {
-	last  int64   // the last number used; 0 if none was
-	all   []slot  // in the order of their numbers; some may have ended
-	first [1]slot // of all, in the same allocation
+// slotLog is the slots of a key.
+type slotLog struct {
+	last  int64    // the last number used; 0 if none was
+	all   []entry  // in the order of their numbers; some may have ended
+	first [1]entry // of all, in the same allocation
 }
 
-func newSlots() *slots {
-	s := new(slots)
+func newSlotLog() *slotLog {
+	s := new(slotLog)
 	s.all = s.first[:0]
 	return s
 }
 
-type slot struct{ number, end int64 }
+type entry struct{ number, end int64 }
 
 // Step replies with the number of the first slot, how many are held, and ResetAfter. For a denial,
 // it replies with RetryAfter in place of the number.
-func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
+func (s *slotLog) Step(l store.Limit, now, n int64) store.Reply {
 	r := store.Reply{X: s.next(now)}
 	longest := now
 	for _, one := range s.all {
@@ -93,18 +93,18 @@ func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 }
 
 // next returns the number of the next slot to be taken.
-func (s *slots) next(now int64) int64 { return max(now, s.last+1) }
+func (s *slotLog) next(now int64) int64 { return max(now, s.last+1) }
 
 // find returns the index of a slot.
-func (s *slots) find(number int64) (int, bool) {
+func (s *slotLog) find(number int64) (int, bool) {
 	if number <= 0 || number > s.last {
 		return 0, false
 	}
-	return slices.BinarySearchFunc(s.all, number, func(one slot, number int64) int { return cmp.Compare(one.number, number) })
+	return slices.BinarySearchFunc(s.all, number, func(one entry, number int64) int { return cmp.Compare(one.number, number) })
 }
 
 // after returns when the first n of the held slots will have ended.
-func (s *slots) after(now, n int64) int64 {
+func (s *slotLog) after(now, n int64) int64 {
 	if n == 1 {
 		first := int64(math.MaxInt64)
 		for _, one := range s.all {
@@ -125,23 +125,23 @@ func (s *slots) after(now, n int64) int64 {
 }
 
 // Add takes n slots, or renews one.
-func (s *slots) Add(l store.Limit, now, n int64) (end int64) {
+func (s *slotLog) Add(l store.Limit, now, n int64) (end int64) {
 	if i, held := s.find(l.Before()); held && s.all[i].end > now {
 		s.all[i].end = now + l.Period
 		return s.End()
 	}
 	first := s.next(now)
-	s.all = slices.DeleteFunc(s.all, func(one slot) bool { return one.end <= now })
+	s.all = slices.DeleteFunc(s.all, func(one entry) bool { return one.end <= now })
 	for i := range n {
-		s.all = append(s.all, slot{first + i, now + l.Period})
+		s.all = append(s.all, entry{first + i, now + l.Period})
 	}
 	s.last = first + n - 1
 	return s.End()
 }
 
 // Refund releases the slots of c that are still held.
-func (s *slots) Refund(_ store.Limit, now int64, c store.Receipt) {
-	s.all = slices.DeleteFunc(s.all, func(one slot) bool {
+func (s *slotLog) Refund(_ store.Limit, now int64, c store.Receipt) {
+	s.all = slices.DeleteFunc(s.all, func(one entry) bool {
 		return one.end <= now || one.number >= c.At && one.number < c.At+c.N
 	})
 	if len(s.all) == 0 { // like a new key, which it is on Redis
@@ -150,7 +150,7 @@ func (s *slots) Refund(_ store.Limit, now int64, c store.Receipt) {
 }
 
 // End returns when the last slot ends.
-func (s *slots) End() int64 {
+func (s *slotLog) End() int64 {
 	end := int64(math.MinInt64)
 	for _, one := range s.all {
 		end = max(end, one.end)
@@ -159,7 +159,7 @@ func (s *slots) End() int64 {
 }
 
 // Used returns how many slots are held.
-func (s *slots) Used(now int64) (n int64) {
+func (s *slotLog) Used(now int64) (n int64) {
 	for _, one := range s.all {
 		if one.end > now {
 			n++
@@ -169,7 +169,7 @@ func (s *slots) Used(now int64) (n int64) {
 }
 
 // AppendBinary appends the last number, and the number and end of each slot.
-func (s *slots) AppendBinary(b []byte) ([]byte, error) {
+func (s *slotLog) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.BigEndian.AppendUint64(b, uint64(s.last))
 	for _, one := range s.all {
 		b = binary.BigEndian.AppendUint64(b, uint64(one.number))
@@ -182,9 +182,9 @@ func parse(b []byte) (store.Log, error) {
 	if len(b)%16 != 8 {
 		return nil, store.ErrCorrupt
 	}
-	s := &slots{last: int64(binary.BigEndian.Uint64(b))}
+	s := &slotLog{last: int64(binary.BigEndian.Uint64(b))}
 	for b = b[8:]; len(b) > 0; b = b[16:] {
-		one := slot{int64(binary.BigEndian.Uint64(b)), int64(binary.BigEndian.Uint64(b[8:]))}
+		one := entry{int64(binary.BigEndian.Uint64(b)), int64(binary.BigEndian.Uint64(b[8:]))}
 		if before := len(s.all); one.number > s.last || before > 0 && s.all[before-1].number >= one.number || one.end < -farthest || one.end > farthest {
 			return nil, store.ErrCorrupt
 		}

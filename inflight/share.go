@@ -29,16 +29,16 @@ const longestWork = 8 * mostPause
 // share is this process's share of slots that others may want too. It exists while queues here wait
 // for the slots, while some are left to others, and for the duration of a rivalry.
 type share struct {
-	lines list.List     // of *line: the queues that wait for the slots, in the order in which they are offered slots
-	work  time.Duration // how long a slot is held, on average; 0 if not known
-	turn  int
-	held  time.Duration // how long slots were held since one was last left
-	due   int           // how many more of the released slots are left to others
-	left  int           // how many are left to others now: released, or about to be
-	open  bool          // whether one of them has been released
-	over  time.Time     // when the slots that are left are asked for again, or were
-	rival time.Time     // when another process took one that was left; zero if none has
-	timer *time.Timer   // for over, or to forget the share; nil at first
+	queues list.List     // of *queue: those that wait for the slots, in the order in which they are offered slots
+	work   time.Duration // how long a slot is held, on average; 0 if not known
+	turn   int
+	held   time.Duration // how long slots were held since one was last left
+	due    int           // how many more of the released slots are left to others
+	left   int           // how many are left to others now: released, or about to be
+	open   bool          // whether one of them has been released
+	over   time.Time     // when the slots that are left are asked for again, or were
+	rival  time.Time     // when another process took one that was left; zero if none has
+	timer  *time.Timer   // for over, or to forget the share; nil at first
 }
 
 // slotsOf returns the slots of core for key.
@@ -50,7 +50,7 @@ func slotsOf(core *ratelimit.Custom, key string) slotsID {
 }
 
 // shareOf returns the share of slots, and creates it if there is none.
-func (a *allLines) shareOf(slots slotsID) *share {
+func (a *allQueues) shareOf(slots slotsID) *share {
 	of := a.bySlots[slots]
 	if of == nil {
 		of = &share{turn: leastTurn}
@@ -61,8 +61,8 @@ func (a *allLines) shareOf(slots slotsID) *share {
 }
 
 // forget deletes a share that is no longer needed.
-func (a *allLines) forget(slots slotsID, of *share) {
-	if of.lines.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
+func (a *allQueues) forget(slots slotsID, of *share) {
+	if of.queues.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
 		return
 	}
 	if rest := rivalry - time.Since(of.rival); rest > 0 {
@@ -74,7 +74,7 @@ func (a *allLines) forget(slots slotsID, of *share) {
 }
 
 // ring calls a.ended after d.
-func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
+func (a *allQueues) ring(slots slotsID, of *share, d time.Duration) {
 	if of.timer == nil {
 		of.timer = time.AfterFunc(d, func() { a.ended(slots, of) })
 		return
@@ -86,29 +86,29 @@ func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
 // work: a quarter of it, so that slots are not unused for long, and a job does not cost many polls.
 func longestPause(work time.Duration) time.Duration { return min(max(work/4, leastPoll), mostPause) }
 
-// longest returns the longest pause of ln. It grows while the queue gets nothing, because its slots
+// longest returns the longest pause of q. It grows while the queue gets nothing, because its slots
 // may be held for long. A Release reports slots in memory, so they need no polls.
-func (a *allLines) longest(ln *line) time.Duration {
+func (a *allQueues) longest(q *queue) time.Duration {
 	d := mostPause
-	for slots := range ln.waitFor {
+	for slots := range q.waitFor {
 		if slots.core.Limit().Period < forever {
 			d = min(d, longestPause(a.bySlots[slots].work))
 		}
 	}
-	return min(max(d, time.Since(ln.served)/mostTurn), mostPause)
+	return min(max(d, time.Since(q.served)/mostTurn), mostPause)
 }
 
-// left returns how many of the slots that ln waits for are left to other processes now.
-func (a *allLines) left(ln *line) (n int) {
-	for slots := range ln.waitFor {
+// left returns how many of the slots that q waits for are left to other processes now.
+func (a *allQueues) left(q *queue) (n int) {
+	for slots := range q.waitFor {
 		n = max(n, a.bySlots[slots].left)
 	}
 	return n
 }
 
-// contended reports whether another process has recently taken a slot that ln waits for.
-func (a *allLines) contended(ln *line) bool {
-	for slots := range ln.waitFor {
+// contended reports whether another process has recently taken a slot that q waits for.
+func (a *allQueues) contended(q *queue) bool {
+	for slots := range q.waitFor {
 		if time.Since(a.bySlots[slots].rival) < rivalry {
 			return true
 		}
@@ -120,7 +120,7 @@ func (a *allLines) contended(ln *line) bool {
 // release, are left to other processes. It is called before the Release, because the waiter may
 // want the next slot immediately. full reports whether no other slot was free. If nobody waits
 // here, the slots are left with a small probability, because waiters elsewhere are not known here.
-func (a *allLines) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
+func (a *allQueues) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
 	probe := full && rand.N(mostTurn*longestPause(held)) < min(held, longestWork)
 	if !probe && !a.some.Load() {
 		return false
@@ -173,14 +173,14 @@ func (of *share) count(held time.Duration, full bool) bool {
 }
 
 // askAgain lets queues ask, after d, for the slots that are left.
-func (a *allLines) askAgain(slots slotsID, of *share, d time.Duration) {
+func (a *allQueues) askAgain(slots slotsID, of *share, d time.Duration) {
 	of.over = time.Now().Add(d)
 	a.ring(slots, of, d)
 }
 
 // hurry lets them ask earlier if w, the first of a queue, would otherwise leave before. Half of its
 // time is for others.
-func (a *allLines) hurry(slots slotsID, of *share, w *waiter) {
+func (a *allQueues) hurry(slots slotsID, of *share, w *waiter) {
 	if of.left == 0 || w.until.IsZero() {
 		return
 	}
@@ -191,7 +191,7 @@ func (a *allLines) hurry(slots slotsID, of *share, w *waiter) {
 
 // wake notifies a queue that waits for a slot of core and key that one was released. If the slot is
 // left to other processes, it does so later.
-func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
+func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	if !a.some.Load() {
 		return
 	}
@@ -201,12 +201,12 @@ func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
 	switch of := a.bySlots[slots]; {
 	case of == nil:
 	case !left || of.left == 0:
-		a.tell(offer{slots: slots, left: min(of.lines.Len(), mostOffers)})
+		a.tell(offer{slots: slots, left: min(of.queues.Len(), mostOffers)})
 	case !of.open:
 		of.open = true
 		a.askAgain(slots, of, longestPause(of.work))
-		if e := of.lines.Front(); e != nil {
-			if first := e.Value.(*line).idle.Front(); first != nil {
+		if e := of.queues.Front(); e != nil {
+			if first := e.Value.(*queue).idle.Front(); first != nil {
 				a.hurry(slots, of, first.Value.(*waiter))
 			}
 		}
@@ -215,13 +215,13 @@ func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
 
 // ended offers the slots that were left to others to queues here after the pause, or forgets the
 // share.
-func (a *allLines) ended(slots slotsID, of *share) {
+func (a *allQueues) ended(slots slotsID, of *share) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if n := of.left; n > 0 && !time.Now().Before(of.over) {
 		of.left, of.due, of.open = 0, 0, false
 		for i := range n {
-			o := offer{slots: slots, left: min(of.lines.Len(), mostOffers)}
+			o := offer{slots: slots, left: min(of.queues.Len(), mostOffers)}
 			if i == 0 {
 				o.late = n
 			}
@@ -233,7 +233,7 @@ func (a *allLines) ended(slots slotsID, of *share) {
 
 // found records how many more slots there were when one was taken for o, or -1 if there was none.
 // If some that were left are gone, another process has them.
-func (a *allLines) found(o offer, n int) {
+func (a *allQueues) found(o offer, n int) {
 	of := a.bySlots[o.slots]
 	switch {
 	case o.late == 0 || of == nil:

@@ -81,7 +81,7 @@ func (c crowd) run(t *testing.T, d time.Duration) (jobs []int, used, calls float
 	}
 	calls = float64(s.called.Load()) / float64(n)
 	time.Sleep(time.Minute) // until all is forgotten
-	require.Zero(t, inflight.Lines())
+	require.Zero(t, inflight.Queues())
 	return jobs, worked.Seconds() / d.Seconds() / float64(c.slots), calls
 }
 
@@ -142,7 +142,7 @@ func TestAProcessThatIsAloneKeepsItsSlots(t *testing.T) {
 	})
 }
 
-// A process that comes later, and finds all slots taken by another whose workers do not even stand in a line,
+// A process that comes later, and finds all slots taken by another whose workers do not even wait in a queue,
 // gets one in time.
 func TestAProcessThatComesLaterGetsASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -222,7 +222,7 @@ func TestSlotsInMemoryAreNotPolledFor(t *testing.T) {
 	})
 }
 
-// Waiters leave at any time, the last of a line too, while slots are released and left to others.
+// Waiters leave at any time, the last of a queue too, while slots are released and left to others.
 func TestWaitersMayLeaveAtAnyTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -231,10 +231,10 @@ func TestWaitersMayLeaveAtAnyTime(t *testing.T) {
 		var all sync.WaitGroup
 		for range 3 {
 			one := slots(t, s, 2, ratelimit.WithName("x"))
-			lines := []ratelimit.Limiter{one, note(one), note(one)} // three, for the same slots
+			queues := []ratelimit.Limiter{one, note(one), note(one)} // three, for the same slots
 			for i := range 6 {
 				all.Go(func() {
-					l := lines[i%3]
+					l := queues[i%3]
 					for range 3000 {
 						ctx, cancel := context.WithTimeout(t.Context(), some(20))
 						if slot, _, err := inflight.Wait(ctx, l, "key", 1); err == nil {
@@ -249,7 +249,7 @@ func TestWaitersMayLeaveAtAnyTime(t *testing.T) {
 		}
 		all.Wait()
 		time.Sleep(time.Minute)
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 		require.Equal(t, 2, free(t, slots(t, s, 2, ratelimit.WithName("x"))))
 	})
 }

@@ -16,7 +16,7 @@ var ErrLost = errors.New("inflight: the slot is lost")
 
 // Slot is a slot that is held, or several if an All contains several limits of slots. Use Release
 // to release it.
-type Slot struct{ held *held }
+type Slot struct{ hold *hold }
 
 // Release releases the slot. In an All, it releases only slots, not the events that were charged
 // with them. It returns immediately. A slot in memory is then free, and a slot on Redis is free
@@ -24,7 +24,7 @@ type Slot struct{ held *held }
 // and less often in an outage. Calling Release again has no effect.
 func (s *Slot) Release() {
 	if s != nil {
-		s.held.end(Released)
+		s.hold.end(Released)
 	}
 }
 
@@ -66,11 +66,11 @@ func (s *Slot) Refund(ctx context.Context) error {
 }
 
 // settle returns the events that are not settled yet, and marks them as settled.
-func (s *Slot) settle() (h *held, events int, err error) {
+func (s *Slot) settle() (h *hold, events int, err error) {
 	if s == nil {
 		return nil, 0, fmt.Errorf("%w: the Slot is nil: the call was denied or failed, or its limiter counts no slots", ratelimit.ErrInvalidOption)
 	}
-	h = s.held
+	h = s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.events == 0 {
@@ -86,7 +86,7 @@ func (s *Slot) Lost() bool {
 	if s == nil {
 		return false
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.late || !h.ended && h.passed(time.Now())
@@ -100,7 +100,7 @@ func (s *Slot) Context() context.Context {
 		cancel(ErrLost)
 		return ctx
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.work == nil {
@@ -125,7 +125,7 @@ func (s *Slot) Token() int64 {
 	if s == nil {
 		return 0
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.taken) == 0 {

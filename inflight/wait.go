@@ -85,11 +85,11 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		ctx, cancel = context.WithTimeout(ctx, set.patience)
 		defer cancel()
 	}
-	w, _ := lines.join(ctx, l, key, n, set.most)
+	w, _ := queues.join(ctx, l, key, n, set.most)
 	if w == nil {
 		return nil, none, ErrFull
 	}
-	s, r, err := w.hold(ctx, ctx, n, set)
+	s, r, err := w.acquire(ctx, ctx, n, set)
 	if err != nil || r.Delay <= 0 {
 		return s, r, err
 	}
@@ -102,34 +102,34 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 }
 
 // wait waits in the queue for a slot, up to the time of WaitUpTo.
-func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
-	if !lines.some.Load() { // nobody is overtaken
+func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
+	if !queues.some.Load() { // nobody is overtaken
 		h.waited = true
-		if s, r, err := h.hold(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
+		if s, r, err := h.acquire(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 			return s, r, err
 		}
 	}
 	until, cancel := context.WithTimeout(ctx, h.patience)
 	defer cancel()
-	w, denial := lines.join(until, h.limiter, h.key, h.n, h.most)
+	w, denial := queues.join(until, h.limiter, h.key, h.n, h.most)
 	if w == nil {
 		return h.refuse(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true
-	s, r, err := w.hold(ctx, until, h.n, h.settings)
+	s, r, err := w.acquire(ctx, until, h.n, h.settings)
 	late := until.Err() != nil && errors.Is(err, until.Err()) || errors.Is(err, ratelimit.ErrWouldExceedDeadline)
 	switch {
 	case ctx.Err() != nil && s == nil:
 		return nil, ratelimit.Result{}, ctx.Err()
 	case late, errors.Is(err, ratelimit.ErrNever):
-		return h.refuse(ctx, lines.last(w))
+		return h.refuse(ctx, queues.last(w))
 	}
 	return s, r, err
 }
 
 // refuse returns a denial for a caller that must not overtake waiters: the last denial in their
 // queue or, if there is none, one made from a Peek.
-func (h *held) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
+func (h *hold) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
 	if denial != nil {
 		return nil, *denial, nil
 	}

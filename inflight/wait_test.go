@@ -27,7 +27,7 @@ func wait(ctx context.Context, t *testing.T, l ratelimit.Limiter, key string, op
 
 // Waiters get slots in order of arrival, as soon as one is released here, and only the first one
 // polls.
-func TestWaitersStandInALine(t *testing.T) {
+func TestWaitersAskInOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, s := range []*remote{newRemote(t), {Store: newRemote(t).Store, way: 10 * time.Millisecond}} {
 			var l ratelimit.Limiter = slots(t, s, 2)
@@ -174,7 +174,7 @@ func TestFarSlotsAreInUse(t *testing.T) {
 		require.Less(t, s.called.Load(), int64(3*n*rounds), "a question and a Release each, and some denials")
 		time.Sleep(time.Second)
 		require.Equal(t, n, free(t, l))
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 	})
 }
 
@@ -241,7 +241,7 @@ func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
 			require.ErrorIs(t, <-left, context.Canceled)
 			b.Release()
 			synctest.Wait()
-			require.Zero(t, inflight.Lines())
+			require.Zero(t, inflight.Queues())
 		}
 
 		s = newRemote(t)
@@ -407,19 +407,19 @@ func TestEachKindOfLimiterIsWaitedFor(t *testing.T) {
 			synctest.Wait()
 			if c.shared {
 				require.ErrorIs(t, <-ended, inflight.ErrFull, name)
-			} else { // in a line of its own
+			} else { // in a queue of its own
 				leave()
 				require.ErrorIs(t, <-ended, context.Canceled, name)
 			}
 			leave()
-			require.Positive(t, inflight.Lines(), name)
+			require.Positive(t, inflight.Queues(), name)
 			began := time.Now()
 			a.Release()
 			b := <-next
 			require.Zero(t, time.Since(began), name)
 			b.Release()
 			synctest.Wait()
-			require.Zero(t, inflight.Lines(), name)
+			require.Zero(t, inflight.Queues(), name)
 		}
 	})
 }
@@ -533,7 +533,7 @@ func TestAWaitEnds(t *testing.T) {
 		c.Release()
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 	})
 }
 
@@ -749,7 +749,7 @@ func TestAllWhoWaitGetASlot(t *testing.T) {
 	}
 	all.Wait()
 	require.LessOrEqual(t, most.Load(), int64(5))
-	require.Zero(t, inflight.Lines())
+	require.Zero(t, inflight.Queues())
 }
 
 var _ store.Store = (*remote)(nil)

@@ -30,15 +30,15 @@ const (
 type Set struct {
 	keys atomic.Int64 // len(until), so that an empty set takes no lock
 
-	mu    sync.Mutex // protects all below; never held while waiting
-	until map[string]time.Time
-	lines map[string]*list.List // of *waiter, in order of arrival
+	mu     sync.Mutex // protects all below; never held while waiting
+	until  map[string]time.Time
+	queues map[string]*list.List // of *waiter, in order of arrival
 }
 
 // waiter is one waiter in the queue of a key.
 type waiter struct {
-	turn chan struct{} // closed when it is first in the queue
-	look chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
+	turn  chan struct{} // closed when it is first in the queue
+	again chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
 }
 
 // Left returns how long the cooldown of key lasts. It is 0 or less if there is none.
@@ -89,13 +89,13 @@ func (s *Set) Add(key string, d time.Duration) (began bool) {
 // tell makes all waiters of key check again. Without a cooldown, those behind the first one have no
 // timer. The caller holds the lock.
 func (s *Set) tell(key string) {
-	line := s.lines[key]
-	if line == nil {
+	queue := s.queues[key]
+	if queue == nil {
 		return
 	}
-	for e := line.Front(); e != nil; e = e.Next() {
+	for e := queue.Front(); e != nil; e = e.Next() {
 		select {
-		case e.Value.(*waiter).look <- struct{}{}:
+		case e.Value.(*waiter).again <- struct{}{}:
 		default:
 		}
 	}
@@ -160,7 +160,7 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 		}
 		select {
 		case <-over:
-		case <-w.look:
+		case <-w.again:
 		case <-turn:
 			turn, first = nil, true
 			time.Sleep(apart)
@@ -176,30 +176,30 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 func (s *Set) join(key string) *list.Element {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line := s.lines[key]
-	if line == nil {
-		if s.lines == nil {
-			s.lines = make(map[string]*list.List)
+	queue := s.queues[key]
+	if queue == nil {
+		if s.queues == nil {
+			s.queues = make(map[string]*list.List)
 		}
-		line = list.New()
-		s.lines[key] = line
+		queue = list.New()
+		s.queues[key] = queue
 	}
 	w := &waiter{make(chan struct{}), make(chan struct{}, 1)}
-	if line.Len() == 0 {
+	if queue.Len() == 0 {
 		close(w.turn)
 	}
-	return line.PushBack(w)
+	return queue.PushBack(w)
 }
 
 // leave removes place from its queue. If it was first, the next one continues.
 func (s *Set) leave(key string, place *list.Element) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line := s.lines[key]
-	first := place == line.Front()
-	line.Remove(place)
-	if next := line.Front(); next == nil {
-		delete(s.lines, key)
+	queue := s.queues[key]
+	first := place == queue.Front()
+	queue.Remove(place)
+	if next := queue.Front(); next == nil {
+		delete(s.queues, key)
 	} else if first {
 		close(next.Value.(*waiter).turn)
 	}

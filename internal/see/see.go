@@ -166,7 +166,10 @@ func NewCore[L any](self L, k Known[L]) Core[L] {
 	return Core[L]{&k}
 }
 
-func (c Core[L]) core() *Known[L] { return c.known }
+func (c Core[L]) core() any { return c.known }
+
+// cored has a Core. It depends on no type parameter, since a type assertion to one that does takes longer.
+type cored interface{ core() any }
 
 // Of returns what is known about l, or nil if l is not a type of package ratelimit. A type that
 // embeds one is not, because it may have its own AllowN.
@@ -174,8 +177,8 @@ func Of[L any](l L) *Known[L] {
 	if isnil.Is(l) {
 		return nil
 	}
-	if c, ok := any(l).(interface{ core() *Known[L] }); ok {
-		if k := c.core(); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
+	if c, ok := any(l).(cored); ok {
+		if k, _ := c.core().(*Known[L]); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
 			return k
 		}
 	}
@@ -194,10 +197,12 @@ type Queues struct {
 
 // QueuesOf returns the Queues of l, behind any wrappers of a single limiter. delays reports whether
 // l can be asked for events that may wait up to a given time.
-func QueuesOf[L any](l L, delays bool) Queues {
+func QueuesOf[Delayer, L any](l L) Queues {
 	k := Behind(l)
-	if k.Kind == queue.Unknown && !delays {
-		return Queues{queue.Foreign, k.Key}
+	if k.Kind == queue.Unknown {
+		if _, delays := any(l).(Delayer); !delays {
+			return Queues{queue.Foreign, k.Key}
+		}
 	}
 	return Queues{k.Kind, k.Key}
 }
@@ -218,23 +223,30 @@ func (q Queues) Key(ctx context.Context, key string, n int) string {
 // Behind returns what is known about the limiter that decides for l, behind any wrappers of a
 // single limiter.
 func Behind[L any](l L) *Known[L] {
-	for !isnil.Is(l) {
+	for {
 		if k := Of(l); k != nil {
 			return k
 		}
 		w, ok := any(l).(interface{ Unwrap() L })
-		if !ok {
-			break
+		if !ok || isnil.Is(l) {
+			return new(Known[L])
 		}
 		l = w.Unwrap()
 	}
-	return new(Known[L])
 }
 
 // Calls reports whether l, or a limit inside it, counts calls, so that a queue counts calls of n
 // events.
 func Calls[L any](l L) bool {
 	return !all(l, func(l L) bool { k := Of(l); return k == nil || !k.Calls })
+}
+
+// Events returns how many events a call for n of them is in the queue of l.
+func Events[L any](l L, n int) int {
+	if n > 1 && Calls(l) {
+		return 1
+	}
+	return n
 }
 
 // Alternatives reports whether one of several limiters decides in l, or in a limiter inside, so that the parts

@@ -62,7 +62,7 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 	}
 }
 
-// What was taken is used again, or freed, and not kept by the line that it has left.
+// What was taken is used again, or freed, and not kept by the queue that it has left.
 func TestAQueueForgetsWhatWasTaken(t *testing.T) {
 	q := queue[int]{living: 2}
 	q.batches = []*batch[int]{{queue: &q, living: 1}, {queue: &q, living: 1}}

@@ -218,7 +218,7 @@ func TestWhatACallHasWaitedFor(t *testing.T) {
 	}
 }
 
-// A line whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
+// A queue whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
 // call that was told that nothing was sent.
 func TestAnEndedCallLeavesTheQueue(t *testing.T) {
 	for left := range 3 {
@@ -519,7 +519,7 @@ func TestWhichDialsMayHang(t *testing.T) {
 // A trip takes batches as they are, each kind up to a full trip, but the first however large it is: the window may have
 // shrunk meanwhile.
 func TestWhichBatchesGoTogether(t *testing.T) {
-	for _, c := range []struct{ ahead, line, want []int }{
+	for _, c := range []struct{ ahead, others, want []int }{
 		{nil, []int{5, 5}, []int{5, 5}},
 		{nil, []int{5, 3, 1}, []int{8, 1}},
 		{nil, []int{7, 1, 1}, []int{8, 1}},
@@ -540,7 +540,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 			}
 		}
 		join(&p.ahead, c.ahead)
-		join(&p.others, c.line)
+		join(&p.others, c.others)
 		var got []int
 		for p.waiting() > 0 {
 			tr := &Trip[int]{begun: now}
@@ -548,7 +548,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 			require.Equal(t, len(tr.list), tr.batches)
 			got = append(got, tr.calls)
 		}
-		require.Equal(t, c.want, got, "%v, and %v ahead", c.line, c.ahead)
+		require.Equal(t, c.want, got, "%v, and %v ahead", c.others, c.ahead)
 	}
 }
 

@@ -269,14 +269,14 @@ func (w *world) window() int64 { return w.stores() / (3 * tick.Microseconds()) }
 func (e *everything) tidy(w *world, k, p int) {
 	mine := &w.keys[k].processes[p]
 	for {
-		was := mine.slot
+		was := mine.lease
 		from, n := mine.lapse(w.clock())
 		if n == 0 {
 			return
 		}
 		if e.removed == returnedIsGone {
 			was.until = w.clock() + 2*tick
-			mine.slot = was
+			mine.lease = was
 		}
 		w.keys[k].addReturn(returned{from, n})
 		if e.removed == returnedIsGone {

@@ -13,16 +13,16 @@ import (
 // fetch is a call to the store for claims on the same keys, and for leases of these keys.
 type fetch struct {
 	batch.Batch
-	lacks  []lack
-	shares []share  // one for each key
-	alone  [1]share // of a single key
-	sent   time.Duration
+	lacks    []lack
+	portions []portion  // one for each key
+	alone    [1]portion // of a single key
+	sent     time.Duration
 }
 
 var fetches = sync.Pool{New: func() any { return new(fetch) }}
 
-// share is one key's part of a fetch.
-type share struct {
+// portion is one key's part of a fetch.
+type portion struct {
 	leads bool  // whether the fetch gets a lease of the key
 	wish  int64 // events to ask for if there were enough
 	*grant
@@ -36,8 +36,8 @@ func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait boo
 	f = fetches.Get().(*fetch)
 	f.lacks = lacks
 	f.Make(len(lacks), claims, d.patience)
-	if f.shares = f.alone[:]; len(lacks) > 1 {
-		f.shares = make([]share, len(lacks))
+	if f.portions = f.alone[:]; len(lacks) > 1 {
+		f.portions = make([]portion, len(lacks))
 	}
 	for i := range lacks {
 		l := &lacks[i]
@@ -66,7 +66,7 @@ func (l *lack) answered(now time.Duration, n int64) bool {
 // lead makes f the call that fetches the next lease of key i, unless another call does, or f
 // fetches ahead and nothing is needed. The caller holds the shard's lock.
 func (d *Store) lead(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	e, now := l.entry, d.now()
 	d.tidy(e, now)
 	forgotten := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
@@ -102,13 +102,13 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 		d.stats.lost.Add(1)
 	}
 	for i := range f.lacks {
-		f.shares[i].left = int(f.Events(i, f.Fit))
+		f.portions[i].left = int(f.Events(i, f.Fit))
 		d.takeIn(f, i)
 	}
 	return f.Answer(func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
-			f.shares[i].left -= int(n)
-			replies[i] = f.shares[i].admit(store.AdmittedPlainly, f.shares[i].left, n)
+			f.portions[i].left -= int(n)
+			replies[i] = f.portions[i].admit(store.AdmittedPlainly, f.portions[i].left, n)
 		}
 	}, func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
@@ -123,7 +123,7 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 // lifetime, however long the call took, so that leases work even if the store needs longer than a
 // lifetime to answer.
 func (d *Store) takeIn(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	rule, by := l.request.Namespace.Rule, l.limits.by
 	if p.Granted > 0 {
 		says := p.Reply.Report(rule, by, p.Granted, p.Granted)
@@ -155,7 +155,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 
 // takeLease receives what was granted for key i, minus what the claims need.
 func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	e := l.entry
 	d.stats.granted.Add(p.Granted)
 	held := e.receive(grants{
@@ -166,7 +166,7 @@ func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 	held.left -= k.left
 	k.left += held.left
 	e.remaining, e.last = k.room, nil
-	if held != &e.slot && held != &e.spare { // there is no room for it
+	if held != &e.lease && held != &e.spare { // there is no room for it
 		d.giveBack(e, held.grant, held.left)
 	}
 	if l.limits != e.limits { // the limit has changed in the meantime
@@ -204,7 +204,7 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 		e.queued = false
 		l := lack{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
 		s.mu.Unlock()
-		if f, _ := d.newFetch([]lack{l}, nil); f.shares[0].leads {
+		if f, _ := d.newFetch([]lack{l}, nil); f.portions[0].leads {
 			d.run(ctx, f)
 		}
 		return nil

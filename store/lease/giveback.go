@@ -138,7 +138,7 @@ func (d *Store) sweepShard(s *shard) {
 			d.fetchAhead(s, e)
 		}
 		held := e.left > 0 || e.spare.left > 0 || e.owed > 0
-		if !e.fetching && !e.queued && e.lines == nil && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
+		if !e.fetching && !e.queued && e.queues == nil && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
 			delete(s.keys, id)
 			d.keys.Add(-1)
 		}

@@ -11,17 +11,17 @@ const clockPart = 1000
 // runs the same code as [Store]. All times are of one monotonic clock. A G is what is needed to
 // release the events.
 type holding[G any] struct {
-	slot[G]               // the grant that is being spent
-	spare   slot[G]       // the grant that was fetched ahead
-	next    int           // events to ask for
-	quick   int           // consecutive grants that were spent quickly
-	owed    int           // events admitted by overdraft that the store does not know yet
-	denied  time.Duration // until then nothing is admitted
-	full    time.Duration // nothing is admitted by overdraft before
+	lease[G]               // the grant that is being spent
+	spare    lease[G]      // the grant that was fetched ahead
+	next     int           // events to ask for
+	quick    int           // consecutive grants that were spent quickly
+	owed     int           // events admitted by overdraft that the store does not know yet
+	denied   time.Duration // until then nothing is admitted
+	full     time.Duration // nothing is admitted by overdraft before
 }
 
-// slot is one grant.
-type slot[G any] struct {
+// lease is what one call of the store has granted.
+type lease[G any] struct {
 	left  int           // events that may be admitted without asking
 	most  int           // the maximum of left: what was granted minus what was owed
 	until time.Duration // when they lapse
@@ -42,20 +42,20 @@ type terms struct {
 // spend admits n events of what is held, and returns the grant they belong to. It returns nil if
 // there are not enough, or if they have lapsed, which is checked at each spend instead of by a
 // timer.
-func (h *holding[G]) spend(now time.Duration, n int) *slot[G] {
+func (h *holding[G]) spend(now time.Duration, n int) *lease[G] {
 	if (h.left < n || now >= h.until) && h.spare.left >= n {
-		h.slot, h.spare = h.spare, h.slot // the rest of the old one is spent later, or lapses
+		h.lease, h.spare = h.spare, h.lease // the rest of the old one is spent later, or lapses
 	}
 	if h.left < n || now >= h.until {
 		return nil
 	}
 	h.left -= n
-	return &h.slot
+	return &h.lease
 }
 
 // held returns how many events may be admitted without asking.
 func (h *holding[G]) held(now time.Duration) (n int) {
-	for _, s := range []*slot[G]{&h.slot, &h.spare} {
+	for _, s := range []*lease[G]{&h.lease, &h.spare} {
 		if now < s.until {
 			n += s.left
 		}
@@ -83,7 +83,7 @@ func (h *holding[G]) settle(t *terms) bool { return 2*h.owed >= t.overdraft }
 // be a second one.
 func (h *holding[G]) lapse(now time.Duration) (g G, unspent int) {
 	if h.spare.left > 0 && now >= h.spare.until {
-		h.slot, h.spare = h.spare, h.slot
+		h.lease, h.spare = h.spare, h.lease
 	}
 	if h.left == 0 || now < h.until {
 		return g, 0
@@ -97,7 +97,7 @@ func (h *holding[G]) drop() (g G, unspent int) {
 	if h.size > 0 {
 		h.next = max(1, h.size-unspent)
 	}
-	h.slot, h.spare = h.spare, slot[G]{}
+	h.lease, h.spare = h.spare, lease[G]{}
 	return g, unspent
 }
 
@@ -135,12 +135,12 @@ type grants struct {
 }
 
 // receive takes what was granted, of which it pays what was owed.
-func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
+func (h *holding[G]) receive(g grants, t *terms) *lease[G] {
 	paid := min(g.granted, g.owed, h.owed) // not what was borrowed since, because callers have been waiting for the rest
 	h.owed -= paid
 	h.denied, h.full = 0, 0
 	left := g.granted - paid
-	s := slot[G]{left: left, most: left, until: g.sent + min(t.life, g.window), size: g.granted, from: g.now, room: g.room}
+	s := lease[G]{left: left, most: left, until: g.sent + min(t.life, g.window), size: g.granted, from: g.now, room: g.room}
 	if g.granted < g.want { // nothing more was left, so this does not reflect demand
 		s.size = 0
 	}
@@ -152,8 +152,8 @@ func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
 		h.spare = s
 		return &h.spare
 	}
-	h.slot = s
-	return &h.slot
+	h.lease = s
+	return &h.lease
 }
 
 // failed records an error. What was requested may have been charged without anybody to spend it, so

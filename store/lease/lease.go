@@ -129,9 +129,9 @@ type entry struct {
 	remaining int   // what the store had left at its last answer
 	debtAt    int64 // when an Overdraw happened that could be mistaken for the lease, Unix µs
 
-	fetching bool  // whether a call to the store is in progress that will return a lease
-	queued   bool  // whether a job for the next lease is queued
-	lines    *line // the calls that wait for this key, and perhaps for others
+	fetching bool   // whether a call to the store is in progress that will return a lease
+	queued   bool   // whether a job for the next lease is queued
+	queues   *queue // the calls that wait for this key, and perhaps for others
 }
 
 // grant is what the store has admitted in one call: at the time at, in Unix µs, with room left. The

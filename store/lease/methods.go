@@ -30,15 +30,15 @@ func (d *Store) takeUpTo(ctx context.Context, q *store.Request) (r store.Reply, 
 // surrender refunds everything that is held of key, and waits for it.
 func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) error {
 	s, id := d.shardOf(ns, key)
-	var slots [2]slot[*grant]
+	var leases [2]lease[*grant]
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
-		slots = [2]slot[*grant]{e.slot, e.spare}
+		leases = [2]lease[*grant]{e.lease, e.spare}
 		e.left, e.spare.left = 0, 0
 	}
 	s.mu.Unlock()
 	var errs [2]error
-	for i, held := range slots {
+	for i, held := range leases {
 		if held.left > 0 {
 			d.stats.lapsed.Add(int64(held.left))
 			errs[i] = d.refund(ctx, ns, key, held.grant, held.left)
@@ -61,7 +61,7 @@ func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 		d.giveBack(e, e.unlend(d.now()), n)
 		return
 	}
-	for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
+	for _, held := range []*lease[*grant]{&e.lease, &e.spare} {
 		if held == &e.spare && held.left == 0 { // the next grant may need the space
 			break
 		}
@@ -197,7 +197,7 @@ func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
-		e.slot, e.spare, e.last = slot[*grant]{}, slot[*grant]{}, nil
+		e.lease, e.spare, e.last = lease[*grant]{}, lease[*grant]{}, nil
 		e.denied, e.full, e.owed = 0, 0, 0
 	}
 	s.mu.Unlock()

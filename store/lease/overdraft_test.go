@@ -213,7 +213,7 @@ func TestWhatHasRoomAgainIsLent(t *testing.T) {
 
 // What was paid is not charged again if a later call of the same fetch fails, and what was granted
 // is held.
-func TestFlightsThatFailHalfway(t *testing.T) {
+func TestWhatWasPaidIsNotChargedAgainAfterAnError(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)
@@ -238,7 +238,7 @@ func TestFlightsThatFailHalfway(t *testing.T) {
 }
 
 // A key that is full for long is kept only where that bounds the overdraft.
-func TestKeysThatAreFullForLong(t *testing.T) {
+func TestAKeyThatIsFullForLongIsKeptOnlyForTheOverdraft(t *testing.T) {
 	for _, overdraft := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			var opts []lease.Option

@@ -290,7 +290,7 @@ func TestWaitAroundALease(t *testing.T) {
 }
 
 // Reset forgets what is held here. Another process spends its lease.
-func TestReset(t *testing.T) {
+func TestAResetForgetsWhatIsHeldHere(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
 		hold(t, p.other, 4)
 		held := p.other.Stats().Held
@@ -315,7 +315,7 @@ func TestReset(t *testing.T) {
 }
 
 // A Charge is charged immediately and visible to all processes. Leases stay held.
-func TestCharge(t *testing.T) {
+func TestAChargeIsSeenByAllAndLeavesWhatIsHeld(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
 		held := p.d.Stats().Held
 		left := remaining(t, p.plain)

@@ -259,14 +259,14 @@ func (m *model) admit(at time.Duration) { m.admitted = append(m.admitted, at) }
 // tidy gives back what has lapsed.
 func (m *model) tidy(p *process, now time.Duration) {
 	for {
-		was := p.slot
+		was := p.lease
 		from, n := p.lapse(now)
 		if n == 0 {
 			return
 		}
 		if m.removed == returnedIsGone {
 			was.until = now + m.life
-			p.slot = was
+			p.lease = was
 		}
 		if at, ok := m.arrives(); ok {
 			m.at(at, func() {
@@ -541,9 +541,9 @@ func (s *steps) Pop() any {
 	return last
 }
 
-// TestMeter holds what judges the model to the definition: the most of n - x·rate/period, over
+// TestTheMeterFindsTheLargestExcess holds what judges the model to the definition: the most of n - x·rate/period, over
 // all intervals that begin and end with an event, where n is their number and x the length.
-func TestMeter(t *testing.T) {
+func TestTheMeterFindsTheLargestExcess(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 1_000 {
 		times := make([]time.Duration, 1+random.IntN(40))

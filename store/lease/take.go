@@ -327,7 +327,7 @@ func (d *Store) change(e *entry, ls *limits) {
 
 // spend admits n events of what is held of e, and returns the grant they belong to, or nil if there
 // are not enough.
-func (d *Store) spend(e *entry, now time.Duration, n int64) *slot[*grant] {
+func (d *Store) spend(e *entry, now time.Duration, n int64) *lease[*grant] {
 	e.used = now
 	d.tidy(e, now)
 	return e.spend(now, int(n))
@@ -341,7 +341,7 @@ func (d *Store) tidy(e *entry, now time.Duration) {
 }
 
 // admit returns the admission of n events that were spent from a grant.
-func (d *Store) admit(held *slot[*grant], n int64) store.Reply {
+func (d *Store) admit(held *lease[*grant], n int64) store.Reply {
 	d.stats.local.Add(1)
 	return held.grant.admit(store.AdmittedByLease, held.left, n)
 }

@@ -8,33 +8,33 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// line is a queue of claims on one set of keys under the same limits, in order of arrival. The
+// queue is a queue of claims on one set of keys under the same limits, in order of arrival. The
 // store is asked for all of them together, in one call after the other. The shard of the first key
 // protects it.
-type line struct {
+type queue struct {
 	lacks  []lack // of each claim, except for the numbers
 	claims []batch.Claim
 	busy   bool           // whether a goroutine serves it
-	after  *line          // the next queue of the entry
+	after  *queue         // the next queue of the entry
 	first  [1]batch.Claim // usually the only one
 }
 
-// isOf reports whether ln is for these keys, under these limits.
-func (ln *line) isOf(lacks []lack) bool {
-	return slices.EqualFunc(ln.lacks, lacks, func(a, b lack) bool { return a.entry == b.entry && a.limits == b.limits })
+// isOf reports whether q is for these keys, under these limits.
+func (q *queue) isOf(lacks []lack) bool {
+	return slices.EqualFunc(q.lacks, lacks, func(a, b lack) bool { return a.entry == b.entry && a.limits == b.limits })
 }
 
 // claim waits in the queue of the keys in lacks. If its claim is all that the store would be asked
 // for, the call asks the store itself, with its own context.
 func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
 	c := batch.NewClaim(len(lacks), func(i int) int64 { return lacks[i].request.N })
-	if ln := stand(lacks, c); ln != nil {
-		switch f := d.next(ln, nil, false); {
+	if q := enqueue(lacks, c); q != nil {
+		switch f := d.next(q, nil, false); {
 		case f == nil: // c is answered
 		case f.IsOf(c):
-			d.askFor(ctx, ln, f)
+			d.askFor(ctx, q, f)
 		default:
-			go d.askFor(context.Background(), ln, f) // not a caller's context, because the store has a timeout
+			go d.askFor(context.Background(), q, f) // not a caller's context, because the store has a timeout
 		}
 	}
 	v, err := c.Wait(ctx, d.patience)
@@ -44,90 +44,90 @@ func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) 
 	return v.OK, err
 }
 
-// stand appends c to its queue. If nothing serves the queue, it returns the queue, and the caller
+// enqueue appends c to its queue. If nothing serves the queue, it returns the queue, and the caller
 // must serve it. While a lease of a single key is being fetched, its queue waits for that.
-func stand(lacks []lack, c batch.Claim) *line {
+func enqueue(lacks []lack, c batch.Claim) *queue {
 	s, e := lacks[0].shard, lacks[0].entry
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ln := e.lines
-	for ln != nil && !ln.isOf(lacks) {
-		ln = ln.after
+	q := e.queues
+	for q != nil && !q.isOf(lacks) {
+		q = q.after
 	}
-	if ln == nil {
-		ln = &line{lacks: lacks, after: e.lines}
-		ln.claims, e.lines = ln.first[:0], ln
+	if q == nil {
+		q = &queue{lacks: lacks, after: e.queues}
+		q.claims, e.queues = q.first[:0], q
 	}
-	ln.claims = batch.Add(ln.claims, c)
-	if ln.busy || len(lacks) == 1 && e.fetching {
+	q.claims = batch.Add(q.claims, c)
+	if q.busy || len(lacks) == 1 && e.fetching {
 		return nil
 	}
-	ln.busy = true
-	return ln
+	q.busy = true
+	return q
 }
 
 // wake serves the queues of e alone, which have waited for the call that fetched a lease of e. The
 // caller holds the shard's lock.
 func (d *Store) wake(e *entry) {
-	for ln := e.lines; ln != nil; ln = ln.after {
-		if len(ln.lacks) == 1 && !ln.busy {
-			ln.busy = true
-			go d.goOn(ln, nil)
+	for q := e.queues; q != nil; q = q.after {
+		if len(q.lacks) == 1 && !q.busy {
+			q.busy = true
+			go d.goOn(q, nil)
 		}
 	}
 }
 
-// forget removes ln from the queues of e.
-func (e *entry) forget(ln *line) {
-	at := &e.lines
-	for *at != ln {
+// forget removes q from the queues of e.
+func (e *entry) forget(q *queue) {
+	at := &e.queues
+	for *at != q {
 		at = &(*at).after
 	}
-	*at = ln.after
+	*at = q.after
 }
 
 // askFor asks the store for f and continues with the next call, even if the store ends the
 // goroutine.
-func (d *Store) askFor(ctx context.Context, ln *line, f *fetch) {
+func (d *Store) askFor(ctx context.Context, q *queue, f *fetch) {
 	var again []batch.Claim
-	defer func() { d.goOn(ln, again) }()
+	defer func() { d.goOn(q, again) }()
 	again = d.run(ctx, f)
 }
 
-// goOn asks the store for the claims that are left in ln, if any.
-func (d *Store) goOn(ln *line, left []batch.Claim) {
-	if f := d.next(ln, left, true); f != nil {
-		go d.askFor(context.Background(), ln, f)
+// goOn asks the store for the claims that are left in q, if any.
+func (d *Store) goOn(q *queue, left []batch.Claim) {
+	if f := d.next(q, left, true); f != nil {
+		go d.askFor(context.Background(), q, f)
 	}
 }
 
-// next returns the next call for ln: for the claims left over from the last call, and those that
+// next returns the next call for q: for the claims left over from the last call, and those that
 // have arrived since. If some have waited, they are first answered with what is held by now. It
 // returns nil if no claims are left, and the queue is then removed, or if they wait for a lease
 // that is being fetched.
-func (d *Store) next(ln *line, left []batch.Claim, waited bool) *fetch {
-	s, e := ln.lacks[0].shard, ln.lacks[0].entry
+func (d *Store) next(q *queue, left []batch.Claim, waited bool) *fetch {
+	s, e := q.lacks[0].shard, q.lacks[0].entry
 	for wait := false; ; waited = true {
 		s.mu.Lock()
 		var claims []batch.Claim
 		if wait && e.fetching {
-			ln.claims, ln.busy = append(left, ln.claims...), false
+			q.claims, q.busy = append(left, q.claims...), false
 			s.mu.Unlock()
 			return nil
 		}
-		if claims, ln.claims = batch.Next(left, ln.claims); len(claims) == 0 {
-			e.forget(ln)
+		if claims, q.claims = batch.Next(left, q.claims); len(claims) == 0 {
+			e.forget(q)
 		}
 		s.mu.Unlock()
 		if len(claims) == 0 {
 			return nil
 		}
 		if waited {
-			claims = d.answerHere(ln.lacks, claims)
+			claims = d.answerHere(q.lacks, claims)
 		}
 		if left = claims; len(left) > 0 {
 			var f *fetch
-			if f, wait = d.newFetch(ln.lacks, left); f != nil {
+			if f, wait = d.newFetch(q.lacks, left); f != nil {
 				return f
 			}
 		}

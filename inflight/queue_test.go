@@ -29,7 +29,7 @@ func rateAndSlots(t *testing.T, perHour, n int) (ratelimit.Limiter, *ratelimit.A
 	return l, l
 }
 
-// The first in line wants many tokens, which come in half an hour, and hangs up. The next wants one, and there
+// The first in the queue wants many tokens, which come in half an hour, and hangs up. The next wants one, and there
 // are 500: it does not sleep for half an hour.
 func TestNobodyWaitsForWhatOneWhoLeftHasWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestAResetIsSeenByWhoWaits(t *testing.T) {
 	})
 }
 
-// A key is Unlimited, and then has 1 slot: its line does not ask as fast as the store answers.
+// A key is Unlimited, and then has 1 slot: its queue does not ask as fast as the store answers.
 func TestAfterUnlimitedWaitersAskSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -419,7 +419,7 @@ func TestRetryAfterIsNotOfLongAgo(t *testing.T) {
 	})
 }
 
-// A denial of a full line: RetryAfter is not after ResetAfter.
+// A denial of a full queue: RetryAfter is not after ResetAfter.
 func TestRetryAfterIsBeforeResetAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -664,7 +664,7 @@ func TestTheNewestDenialIsTold(t *testing.T) {
 type tenant struct{}
 
 // Tenant a holds its slot, and has one waiting. Tenant b holds none.
-func TestTenantsDoNotStandInOneLine(t *testing.T) {
+func TestTenantsDoNotWaitInOneQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := memstore.New()
 		require.NoError(t, err)

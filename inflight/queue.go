@@ -24,18 +24,18 @@ const mostAsking = 128
 // mostOffers is how many queues are offered a free slot until one of them can use it.
 const mostOffers = 4
 
-// lines are the queues of this process.
-var lines = allLines{byID: map[lineID]*line{}, bySlots: map[slotsID]*share{}}
+// queues are the queues of this process.
+var queues = allQueues{byID: map[queueID]*queue{}, bySlots: map[slotsID]*share{}}
 
-type allLines struct {
+type allQueues struct {
 	some atomic.Bool // whether there are shares; set under mu, but read without it, because each Release reads it
 
 	mu      sync.Mutex // protects all below, the queues and the shares
-	byID    map[lineID]*line
+	byID    map[queueID]*queue
 	bySlots map[slotsID]*share
 }
 
-type lineID struct {
+type queueID struct {
 	limiter ratelimit.Limiter
 	key     string
 	counted string // from see.Queues, so that a function of the context can give each user a queue
@@ -48,9 +48,9 @@ type slotsID struct {
 	key  string
 }
 
-// line is a queue of waiters for slots of a key.
-type line struct {
-	id      lineID
+// queue is a queue of waiters for slots of a key.
+type queue struct {
+	id      queueID
 	shared  bool // whether it is found by its id
 	waitFor map[slotsID]*list.Element
 
@@ -80,7 +80,7 @@ type offer struct {
 
 // waiter is one waiter of a queue.
 type waiter struct {
-	line    *line
+	queue   *queue
 	arrived int
 	until   time.Time     // when it leaves at the latest; zero if never
 	place   *list.Element // among the idle ones; nil while it is asking
@@ -89,7 +89,7 @@ type waiter struct {
 	served  bool
 	rated   bool // whether slots were left, but rates had no room for another call
 
-	deferred  bool // see held
+	deferred  bool // see hold
 	impatient bool // whether an error ends the wait
 	asked     bool
 	denial    ratelimit.Result // of its last request, at deniedAt
@@ -99,22 +99,22 @@ type waiter struct {
 	exactly   bool             // whether to wait exactly that long, and not less
 }
 
-// hold asks in turn until w has a slot or until has ended, and leaves the queue.
-func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
+// acquire asks in turn until w has a slot or until has ended, and leaves the queue.
+func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
 	free, next := 0, true // slots that others may ask for immediately, and whether the next waiter asks in place of w
-	defer func() { lines.leave(w, free, next) }()
-	l, key := w.line.id.limiter, w.line.id.key
+	defer func() { queues.leave(w, free, next) }()
+	l, key := w.queue.id.limiter, w.queue.id.key
 	for {
-		if err := w.turn(until); err != nil {
+		if err := w.awaitTurn(until); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		h := new(held)
+		h := new(hold)
 		h.begin(ctx, l, key, n)
 		h.settings, h.deferred, h.waited = set, w.deferred, true
 		if err := h.check(); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		if s, r, err = h.hold(ctx); s != nil {
+		if s, r, err = h.acquire(ctx); s != nil {
 			w.served, w.rated = true, r.Remaining == 0 && !h.full
 			if free, next = r.Remaining, false; r.Limit == 0 { // everything is admitted, by a fallback or a shadow
 				free = math.MaxInt32
@@ -123,17 +123,17 @@ func (w *waiter) hold(ctx, until context.Context, n int, set settings) (s *Slot,
 		}
 		next = err == nil || until.Err() != nil
 		w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
-		w.parts = inner(l, r).Parts()
+		w.parts = innermost(l, r).Parts()
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		lines.back(w)
+		queues.back(w)
 		next = true
 	}
 }
 
-// turn waits until w may ask.
-func (w *waiter) turn(ctx context.Context) error {
+// awaitTurn waits until w may ask.
+func (w *waiter) awaitTurn(ctx context.Context) error {
 	select {
 	case <-w.ask:
 	case <-ctx.Done():
@@ -194,205 +194,205 @@ func (w *waiter) lacks(core *ratelimit.Custom) bool {
 // join adds a waiter for n slots to the end of the queue of key. The first in a queue asks
 // immediately. If the queue already has most waiters, join returns no waiter, and the last denial
 // if there was one.
-func (a *allLines) join(until context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
+func (a *allQueues) join(until context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
 	if most == 0 {
 		most = defaultMost
 	}
-	id := lineID{l, key, see.QueuesOf(l, true).Key(until, key, n)}
+	id := queueID{l, key, see.QueuesOf[ratelimit.Delayer](l).Key(until, key, n)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := a.lineOf(id)
-	if ln.asking+ln.idle.Len() >= most {
-		return nil, ln.lastDenial()
+	q := a.queueOf(id)
+	if q.asking+q.idle.Len() >= most {
+		return nil, q.lastDenial()
 	}
-	ln.arrived++
-	w := &waiter{line: ln, arrived: ln.arrived, ask: make(chan struct{}, 1)}
+	q.arrived++
+	w := &waiter{queue: q, arrived: q.arrived, ask: make(chan struct{}, 1)}
 	w.until, _ = until.Deadline()
-	if ln.asking+ln.idle.Len() == 0 {
-		for slots := range ln.waitFor {
+	if q.asking+q.idle.Len() == 0 {
+		for slots := range q.waitFor {
 			a.hurry(slots, a.bySlots[slots], w)
 		}
 	}
-	w.place = ln.idle.PushBack(w)
-	a.move(ln)
+	w.place = q.idle.PushBack(w)
+	a.move(q)
 	return w, nil
 }
 
-// lineOf returns the queue of id, and creates it if there is none.
-func (a *allLines) lineOf(id lineID) *line {
+// queueOf returns the queue of id, and creates it if there is none.
+func (a *allQueues) queueOf(id queueID) *queue {
 	shared := canBeKey(id)
 	if shared && a.byID[id] != nil {
 		return a.byID[id]
 	}
-	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause, served: time.Now()}
+	q := &queue{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause, served: time.Now()}
 	if shared {
-		a.byID[id] = ln
+		a.byID[id] = q
 	}
 	for _, core := range cores(id.limiter) {
 		slots := slotsOf(core, id.key)
-		ln.waitFor[slots] = a.shareOf(slots).lines.PushBack(ln)
+		q.waitFor[slots] = a.shareOf(slots).queues.PushBack(q)
 	}
-	if a.left(ln) == 0 {
-		ln.free = 1
+	if a.left(q) == 0 {
+		q.free = 1
 	}
-	if a.contended(ln) {
-		ln.pause = a.longest(ln)
+	if a.contended(q) {
+		q.pause = a.longest(q)
 	}
-	return ln
+	return q
 }
 
 // canBeKey reports whether id can be the key of a map. A limiter that contains NaN is not even
 // equal to itself.
-func canBeKey(id lineID) bool {
+func canBeKey(id queueID) bool {
 	v := reflect.ValueOf(id.limiter)
 	return v.Kind() == reflect.Pointer || v.Comparable() && id == id //nolint:gocritic,staticcheck // NaN
 }
 
 // remove removes a queue in which nobody waits.
-func (a *allLines) remove(ln *line) {
-	if ln.shared {
-		delete(a.byID, ln.id)
+func (a *allQueues) remove(q *queue) {
+	if q.shared {
+		delete(a.byID, q.id)
 	}
-	for slots, e := range ln.waitFor {
+	for slots, e := range q.waitFor {
 		of := a.bySlots[slots]
-		of.lines.Remove(e)
+		of.queues.Remove(e)
 		a.forget(slots, of)
 	}
 }
 
 // move lets the waiters ask that may. If none may, one of them asks after the rest.
-func (a *allLines) move(ln *line) {
-	for ln.free+len(ln.offers) > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
-		w := ln.idle.Remove(ln.idle.Front()).(*waiter)
+func (a *allQueues) move(q *queue) {
+	for q.free+len(q.offers) > 0 && q.asking < mostAsking && q.idle.Len() > 0 {
+		w := q.idle.Remove(q.idle.Front()).(*waiter)
 		w.place = nil
-		if w.offer = (offer{}); len(ln.offers) > 0 {
-			w.offer, ln.offers = ln.offers[0], ln.offers[1:]
+		if w.offer = (offer{}); len(q.offers) > 0 {
+			w.offer, q.offers = q.offers[0], q.offers[1:]
 		} else {
-			ln.free--
+			q.free--
 		}
-		ln.asking++
+		q.asking++
 		w.ask <- struct{}{}
 	}
-	rests := ln.asking == 0 && ln.idle.Len() > 0
+	rests := q.asking == 0 && q.idle.Len() > 0
 	switch {
-	case rests && ln.timer == nil:
-		ln.timer = time.AfterFunc(ln.rest, func() { a.rested(ln) })
-	case rests && !ln.armed:
-		ln.timer.Reset(ln.rest)
-	case !rests && ln.armed:
-		ln.timer.Stop()
+	case rests && q.timer == nil:
+		q.timer = time.AfterFunc(q.rest, func() { a.rested(q) })
+	case rests && !q.armed:
+		q.timer.Reset(q.rest)
+	case !rests && q.armed:
+		q.timer.Stop()
 	}
-	if ln.armed = rests; ln.asking+ln.idle.Len() == 0 {
-		a.remove(ln)
-		for _, o := range ln.offers {
+	if q.armed = rests; q.asking+q.idle.Len() == 0 {
+		a.remove(q)
+		for _, o := range q.offers {
 			a.tell(o)
 		}
 	}
 }
 
 // tell offers a slot to one queue, which then becomes the last to be offered the next slot.
-func (a *allLines) tell(o offer) {
-	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.lines.Len() > 0; {
+func (a *allQueues) tell(o offer) {
+	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.queues.Len() > 0; {
 		o.left--
-		ln := of.lines.Front().Value.(*line)
-		of.lines.MoveToBack(of.lines.Front())
-		if len(ln.offers) < ln.asking+ln.idle.Len() {
-			ln.offers = append(ln.offers, o)
-			a.move(ln)
+		q := of.queues.Front().Value.(*queue)
+		of.queues.MoveToBack(of.queues.Front())
+		if len(q.offers) < q.asking+q.idle.Len() {
+			q.offers = append(q.offers, o)
+			a.move(q)
 			return
 		}
 	}
 }
 
 // rested lets one waiter ask after the rest.
-func (a *allLines) rested(ln *line) {
+func (a *allQueues) rested(q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case !ln.armed:
-	case a.left(ln) > 0:
-		ln.timer.Reset(ln.rest)
+	case !q.armed:
+	case a.left(q) > 0:
+		q.timer.Reset(q.rest)
 	default:
-		ln.free = max(ln.free, 1)
-		a.move(ln)
+		q.free = max(q.free, 1)
+		a.move(q)
 	}
 }
 
 // back returns w, which was denied, to its place in the queue.
-func (a *allLines) back(w *waiter) {
+func (a *allQueues) back(w *waiter) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := w.line
-	if ln.asking--; w.asked {
-		ln.denial, ln.deniedAt = w.denial, w.deniedAt
+	q := w.queue
+	if q.asking--; w.asked {
+		q.denial, q.deniedAt = w.denial, w.deniedAt
 	}
-	ln.free = 0                      // according to the denial
-	ln.rest = min(w.rest, mostPause) // limited, because w may leave, and the key may be reset
+	q.free = 0                      // according to the denial
+	q.rest = min(w.rest, mostPause) // limited, because w may leave, and the key may be reset
 	if !w.exactly {
-		ln.rest = min(w.rest, ln.pause-rand.N(ln.pause/4)) // random, so that processes do not ask together
-		if ln.asking == 0 {
-			ln.pause = min(2*ln.pause, a.longest(ln))
+		q.rest = min(w.rest, q.pause-rand.N(q.pause/4)) // random, so that processes do not ask together
+		if q.asking == 0 {
+			q.pause = min(2*q.pause, a.longest(q))
 		}
 	}
-	next := ln.idle.Front()
+	next := q.idle.Front()
 	for next != nil && next.Value.(*waiter).arrived < w.arrived {
 		next = next.Next()
 	}
 	if next == nil {
-		w.place = ln.idle.PushBack(w)
+		w.place = q.idle.PushBack(w)
 	} else {
-		w.place = ln.idle.InsertBefore(w, next)
+		w.place = q.idle.InsertBefore(w, next)
 	}
 	lacks := w.lacks(w.offer.slots.core)
 	if lacks && w.asked {
 		a.found(w.offer, -1)
 	}
-	if a.move(ln); !lacks { // others may use it
+	if a.move(q); !lacks { // others may use it
 		a.tell(w.offer)
 	}
 }
 
 // leave removes w from its queue. If it has asked or was to ask, free others may ask immediately,
 // or the next one in its place.
-func (a *allLines) leave(w *waiter, free int, next bool) {
+func (a *allQueues) leave(w *waiter, free int, next bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := w.line
+	q := w.queue
 	if w.place != nil {
-		ln.idle.Remove(w.place)
-		a.move(ln)
+		q.idle.Remove(w.place)
+		a.move(q)
 		return
 	}
-	ln.asking--
+	q.asking--
 	if w.served {
-		ln.served = time.Now()
+		q.served = time.Now()
 		a.found(w.offer, free)
 	}
-	ln.pause = min(ln.pause, a.longest(ln))
-	if ln.rest = ln.pause - rand.N(ln.pause/4); !w.served || w.rated {
-		ln.rest = leastPause // to find out the current state
+	q.pause = min(q.pause, a.longest(q))
+	if q.rest = q.pause - rand.N(q.pause/4); !w.served || w.rated {
+		q.rest = leastPause // to find out the current state
 	}
-	ln.free = max(ln.free, free-ln.asking-a.left(ln))
+	q.free = max(q.free, free-q.asking-a.left(q))
 	switch {
 	case next && w.offer.slots.core != nil:
-		ln.offers = append(ln.offers, w.offer)
+		q.offers = append(q.offers, w.offer)
 	case next:
-		ln.free++
+		q.free++
 	}
-	a.move(ln)
+	a.move(q)
 }
 
 // last returns the last denial of w or in its queue, as it would be now, or nil.
-func (a *allLines) last(w *waiter) *ratelimit.Result {
+func (a *allQueues) last(w *waiter) *ratelimit.Result {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if w.asked && w.deniedAt.After(w.line.deniedAt) {
+	if w.asked && w.deniedAt.After(w.queue.deniedAt) {
 		return aged(w.denial, w.deniedAt)
 	}
-	return w.line.lastDenial()
+	return w.queue.lastDenial()
 }
 
-func (ln *line) lastDenial() *ratelimit.Result { return aged(ln.denial, ln.deniedAt) }
+func (q *queue) lastDenial() *ratelimit.Result { return aged(q.denial, q.deniedAt) }
 
 // aged returns r, a denial at time at, as it would be now.
 func aged(r ratelimit.Result, at time.Time) *ratelimit.Result {

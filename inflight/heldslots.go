@@ -7,17 +7,17 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// places are the slots that one answer has charged.
-type places struct {
+// heldSlots are the slots that one answer has charged.
+type heldSlots struct {
 	charged ratelimit.Result // the answer
-	taken   []place
-	first   [1]place // of taken, in one allocation
-	full    bool     // whether one of them was the last free slot
-	beside  bool     // whether a local limiter may hold other slots for the whole
+	taken   []heldSlot
+	first   [1]heldSlot // of taken, in one allocation
+	full    bool        // whether one of them was the last free slot
+	beside  bool        // whether a local limiter may hold other slots for the whole
 }
 
-// place is one slot of one limiter.
-type place struct {
+// heldSlot is one slot of one limiter.
+type heldSlot struct {
 	limiter ratelimit.Limiter // to which it is released
 	answer  ratelimit.Result  // the answer of limiter
 	core    *ratelimit.Custom // with which it is renewed
@@ -29,7 +29,7 @@ type place struct {
 // note records the slots of r, the answer to q, which was asked at that time. For an All, these are
 // its parts. If none of the parts has decided, but one limiter for all in an outage, each slot is
 // still to be taken.
-func (ps *places) note(q *question, r ratelimit.Result, asked time.Time) {
+func (ps *heldSlots) note(q *question, r ratelimit.Result, asked time.Time) {
 	ps.charged = r
 	if q.core != nil {
 		ps.add(q.core, q.core, r, false, asked)
@@ -41,7 +41,7 @@ func (ps *places) note(q *question, r ratelimit.Result, asked time.Time) {
 		return
 	}
 	ps.beside = true
-	whole := inner(q.limiter, r)
+	whole := innermost(q.limiter, r)
 	parts := whole.Parts()
 	if standIn(whole) && !areOf(cores(q.limiter), parts) {
 		for _, l := range limits {
@@ -63,15 +63,15 @@ func areOf(cores []*ratelimit.Custom, parts []ratelimit.Part) bool {
 }
 
 // addOf adds the slot of l, which answered r, if l counts slots and has charged one.
-func (ps *places) addOf(l ratelimit.Limiter, r ratelimit.Result, toTake bool, asked time.Time) {
+func (ps *heldSlots) addOf(l ratelimit.Limiter, r ratelimit.Result, toTake bool, asked time.Time) {
 	if core, ok := slotsIn(l); ok {
 		ps.add(l, core, r, toTake, asked)
 	}
 }
 
 // add adds the slot of l, which counts the slots of core.
-func (ps *places) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.Result, toTake bool, asked time.Time) {
-	p := place{limiter: l, answer: r, core: core, toTake: toTake, life: core.Limit().Period}
+func (ps *heldSlots) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.Result, toTake bool, asked time.Time) {
+	p := heldSlot{limiter: l, answer: r, core: core, toTake: toTake, life: core.Limit().Period}
 	p.until = asked.Add(p.life)
 	if p.charged().Charged() > 0 || p.standsIn() {
 		ps.full = ps.full || p.charged().Remaining == 0
@@ -83,7 +83,7 @@ func (ps *places) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.R
 }
 
 // inMemory reports whether all slots are in this process's memory, where releasing takes no time.
-func (ps *places) inMemory() bool {
+func (ps *heldSlots) inMemory() bool {
 	for i := range ps.taken {
 		if ps.taken[i].life != forever || ps.taken[i].toTake {
 			return false
@@ -94,7 +94,7 @@ func (ps *places) inMemory() bool {
 
 // passed reports whether a slot may have expired by now. It also checks the wall clock, because the
 // monotonic clock stops while the machine sleeps.
-func (ps *places) passed(now time.Time) bool {
+func (ps *heldSlots) passed(now time.Time) bool {
 	for i := range ps.taken {
 		if p := &ps.taken[i]; p.life < forever && p.counted() && (!now.Before(p.until) || !now.Round(0).Before(p.until.Round(0))) {
 			return true
@@ -103,23 +103,23 @@ func (ps *places) passed(now time.Time) bool {
 	return false
 }
 
-// due reports whether to renew p: each third of its lifetime, or in every turn if the store does
+// due reports whether to renew p: each third of its lifetime, or in every tick if the store does
 // not count it.
-func (p *place) due(now time.Time) bool {
+func (p *heldSlot) due(now time.Time) bool {
 	return !p.counted() || p.until.Sub(now) <= p.life*7/10
 }
 
 // charged returns the answer of core.
-func (p *place) charged() ratelimit.Result { return inner(p.limiter, p.answer) }
+func (p *heldSlot) charged() ratelimit.Result { return innermost(p.limiter, p.answer) }
 
 // counted reports whether the store counts p.
-func (p *place) counted() bool {
+func (p *heldSlot) counted() bool {
 	charged := p.charged()
 	return charged.Charged() > 0 && charged.Source() == ratelimit.SourceStore
 }
 
 // standsIn reports whether p was admitted without the store, in an outage.
-func (p *place) standsIn() bool { return p.toTake || standIn(p.charged()) }
+func (p *heldSlot) standsIn() bool { return p.toTake || standIn(p.charged()) }
 
 func standIn(r ratelimit.Result) bool {
 	s := r.Source()
