@@ -31,8 +31,8 @@ type limiter struct {
 
 	quick    bool  // take goes in straight line: none of these is set
 	reserved int64 // by WithReserved, which sets takeLeaving too: programs without it do not link that
-	// takeLeaving is takeBy, if events are reserved.
-	takeLeaving func(ctx context.Context, lim *limiter, key string, l store.Limit, n int64, res *Result) error
+	// takeLeaving is a Take that leaves what is reserved, or nil.
+	takeLeaving func(ctx context.Context, lim *limiter, key string, l store.Limit, n int64) (store.Reply, error)
 
 	keyFunc   *keyFunc // the same in a Local, so that an All can compare them
 	calls     bool     // by CountCalls

@@ -98,25 +98,14 @@ func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int
 		res.withoutStore(l)
 		return nil
 	}
-	if lim.takeLeaving != nil {
-		return lim.takeLeaving(ctx, lim, key, l, n, res)
+	var r store.Reply
+	var err error
+	if lim.takeLeaving == nil {
+		r, err = lim.store.Take(ctx, lim.namespace, key, l, n)
+	} else {
+		n = min(n, beyond-lim.reserved)
+		r, err = lim.takeLeaving(ctx, lim, key, l, n)
 	}
-	r, err := lim.store.Take(ctx, lim.namespace, key, l, n)
-	if err != nil {
-		return err
-	}
-	charged := int64(0)
-	if r.OK() {
-		charged = n
-	}
-	lim.result(res, l, r, n, charged)
-	return nil
-}
-
-// takeLeaving is takeBy of a limiter that leaves what is reserved.
-func takeLeaving(ctx context.Context, lim *limiter, key string, l store.Limit, n int64, res *Result) error {
-	n = min(n, beyond-lim.reserved)
-	r, err := store.Decide(ctx, lim.store, store.Request{Namespace: lim.namespace, Key: key, Limit: l, N: n, Reserved: lim.reserved})
 	if err != nil {
 		return err
 	}
@@ -127,6 +116,11 @@ func takeLeaving(ctx context.Context, lim *limiter, key string, l store.Limit, n
 	lim.result(res, l, r, n+lim.reserved, charged)
 	res.leave(int(lim.reserved))
 	return nil
+}
+
+// takeLeaving takes n events, and leaves what is reserved.
+func takeLeaving(ctx context.Context, lim *limiter, key string, l store.Limit, n int64) (store.Reply, error) {
+	return store.Decide(ctx, lim.store, store.Request{Namespace: lim.namespace, Key: key, Limit: l, N: n, Reserved: lim.reserved})
 }
 
 // peek is Peek, in straight line as take is.
