@@ -72,9 +72,9 @@ type Store struct {
 	sql      statements
 	carrier  *carrier.Carrier[*call]
 
-	contested atomic.Int64  // batches that are still to lock their rows, since others write the same
-	written   atomic.Uint64 // rows, up to now: see sweep
-	page      atomic.Uint64 // to sweep next
+	prepares atomic.Bool   // some statements
+	written  atomic.Uint64 // rows, up to now: see sweep
+	page     atomic.Uint64 // to sweep next
 }
 
 // Option is an optional setting of [New].
@@ -146,6 +146,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 	s.sql = s.statements()
 	s.page.Store(rand.Uint64())
 	config := pool.Config()
+	s.prepares.Store(prepares(config.ConnConfig))
 	var err error
 	s.carrier, err = carrier.New(carrier.Config[*call]{
 		Timeout: s.timeout, Conns: int(config.MaxConns), DialTimeout: config.ConnConfig.ConnectTimeout,

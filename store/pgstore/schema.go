@@ -64,7 +64,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	if s.carrier == nil {
 		return errNotMade
 	}
-	return within(ctx, func(ctx context.Context) error {
+	return s.within(ctx, func(ctx context.Context) error {
 		tx, err := s.pool.Begin(ctx)
 		if err != nil {
 			return err
@@ -93,7 +93,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 const checkTimeout = 5 * time.Second
 
 // within calls f with checkTimeout. The error is ctx's own, or wraps [store.ErrStore].
-func within(ctx context.Context, f func(context.Context) error) error {
+func (s *Store) within(ctx context.Context, f func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	err := f(limited)
@@ -103,9 +103,7 @@ func within(ctx context.Context, f func(context.Context) error) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	f2 := *failureOf(err)
-	f2.Err = errors.New(f2.Err.Error()) // no error of a context may show
-	return &f2
+	return failureOf(s.carrier.Explain(err, false))
 }
 
 var errNoTable = errors.New("the table does not exist")

@@ -24,21 +24,19 @@ func (s *Store) send(ctx context.Context, t *carrier.Trip[*call]) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Release()
+	end, _ := ctx.Deadline()
+	defer until(conn, end)()
 	if !t.Writing().Begin() {
 		return nil
 	}
-	end, _ := ctx.Deadline()
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), end)
-	defer cancel()
 	if t.Len() == 0 {
-		return conn.Ping(ctx)
+		return s.probe(conn.Conn().PgConn())
 	}
 	calls := make([]*call, 0, t.Len())
 	for c := range t.Calls {
 		calls = append(calls, c.Call)
 	}
-	twice, err := s.decide(ctx, conn, calls)
+	twice, err := s.decide(conn, calls)
 	if twice {
 		t.Twice()
 	}
@@ -53,17 +51,35 @@ func (s *Store) send(ctx context.Context, t *carrier.Trip[*call]) error {
 // alone makes a call on its caller's goroutine. Once it has begun to write, the end of the caller's context does
 // not break it off, since nobody would know what is charged.
 func (s *Store) alone(b carrier.Budget, c *call) (*call, bool, error) {
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(b.Context), b.End)
-	defer cancel()
+	ctx, cancel := context.WithDeadline(b.Context, b.End)
 	conn, err := s.pool.Acquire(ctx)
+	cancel()
 	if err != nil {
 		return c, false, err
 	}
-	defer conn.Release()
-	if _, err = s.decide(ctx, conn, []*call{c}); err == nil {
+	defer until(conn, b.End)()
+	if _, err = s.decide(conn, []*call{c}); err == nil {
 		err = c.err
 	}
 	return c, true, err
+}
+
+// probe writes a row that belongs to no key, and commits: the least that a trip takes.
+func (s *Store) probe(conn *pgconn.PgConn) error {
+	var p pipeline
+	p.add(s.sql.probe, nil)
+	return p.run(conn, nil)
+}
+
+// until has all that is done on conn end by end, and returns a function that releases it. A deadline of the socket costs less
+// than a context, for each of which pgx has a goroutine.
+func until(conn *pgxpool.Conn, end time.Time) (release func()) {
+	socket := conn.Conn().PgConn().Conn()
+	_ = socket.SetDeadline(end)
+	return func() {
+		_ = socket.SetDeadline(time.Time{})
+		conn.Release()
+	}
 }
 
 // unwritten is an error of a connection over which nothing was written that charges.
@@ -81,59 +97,59 @@ var (
 
 // decide decides on calls. It returns the error of the connection or an answer of the server, which is that of all
 // calls that are not done and have no error of their own; and whether it took several attempts.
-func (s *Store) decide(ctx context.Context, conn *pgxpool.Conn, calls []*call) (twice bool, err error) {
+func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error) {
 	b := newBatch(calls)
-	if b.apart && s.contested.Add(-1) < 0 {
-		s.contested.Store(0)
-		if calls, err = s.compare(ctx, conn.Conn().PgConn(), b); err != nil || len(calls) == 0 {
-			return false, s.failed(ctx, conn, err)
+	if len(b.rows) == 1 && len(calls) == 1 {
+		lost, err := s.compare(conn.Conn().PgConn(), b)
+		if s.unprepare(err) { // nothing has run
+			lost, err = s.compare(conn.Conn().PgConn(), b)
 		}
-		s.contested.Store(contestedFor)
-		b, twice = newBatch(calls), true
+		if !lost {
+			return false, s.failed(conn, err)
+		}
+		twice = true
 	}
 	waits := true
-	for range 4 {
-		err = s.locked(ctx, conn.Conn().PgConn(), b, waits)
+	for range mostAttempts {
+		err = s.locked(conn.Conn().PgConn(), b, waits)
 		switch code := codeOf(err); {
 		case code == lockNotAvailable:
 			waits = false // so that only those fail whose rows are held
 		case errors.Is(err, errRaced), code == deadlockDetected, code == serializationFailure:
 		default:
-			return twice, s.failed(ctx, conn, err)
+			return twice, s.failed(conn, err)
 		}
 		twice = true
 	}
 	return twice, err
 }
 
+// mostAttempts is how often a trip tries to decide, before its calls go again.
+const mostAttempts = 4
+
 // failed returns err. A connection to a server that only reads is of no use.
-func (s *Store) failed(ctx context.Context, conn *pgxpool.Conn, err error) error {
+func (s *Store) failed(conn *pgxpool.Conn, err error) error {
 	if codeOf(err) == readOnly {
-		_ = conn.Conn().Close(ctx)
+		_ = conn.Conn().Close(context.Background())
 	}
 	return err
 }
-
-// contestedFor is how many batches lock their rows after one in which others were faster.
-const contestedFor = 8
 
 // batch is calls that are decided on together, and their rows in the order of their keys.
 type batch struct {
 	calls []*call
 	rows  []*row
 	byKey map[string]*row // nil if there is one row
-	apart bool            // each call has one row
 }
 
 func newBatch(calls []*call) *batch {
-	b := &batch{calls: calls, apart: true}
+	b := &batch{calls: calls}
 	if len(calls) == 1 && len(calls[0].requests) == 1 {
 		b.add(calls[0], 0)
 		return b
 	}
 	b.byKey = make(map[string]*row, len(calls))
 	for _, c := range calls {
-		b.apart = b.apart && len(c.requests) == 1
 		for i := range c.requests {
 			b.add(c, i)
 		}
@@ -243,64 +259,46 @@ const (
 	mostPages    = 4 // in one batch
 )
 
-// compare decides on calls of one row each, without locks: rows that are still as they were read are written. It
-// returns the calls whose rows are not.
-func (s *Store) compare(ctx context.Context, conn *pgconn.PgConn, b *batch) (again []*call, err error) {
-	var p pipeline
+// compare decides on a call of one row without a lock: it writes the row if that is still as it was read. lost reports
+// whether it is not, so that nothing is written.
+func (s *Store) compare(conn *pgconn.PgConn, b *batch) (lost bool, err error) {
+	c, r := b.calls[0], b.rows[0]
 	var at int64
-	p.add(s.sql.read, arrays, keys(b.rows))
-	if err = p.run(ctx, conn, func(_ int, values [][]byte) {
+	as := s.prepared(conn)
+	var p pipeline
+	p.addOne(as.readOne, s.sql.readOne, r.key)
+	if err = p.run(conn, func(_ int, values [][]byte) {
 		if values[0] != nil {
-			b.found(values[0], values[1])
+			b.found(r.key, values[0])
 		}
-		at = max(at, timestamp(values[2]))
+		at = timestamp(values[1])
 	}); err != nil {
-		return nil, beforeWriting(err)
+		return false, beforeWriting(err)
 	}
-	update, insert := s.decideAll(b, at)
-	if len(update)+len(insert) > 0 {
+	if update, insert := s.decideAll(b, at); len(update)+len(insert) > 0 {
+		value, end, err := r.value()
+		if err != nil {
+			return false, err
+		}
 		var p pipeline
-		for _, list := range [...][]*row{insert, update} {
-			if len(list) == 0 {
-				continue
-			}
-			args, err := values(list)
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range list {
-				r.lost = true // until the server returns its key
-			}
-			if list[0].there {
-				args = append(args, byteArrays(len(list), func(i int) []byte { return list[i].old }))
-				p.add(s.sql.compare, compared, args...)
-			} else {
-				p.add(s.sql.insert, written, args...)
-			}
-		}
-		s.sweep(&p, len(update)+len(insert))
-		if err = p.run(ctx, conn, func(_ int, values [][]byte) {
-			if r := b.row(values[0]); r != nil {
-				r.lost = false
-			}
-		}); err != nil {
-			return nil, whileWriting(err)
-		}
-	}
-	for _, c := range b.calls {
-		if c.rows[0].lost {
-			c.err = nil
-			again = append(again, c)
+		if r.there {
+			p.addOne(as.compareOne, s.sql.compareOne, r.key, value, int8of(end), r.old)
 		} else {
-			c.done = c.err == nil
+			p.add(s.sql.insertOne, single[:3], r.key, value, int8of(end))
+		}
+		s.sweep(&p, 1)
+		lost = true // until the server says that it has written
+		if err = p.run(conn, func(int, [][]byte) { lost = false }); err != nil {
+			return false, whileWriting(err)
 		}
 	}
-	return again, nil
+	c.done = !lost && c.err == nil
+	return lost, nil
 }
 
 // locked decides on all calls in one transaction, which holds the rows. If it waits for whoever holds one, the answer may
 // be lockNotAvailable. Otherwise calls whose rows are held fail with errHeld.
-func (s *Store) locked(ctx context.Context, conn *pgconn.PgConn, b *batch, waits bool) (err error) {
+func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 	b.forget()
 	var p pipeline
 	var at int64
@@ -315,13 +313,13 @@ func (s *Store) locked(ctx context.Context, conn *pgconn.PgConn, b *batch, waits
 		p.add(s.sql.lockFree, arrays, all)
 		p.add(s.sql.exist, arrays, all)
 	}
-	p.add(now, nil)
+	p.add(clock, nil)
 	defer func() {
 		if err != nil && !conn.IsClosed() {
-			rollback(ctx, conn)
+			rollback(conn)
 		}
 	}()
-	if err = p.run(ctx, conn, func(i int, values [][]byte) {
+	if err = p.run(conn, func(i int, values [][]byte) {
 		switch {
 		case i == rows:
 			b.found(values[0], values[1])
@@ -344,7 +342,7 @@ func (s *Store) locked(ctx context.Context, conn *pgconn.PgConn, b *batch, waits
 		}
 		var p pipeline
 		p.add(s.sql.insert, written, args...)
-		if err = p.run(ctx, conn, func(int, [][]byte) { inserted++ }); err != nil {
+		if err = p.run(conn, func(int, [][]byte) { inserted++ }); err != nil {
 			return beforeWriting(err)
 		}
 		if inserted < len(insert) {
@@ -352,8 +350,8 @@ func (s *Store) locked(ctx context.Context, conn *pgconn.PgConn, b *batch, waits
 		}
 	}
 	if len(update)+len(insert) == 0 {
-		rollback(ctx, conn) // costs the server less than a COMMIT
-	} else if err = s.commit(ctx, conn, update, len(insert)); err != nil {
+		rollback(conn) // costs the server less than a COMMIT
+	} else if err = s.commit(conn, update, len(insert)); err != nil {
 		return err
 	}
 	for _, c := range b.calls {
@@ -363,7 +361,7 @@ func (s *Store) locked(ctx context.Context, conn *pgconn.PgConn, b *batch, waits
 }
 
 // commit writes the rows that the transaction holds, and commits them and those that it has inserted.
-func (s *Store) commit(ctx context.Context, conn *pgconn.PgConn, update []*row, inserted int) error {
+func (s *Store) commit(conn *pgconn.PgConn, update []*row, inserted int) error {
 	var p pipeline
 	if len(update) > 0 {
 		args, err := values(update)
@@ -374,7 +372,7 @@ func (s *Store) commit(ctx context.Context, conn *pgconn.PgConn, update []*row, 
 	}
 	s.sweep(&p, len(update)+inserted)
 	p.add(commit, nil)
-	err := p.run(ctx, conn, nil)
+	err := p.run(conn, nil)
 	if err == nil && p.last != commit {
 		err = fmt.Errorf("the server has answered %q to a COMMIT", p.last)
 	}
@@ -398,4 +396,4 @@ func values(rows []*row) ([][]byte, error) {
 }
 
 // rollback ends the transaction of a connection that works.
-func rollback(ctx context.Context, conn *pgconn.PgConn) { _, _ = conn.Exec(ctx, "ROLLBACK").ReadAll() }
+func rollback(conn *pgconn.PgConn) { _, _ = conn.Exec(context.Background(), "ROLLBACK").ReadAll() }

@@ -12,10 +12,10 @@ import (
 // the server tells, and no type map.
 
 var (
-	arrays   = []uint32{pgtype.ByteaArrayOID}
-	written  = []uint32{pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.Int8ArrayOID}
-	compared = []uint32{pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.Int8ArrayOID, pgtype.ByteaArrayOID}
-	int64s   = []uint32{pgtype.Int8OID, pgtype.Int8OID}
+	arrays  = []uint32{pgtype.ByteaArrayOID}
+	written = []uint32{pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.Int8ArrayOID}
+	single  = []uint32{pgtype.ByteaOID, pgtype.ByteaOID, pgtype.Int8OID, pgtype.ByteaOID}
+	int64s  = []uint32{pgtype.Int8OID, pgtype.Int8OID}
 
 	binaryForm = []int16{1}
 )
@@ -30,10 +30,19 @@ func (p *pipeline) add(sql string, types []uint32, args ...[]byte) {
 	p.batch.ExecParams(sql, args, types, binaryForm, binaryForm)
 }
 
+// addOne adds a statement of one row, as it is prepared if that is not nil.
+func (p *pipeline) addOne(as *pgconn.StatementDescription, sql string, args ...[]byte) {
+	if as == nil {
+		p.add(sql, single[:len(args)], args...)
+		return
+	}
+	p.batch.ExecStatement(as, args, binaryForm, binaryForm)
+}
+
 // run runs the statements, and calls each with the rows of their results, which it does not keep. i is the number of
 // the statement.
-func (p *pipeline) run(ctx context.Context, conn *pgconn.PgConn, each func(i int, values [][]byte)) error {
-	results := conn.ExecBatch(ctx, &p.batch)
+func (p *pipeline) run(conn *pgconn.PgConn, each func(i int, values [][]byte)) error {
+	results := conn.ExecBatch(context.Background(), &p.batch)
 	for i := 0; results.NextResult(); i++ {
 		r := results.ResultReader()
 		for r.NextRow() {
