@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -42,13 +43,14 @@ type entry struct {
 	shadow bool
 	gate   bool // a look whose denial denies the whole
 
-	result  *Result     // zero until decided
-	limit   store.Limit // of the core
-	decided bool
-	skipped bool  // a shadow that has failed
-	err     error // of the call that was to decide it
-	charged bool
-	request int // in the decision's requests, of those in its group; -1 if it has none there
+	reserved int64       // events that must remain
+	result   *Result     // zero until decided
+	limit    store.Limit // of the core
+	decided  bool
+	skipped  bool  // a shadow that has failed
+	err      error // of the call that was to decide it
+	charged  bool
+	request  int // in the decision's requests, of those in its group; -1 if it has none there
 }
 
 // votes reports whether a denial of e denies the whole.
@@ -88,6 +90,9 @@ func (d *decision) add(p member, key string, n int, shadow bool) {
 	e := &d.entries[i]
 	e.member, e.key, e.n, e.asked, e.shadow, e.result = p, key, p.events(n), n, shadow, &d.parts[i].Result
 	d.parts[i].Limiter = p.limiter
+	if p.core != nil {
+		e.reserved = p.core.reserved
+	}
 	if !shadow {
 		d.n = max(d.n, n)
 	}
@@ -138,6 +143,12 @@ func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
 	}
 	for i := range parts {
 		d.add(parts[i], a.Key, a.N, a.Shadow)
+		if e := &d.entries[len(d.entries)-1]; a.Reserved > 0 {
+			if e.core == nil || e.core.rule.Held {
+				return fmt.Errorf("%w: an Ask reserves %d events of a %T, which has no such", ErrInvalidOption, a.Reserved, e.limiter)
+			}
+			e.reserved = int64(a.Reserved)
+		}
 	}
 	return nil
 }
@@ -287,7 +298,7 @@ func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 		return err
 	}
 	if d.how.what == toTakeWithin {
-		e.limit = limitWithin(e.core.rule, e.limit, d.how.d)
+		e.limit = e.core.limitWithin(e.limit, d.how.d)
 	}
 	if e.limit.Rate <= 0 {
 		e.result.withoutStore(e.limit)
@@ -382,7 +393,7 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 	}
 	replies := d.replies[:len(d.requests)]
 	var err error
-	if r := &d.requests[0]; len(replies) == 1 && r.Op == store.OpTake { // in straight line
+	if r := &d.requests[0]; len(replies) == 1 && r.Op == store.OpTake && r.Reserved == 0 { // in straight line
 		replies[0], err = s.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
 	} else {
 		err = s.Decide(ctx, d.requests, replies)
@@ -407,20 +418,24 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 // namespace share one. It is -1 if they differ in the limit or in what they ask, so that they
 // must be decided one after the other.
 func (d *decision) requestOf(e *entry) int {
-	op, n := d.op(e), min(int64(e.n), beyond)
+	op, events, reserved := d.op(e), e.n, e.reserved
 	if d.how.what == toPeek {
-		n = min(int64(d.sharing(e)), beyond)
+		events = d.sharing(e)
 	}
+	if op == store.OpOverdraw {
+		reserved = 0
+	}
+	n := min(int64(events), beyond-reserved)
 	for i := range d.requests {
 		req := &d.requests[i]
 		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
 			continue
 		}
 		switch {
-		case req.Limit != e.limit || req.Op != op:
+		case req.Limit != e.limit || req.Op != op || req.Reserved != reserved:
 			return -1
 		case op == store.OpTake:
-			req.N = min(req.N+n, beyond)
+			req.N = min(req.N+n, beyond-reserved)
 		case d.how.what != toPeek || req.N != n: // a look sees what those before it have charged
 			return -1
 		}
@@ -429,6 +444,7 @@ func (d *decision) requestOf(e *entry) int {
 	d.requests = d.requests[:len(d.requests)+1]
 	req := &d.requests[len(d.requests)-1]
 	req.Namespace, req.Key, req.Limit, req.N, req.Op = e.core.namespace, e.key, e.limit, max(n, 1), op
+	req.Reserved = reserved
 	if op == store.OpOverdraw {
 		req.Most = mostOf(e.core.rule, e.limit)
 		req.N = min(req.N, req.Most)
@@ -442,7 +458,7 @@ func (d *decision) sharing(e *entry) (events int) {
 	before := true
 	for i := range d.entries {
 		other := &d.entries[i]
-		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit && other.core.joint == e.core.joint) && other.key == e.key && other.core.sameSpace(e.core) {
+		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit && other.reserved == e.reserved && other.core.joint == e.core.joint) && other.key == e.key && other.core.sameSpace(e.core) {
 			events += other.n
 		}
 		before = before && other != e
@@ -457,15 +473,17 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	switch req.Op {
 	case store.OpOverdraw:
 		e.core.overdrawn(e.result, req, reply)
+		e.result.leave(int(e.reserved))
 		return
 	case store.OpUpTo:
-		req.N = max(1, min(req.N, reply.Available(e.core.rule, req.Limit)))
+		req.N = max(1, min(req.N, reply.Available(e.core.rule, req.Limit)-req.Reserved))
 	}
 	charged := req.N
 	if d.denied || !reply.OK() || req.Looks() {
 		charged = 0
 	}
-	e.core.result(e.result, req.Limit, reply, req.N, charged)
+	e.core.result(e.result, req.Limit, reply, req.N+req.Reserved, charged)
+	e.result.leave(int(e.reserved))
 	e.result.n = min(e.result.n, int32(min(e.n, maxEvents)))
 	// The entries before are told as if charged before: or else a Refund, which gives
 	// back to each what is still charged, would find the same events twice. Where only the
@@ -485,7 +503,7 @@ func (d *decision) giveBack(ctx context.Context) {
 		}
 		ctx, err := context.WithoutCancel(ctx), error(nil)
 		if e.core != nil { // by the limit of the charge, without asking for it anew
-			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(e.n)))
+			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.core.receipt(*e.result, e.limit, int64(e.n)))
 		} else {
 			err = e.limiter.Refund(ctx, e.key, *e.result, e.n)
 		}

@@ -32,6 +32,7 @@ type limiter struct {
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
 
 	quick     bool     // take goes in straight line: none of these is set
+	reserved  int64    // by WithReserved
 	keyFunc   *keyFunc // the same in a Local, so that an All can compare them
 	calls     bool     // by CountCalls
 	observers []Observer
@@ -77,6 +78,9 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 			return err
 		}
 	}
+	if err := lim.checkReserved(); err != nil {
+		return err
+	}
 	lim.policyName = cmp.Or(lim.policyName, lim.name, l.String())
 	lim.policy = lim.policyOf(l, lim.integers)
 	lim.namespace = store.NewNamespace(rule, lim.identity())
@@ -89,7 +93,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 
 // introduce lets others know lim as self.
 func (lim *limiter) introduce(self Limiter) {
-	lim.quick = lim.keyFunc == nil && !lim.calls && lim.observers == nil && lim.limitFunc == nil && lim.integers.Rate > 0
+	lim.quick = lim.reserved == 0 && lim.keyFunc == nil && !lim.calls && lim.observers == nil && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, ByEvents: func() Limiter { return lim.byEvents(self) },
 		UsesContext: lim.limitFunc != nil || lim.keyFunc != nil, Key: lim.keyMaker(), Kind: lim.kind(),
@@ -197,6 +201,9 @@ func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) er
 // takeWithOptions is take of a limiter that has any, and AllowWithin. It is in straight line too: an
 // observer is what most services have.
 func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
+	if lim.reserved > 0 {
+		return lim.ask(ctx, key, n, how, res)
+	}
 	var since time.Time
 	if lim.timed {
 		since = time.Now()
@@ -207,7 +214,7 @@ func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how 
 		var l store.Limit
 		if l, err = lim.limitOf(ctx, key); err == nil {
 			if how.what == toTakeWithin {
-				l = limitWithin(lim.rule, l, how.d)
+				l = lim.limitWithin(l, how.d)
 			}
 			err = lim.takeBy(ctx, key, l, min(int64(events), beyond), res)
 		}
@@ -258,7 +265,8 @@ func (lim *limiter) peek(ctx context.Context, key string, res *Result) error {
 	return nil
 }
 
-// ask is a Peek, an AllowUpTo or a Charge, which is decided as one of several limits is.
+// ask is a Peek, an AllowUpTo or a Charge, or any call that leaves what is reserved, which is decided as one of
+// several limits is.
 func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res *Result) error {
 	d := begin(how, nil)
 	defer d.end()
@@ -431,14 +439,26 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if charged.n == 0 || charged.together() != nil {
 		return errNothingCharged
 	}
-	receipt := charged.receipt(int64(n))
+	receipt := lim.receipt(charged, l, int64(n))
 	if l.Rate <= 0 { // for now: by the limit of the charge, so that it is not lost
-		l = store.Limit{Rate: receipt.Rate, Period: receipt.Period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
+		l = store.Limit{Rate: receipt.Rate, Period: receipt.Period, Burst: min(max(int64(charged.Limit)+lim.reserved, 1), maxEvents)}
 		if lim.rule.Burst && !receipt.Overdrawn { // of a lower capacity than others were charged under since
 			l.Burst = max(l.Burst, bucket.Most(l))
 		}
 	}
 	return lim.store.Refund(ctx, lim.namespace, key, l, receipt)
+}
+
+// receipt names n of the events that charged, by lim, admitted. l is the limit of today.
+func (lim *limiter) receipt(charged Result, l store.Limit, n int64) store.Receipt {
+	if lim.reserved > 0 {
+		if charged.Limit == 0 { // all of it was reserved
+			charged.Limit = int(min(lim.reserved, max(l.Burst, 0)))
+		} else {
+			charged.Limit += int(lim.reserved)
+		}
+	}
+	return charged.receipt(n)
 }
 
 // Reset implements [Limiter].
@@ -545,6 +565,9 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	}
 	asHere := func(local *limiter) error {
 		local.name, local.policyName, local.keyFunc, local.calls = lim.name, lim.policyName, lim.keyFunc, lim.calls
+		if lim.reserved > 0 { // 1/instances, rounded up while it leaves anything
+			local.reserved = min((lim.reserved+int64(instances)-1)/int64(instances), max(0, int64(max(own.Rate, own.Burst))-1))
+		}
 		local.limitFunc = func(ctx context.Context, key string) (Limit, error) {
 			if lim.limitFunc == nil {
 				return own, nil

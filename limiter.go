@@ -299,14 +299,15 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 
 // policyOf is the policy by limit l, which is integers to the store.
 func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
-	p := Policy{Name: lim.policyName, Limit: l, Quota: int(integers.Burst), Window: l.Period, Unit: lim.rule.Unit}
+	quota := max(0, integers.Burst-lim.reserved)
+	p := Policy{Name: lim.policyName, Limit: l, Quota: int(quota), Window: l.Period, Unit: lim.rule.Unit}
 	switch {
 	case l == Unlimited():
 		p.Quota, p.Window = maxEvents, 0
 	case l.Rate == 0 || l.calendar != nil || lim.rule.AnyPeriod:
 		p.Window = 0
 	case lim.rule.Burst:
-		p.Window = time.Duration(bucket.DrainTime(integers.Burst, 0, integers)) * time.Microsecond
+		p.Window = time.Duration(bucket.DrainTime(quota, 0, integers)) * time.Microsecond
 	}
 	return p
 }

@@ -121,6 +121,60 @@ func CountCalls() Option {
 	}
 }
 
+// WithReserved leaves n events of each key to other limiters: a call is admitted only if n events remain
+// afterwards. It is decided as a call for n more events, and charges only its own. Limiters with the same
+// name share their counts whatever they reserve, so that the one that reserves least is the most important.
+//
+// Limit and Remaining are what this limiter can admit, without the reserved events, and RetryAfter is exact
+// for it. [Charge] charges what it must. [AllowWithin] of a [TokenBucket] charges nothing ahead of its time,
+// because the event would be taken from those reserved.
+//
+// WithReserved returns [ErrInvalidOption] if the limit does not exceed n, or if it is [Unlimited]. A limit
+// function may return such a limit: then calls are denied, with a RetryAfter of [Never].
+func WithReserved(n int) Option {
+	return func(lim *limiter) error {
+		switch {
+		case n < 0 || n > maxEvents:
+			return fmt.Errorf("%w: WithReserved(%d), want 0 to %d", ErrInvalidOption, n, maxEvents)
+		case n > 0 && (lim.rule.Held || lim.rule == &ban):
+			return fmt.Errorf("%w: WithReserved is for rates, and a %s has none", ErrInvalidOption, lim.rule.Name)
+		}
+		lim.reserved = int64(n)
+		return nil
+	}
+}
+
+// checkReserved refuses a reserve that leaves nothing of a limit that is known, or has no effect.
+func (lim *limiter) checkReserved() error {
+	if lim.reserved == 0 {
+		return nil
+	}
+	check := func(l Limit) error {
+		i, err := integers(lim.rule, l)
+		switch {
+		case err != nil:
+			return err
+		case i.Rate < 0:
+			return fmt.Errorf("%w: WithReserved(%d) has no effect without a limit", ErrInvalidOption, lim.reserved)
+		case i.Burst <= lim.reserved:
+			return fmt.Errorf("%w: WithReserved(%d) leaves nothing of %v", ErrInvalidOption, lim.reserved, l)
+		}
+		return nil
+	}
+	if lim.limitFunc == nil {
+		return check(lim.limit)
+	}
+	for tier, l := range lim.tiers {
+		if l == Unlimited() || l.Rate == 0 { // others have a limit
+			continue
+		}
+		if err := check(l); err != nil {
+			return fmt.Errorf("tier %q: %w", tier, err)
+		}
+	}
+	return nil
+}
+
 // Observer is notified of decisions. Package observe has implementations.
 type Observer interface {
 	// Decided is told of a decision on n events of key before its caller is answered. It must be

@@ -189,6 +189,11 @@ func (r *Result) report(v store.Report, ok bool, n, capacity int64) {
 	r.Delay = time.Duration(v.Delay) * time.Microsecond
 }
 
+// leave takes the reserved events from what r says could be admitted.
+func (r *Result) leave(reserved int) {
+	r.Limit, r.Remaining = max(0, r.Limit-reserved), max(0, r.Remaining-reserved)
+}
+
 // addReceipt fills what a Refund needs of an admission.
 func (r *Result) addReceipt(l store.Limit, at, charged int64) {
 	if charged > 0 {

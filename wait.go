@@ -94,8 +94,14 @@ func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
 // kind is how lim admits those who wait. Who takes events ahead has none whose turn comes later.
 func (lim *limiter) kind() queue.Kind {
-	if see.Leased(lim.store) {
+	switch {
+	case see.Leased(lim.store):
 		return queue.Leased
+	case lim.reserved == 0:
+	case lim.rule == &leakyBucket: // how many events are charged is not known, nor so the step
+		return queue.Turns
+	default:
+		return queue.Plain
 	}
 	for i := range kinds {
 		if k := &kinds[i]; k.rule == lim.rule {
@@ -180,9 +186,10 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 	return res, err
 }
 
-// limitWithin is l for events that can wait for d.
-func limitWithin(rule *store.Rule, l store.Limit, d time.Duration) store.Limit {
-	if rule.Burst { // it has turns
+// limitWithin is l for events that can wait for d. A token bucket that leaves what is reserved charges no
+// event ahead: what that waits for would be missing from what is reserved.
+func (lim *limiter) limitWithin(l store.Limit, d time.Duration) store.Limit {
+	if lim.rule.Burst && (lim.reserved == 0 || lim.rule == &leakyBucket) { // it has turns
 		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), bucket.MaxRefill))
 	}
 	return l

@@ -12,6 +12,6 @@ if plain then
   end
   local level = (whole + n) * period + part
   plain = level < 2 ^ 52
-  ok, y, z = whole + (part > 0 and 1 or 0) + n <= burst, whole, part
+  ok, y, z = whole + (part > 0 and 1 or 0) + n + reserved <= burst, whole, part
   whole, ttl = whole + n, ceil(level / rate)
 end

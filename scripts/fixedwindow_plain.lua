@@ -5,4 +5,4 @@ y, z = 0, 0
 if whole > 0 and at >= now + left - period then
   y, z = whole, left
 end
-ok, whole, ttl = y + n <= rate, y + n, left
+ok, whole, ttl = y + n + reserved <= rate, y + n, left

@@ -9,14 +9,15 @@
 --       is alone in its script, the operation: see below
 --       2 the caller's clock in Unix µs; empty for the server's
 --       of each run of groups that differ only in their keys: how many groups, how many
---       requests each of them has, and of each request:
+--       requests each of them has, or less that number for an alternative, which is decided
+--       only if the group before it was denied, and of each request:
 --       what    the number of its rule. Unless it is a plain take, a blank and the operation
 --               follow, with a blank before each argument of that
 --       rate
 --       period  in µs; of a calendar followed by six edges of its windows in Unix seconds,
 --               three up to the caller's time and three after it; of slots, by who holds them
 --       burst
---       n
+--       n       or n+reserved: decided as a request for both together, it charges n
 --       Of a request that is alone: 1 the operation with its arguments, 2 rate, 3 period,
 --       4 burst, 5 n, 6 the caller's clock; none for the server's
 -- The operations, and their arguments:
@@ -29,7 +30,7 @@
 --       refund  of n events, alone in its group. Of their charge: at and due in Unix µs,
 --               rate, period in µs, and 1 if it left a bucket above its burst, or else 0
 -- Reply {ok (1 or 0), x, y, z} of each request: store.Reply; the algorithm defines x, y and
---       z. A refund replies zeros. Of a group that failed, {the text of the error, 0 ...},
+--       z. A refund replies zeros, and an alternative that is not decided {2, 0, 0, 0}. Of a group that failed, {the text of the error, 0 ...},
 --       unless the script has no other group: then it fails.
 -- Twin  store/memstore, one group after the other.
 --
@@ -51,14 +52,18 @@ if not now then
 end
 
 -- request reads the request whose rate stands at ARGV[a], after what it is: the number of its
--- rule, the operation that its functions are for, its own, its limit, n, and the charge that a
--- refund is of.
+-- rule, the operation that its functions are for, its own, its limit, n, the charge that a
+-- refund is of, and how many events are reserved.
 local function request(what, a)
   local number, name, more = 1, what, nil
   if not alone or string.find(what, ' ', 1, true) then
     number, name, more = string.match(what, '^(%d*) ?(%a*) ?(.*)$')
   end
-  local op, n, charged = name, ARGV[a + 3] + 0, nil
+  local op, n, charged, reserved = name, tonumber(ARGV[a + 3]), nil, 0
+  if not n then
+    n, reserved = string.match(ARGV[a + 3], '^(%d+)%+(%d+)$')
+    n, reserved = n + 0, reserved + 0
+  end
   local l = { rate = ARGV[a] + 0, period = tonumber(ARGV[a + 1]) or ARGV[a + 1], burst = ARGV[a + 2] + 0 }
   if name == 'charge' then
     l.most = more + 0
@@ -69,19 +74,23 @@ local function request(what, a)
     l.before = more and tonumber(more)
     op = l.before and 'within' or 'take'
   end
-  return number, op, name, l, n, charged
+  return number, op, name, l, n, charged, reserved
 end
 
 if alone then
-  local _, op, name, l, n, charged = request(ARGV[1], 2)
+  local _, op, name, l, n, charged, reserved = request(ARGV[1], 2)
   local plan, commit, available, refund = rules[1](op)
   if charged then
     refund(KEYS[1], l, now, charged)
     return { 0, 0, 0, 0 }
   end
-  local ok, x, y, z, planned = plan(KEYS[1], l, now, callers, n)
+  local ok, x, y, z, planned = plan(KEYS[1], l, now, callers, n + reserved)
   if not ok and n > 1 and op == 'upto' then
-    ok, x, y, z, planned = plan(KEYS[1], l, now, callers, max(1, available(l, x, y, z)))
+    n = max(1, available(l, x, y, z) - reserved)
+    ok, x, y, z, planned = plan(KEYS[1], l, now, callers, n + reserved)
+  end
+  if ok and reserved > 0 then
+    planned = select(5, plan(KEYS[1], l, now, callers, n))
   end
   if planned and name ~= 'look' and name ~= 'gate' then
     commit(KEYS[1], planned)
@@ -90,21 +99,21 @@ if alone then
 end
 
 -- groups_plain.lua may have decided on some groups. replies are theirs, run is where the run
--- of the next one stands, and done is how many groups of that run have their replies. A
--- function that fails in miniredis loses the variables that it shares with others, but not
--- tables.
-local at, made = { run = run, done = done }, {}
+-- of the next one stands, done is how many groups of that run have their replies, and admitted
+-- is whether the last group was. A function that fails in miniredis loses the variables that it
+-- shares with others, but not tables.
+local at, made = { run = run, done = done, admitted = admitted }, {}
 
 -- read reads a request, as request does, with the functions of its rule.
 local function read(what, a)
-  local number, op, name, l, n, charged = request(what, a)
+  local number, op, name, l, n, charged, reserved = request(what, a)
   local functions = made[number .. op]
   if not functions then
     functions = { rules[number + 0](op) }
     made[number .. op] = functions
   end
   return {
-    name = name, limit = l, n = n, charged = charged, plan = functions[1], commit = functions[2], available = functions[3], refund = functions[4],
+    name = name, limit = l, n = n, reserved = reserved, charged = charged, plan = functions[1], commit = functions[2], available = functions[3], refund = functions[4],
     votes = name ~= 'shadow' and name ~= 'look' and name ~= 'charge', writes = name ~= 'look' and name ~= 'gate',
   }
 end
@@ -115,14 +124,20 @@ local function ask(r, key)
     r.refund(key, r.limit, now, r.charged)
     return false, 0, 0, 0
   end
-  local ok, x, y, z, planned = r.plan(key, r.limit, now, callers, r.n)
-  if not ok and r.n > 1 and r.name == 'upto' then
-    ok, x, y, z, planned = r.plan(key, r.limit, now, callers, max(1, r.available(r.limit, x, y, z)))
+  local n, reserved = r.n, r.reserved
+  local ok, x, y, z, planned = r.plan(key, r.limit, now, callers, n + reserved)
+  if not ok and n > 1 and r.name == 'upto' then
+    n = max(1, r.available(r.limit, x, y, z) - reserved)
+    ok, x, y, z, planned = r.plan(key, r.limit, now, callers, n + reserved)
+  end
+  if ok and reserved > 0 then
+    planned = select(5, r.plan(key, r.limit, now, callers, n))
   end
   return ok, x, y, z, r.writes and planned
 end
 
--- group decides on the requests of a group, whose keys are those after k.
+-- group decides on the requests of a group, whose keys are those after k. It returns whether all
+-- that vote are admitted.
 local function group(requests, k)
   local found, planned, all = {}, {}, true
   for i, r in ipairs(requests) do
@@ -138,6 +153,7 @@ local function group(requests, k)
   for i, v in ipairs(found) do
     replies[4 * k + i] = v
   end
+  return all
 end
 
 -- each decides on the groups that have no replies yet, up to one that fails.
@@ -145,6 +161,8 @@ local function each()
   while ARGV[at.run] do
     local run, requests = at.run, at.requests
     local count, size = ARGV[run] + 0, ARGV[run + 1] + 0
+    local alternative = size < 0
+    size = math.abs(size)
     if not requests then
       requests = {}
       for i = 1, size do
@@ -154,8 +172,12 @@ local function each()
     end
     while at.done < count do
       local k = #replies / 4
-      if size > 1 then
-        group(requests, k)
+      if alternative and at.admitted then
+        for i = k + 1, k + size do
+          replies[4 * i - 3], replies[4 * i - 2], replies[4 * i - 1], replies[4 * i] = 2, 0, 0, 0
+        end
+      elseif size > 1 then
+        at.admitted = group(requests, k)
       else
         local r, key = requests[1], KEYS[k + 1]
         local ok, x, y, z, planned = ask(r, key)
@@ -163,6 +185,7 @@ local function each()
           r.commit(key, planned)
         end
         replies[4 * k + 1], replies[4 * k + 2], replies[4 * k + 3], replies[4 * k + 4] = ok and 1 or 0, x, y, z
+        at.admitted = ok or not r.votes
       end
       at.done = at.done + 1
     end
@@ -187,7 +210,7 @@ repeat
     for _ = 2, 4 * #at.requests do
       replies[#replies + 1] = 0
     end
-    at.done = at.done + 1
+    at.done, at.admitted = at.done + 1, true -- nor is an alternative to it decided
   end
 until fine
 return replies

@@ -1,7 +1,7 @@
 -- The plain case of groups.lua, as plain.lua is that of one request. It decides on groups in
 -- their order, up to the first that has a request which is not plain, or that fails.
 -- groups.lua goes on with that one: it has written nothing.
-local replies, run, done, now = {}, 3, 0
+local replies, run, done, now, admitted = {}, 3, 0
 if ARGV[1] == 'groups' and rawget(_G, 'struct') then
   local call, try, floor, ceil, min, max = redis.call, redis.pcall, math.floor, math.ceil, math.min, math.max
   local pack, unpack, format = struct.pack, struct.unpack, string.format
@@ -12,7 +12,16 @@ if ARGV[1] == 'groups' and rawget(_G, 'struct') then
     now = time[1] * 1000000 + time[2]
   end
   while fine and ARGV[run] do
-    local count, size, logs, rule, rate, period, burst, n = ARGV[run] + 0, ARGV[run + 1] + 0
+    local count, size, logs, rule, rate, period, burst, n, reserved = ARGV[run] + 0, ARGV[run + 1] + 0
+    if size < 0 then -- an alternative
+      size = -size
+      if admitted then
+        for i = k + 1, k + size do
+          replies[4 * i - 3], replies[4 * i - 2], replies[4 * i - 1], replies[4 * i] = 2, 0, 0, 0
+        end
+        k, done = k + size, 1
+      end
+    end
     while fine and done < count do
       local all, texts, lives, failed = true
       if size > 1 then
@@ -21,7 +30,11 @@ if ARGV[1] == 'groups' and rawget(_G, 'struct') then
       for i = 1, size do
         if not rule or size > 1 then
           local a = run + 5 * i - 3
-          rule, rate, period, burst, n = ARGV[a], ARGV[a + 1] + 0, tonumber(ARGV[a + 2]), ARGV[a + 3] + 0, ARGV[a + 4] + 0
+          rule, rate, period, burst, n, reserved = ARGV[a], ARGV[a + 1] + 0, tonumber(ARGV[a + 2]), ARGV[a + 3] + 0, tonumber(ARGV[a + 4]), 0
+          if not n then
+            n, reserved = string.match(ARGV[a + 4], '^(%d+)%+(%d+)$')
+            n, reserved = n + 0, reserved + 0
+          end
         end
         local key, plain, ok, x, y, z, text, life, log = KEYS[k + i], period ~= nil
         if plain then
@@ -58,7 +71,7 @@ if ARGV[1] == 'groups' and rawget(_G, 'struct') then
         end
       end
       if fine then
-        k, done = k + size, done + 1
+        k, done, admitted = k + size, done + 1, all
       end
     end
     if fine then

@@ -11,7 +11,11 @@
 if ARGV[1] == 'take' and rawget(_G, 'struct') and tonumber(ARGV[3]) then
   local call, try, floor, ceil, min, max = redis.call, redis.pcall, math.floor, math.ceil, math.min, math.max
   local pack, unpack, format = struct.pack, struct.unpack, string.format
-  local key, rate, period, burst, n, now = KEYS[1], ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0, tonumber(ARGV[6])
+  local key, rate, period, burst, n, reserved, now = KEYS[1], ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, tonumber(ARGV[5]), 0, tonumber(ARGV[6])
+  if not n then
+    n, reserved = string.match(ARGV[5], '^(%d+)%+(%d+)$')
+    n, reserved = n + 0, reserved + 0
+  end
   if not now then
     local time = call('TIME')
     now = time[1] * 1000000 + time[2]

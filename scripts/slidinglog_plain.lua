@@ -2,7 +2,7 @@
 -- or whose log has blocks of single events, has no refunds, and begins to count in its first
 -- block.
 local far, run48 = 231 * 365 * 24 * 3600 * 1000000, 2 ^ 48
-local blocks = n == 1 and try('LLEN', key)
+local blocks = n == 1 and reserved < rate and try('LLEN', key)
 plain = blocks == 0
 if plain then
   ok, x, y, z, log = true, now, 0, 0, 'first'
@@ -42,8 +42,8 @@ elseif type(blocks) == 'number' then
       end
       y, z = (run + gone + len - before - i + 1) % run48, newest + period - now
       if i > entries then -- it is in a later block
-      elseif y >= rate then
-        local leaves = i + y - rate -- when this has left, there is room
+      elseif y + reserved >= rate then
+        local leaves = i + y + reserved - rate -- when this has left, there is room
         x = leaves <= entries and start + unpack('>I6', head, from + 6 * (leaves - 1)) + period - now
         plain = x and x <= period
       else

@@ -8,5 +8,5 @@ elseif at >= start - period then
 end
 local product = min(prev, rate) * left
 plain = product < 2 ^ 52
-ok, y, z = ceil(product / period) + cur + n <= rate, prev, cur
+ok, y, z = ceil(product / period) + cur + n + reserved <= rate, prev, cur
 whole, part, ttl = cur + n, prev, left + period

@@ -8,10 +8,10 @@ import (
 )
 
 // Decide is Decide of s, which wraps inner and has a method for some operations: TakeUpTo, Peek and
-// Overdraw for a list of one, and TakeAll for any other. For all else inner decides.
+// Overdraw for a list of one that reserves nothing, and TakeAll for any other. For all else inner decides.
 func Decide(ctx context.Context, s any, inner store.Store, requests []store.Request, replies []store.Reply) (err error) {
 	r := &requests[0]
-	if len(requests) == 1 {
+	if len(requests) == 1 && r.Reserved == 0 {
 		switch r.Op {
 		case store.OpTake:
 			if s, ok := s.(interface {

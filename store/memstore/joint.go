@@ -25,9 +25,11 @@ func (s *Store) Together(string, string) bool { return true }
 // so it cannot deadlock.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	switch {
-	case len(requests) == 2 && requests[0].Op == store.OpTake && requests[1].Op == store.OpTake && s.takeTwo(requests, replies):
+	case store.Alternatives(requests):
+		return store.InTurn(ctx, requests, replies, s.Decide)
+	case len(requests) == 2 && takes(&requests[0]) && takes(&requests[1]) && s.takeTwo(requests, replies):
 		return nil
-	case len(requests) == 1:
+	case len(requests) == 1 && requests[0].Reserved == 0:
 		switch r := &requests[0]; r.Op {
 		case store.OpTake:
 			replies[0], err = s.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
@@ -52,6 +54,9 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	}
 	return s.takeAll(list)
 }
+
+// takes reports whether r takes N events if they fit, and reserves none.
+func takes(r *store.Request) bool { return r.Op == store.OpTake && r.Reserved == 0 }
 
 // takeTwo is Decide for two takes in straight-line code, if both keys have states that were counted
 // under their limits. Otherwise, it returns false and changes nothing.
@@ -126,6 +131,7 @@ type claim struct {
 	reply *store.Reply
 	table *table      // the table that held the key when it was decided on
 	slot  int         // the slot of the key in table; -1 if it was not there
+	n     int64       // the events to charge
 	next  store.State // with the events charged; zero if a log charges them
 }
 
@@ -170,20 +176,34 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 	for i := range list {
 		c := &list[i]
 		t := tableOf(held, c.hash)
-		c.table, c.slot = t, t.find(c.hash)
-		now, n := max(reading, t.horizon), c.N
-		if log := t.log(c.slot); log != nil {
-			*c.reply = log.Step(c.Limit, now, n)
-		} else {
-			rule := c.Namespace.Rule
-			c.next, *c.reply = rule.Step(t.stateUnder(c.slot, rule, c.Limit, now), c.Limit, now, n)
-			if c.Op == store.OpOverdraw && !c.reply.OK() {
-				c.reply.X, c.next = c.next.At, c.over()
-			}
+		c.table, c.slot, c.n = t, t.find(c.hash), c.N
+		now := max(reading, t.horizon)
+		c.step(now)
+		if c.Op == store.OpUpTo && c.n > 1 && !c.reply.OK() {
+			c.n = max(1, c.Namespace.Rule.Available(c.Limit, *c.reply)-c.Reserved)
+			c.step(now)
 		}
 		all = all && (c.reply.OK() || !c.Votes())
 	}
 	return all
+}
+
+// step decides on the claim's events, and those reserved, and makes next the state in which the
+// former are charged.
+func (c *claim) step(now int64) {
+	if log := c.table.log(c.slot); log != nil {
+		*c.reply = log.Step(c.Limit, now, c.n+c.Reserved)
+		return
+	}
+	rule := c.Namespace.Rule
+	s := c.table.stateUnder(c.slot, rule, c.Limit, now)
+	c.next, *c.reply = rule.Step(s, c.Limit, now, c.n+c.Reserved)
+	switch {
+	case c.reply.OK() && c.Reserved > 0:
+		c.next, _ = rule.Step(s, c.Limit, now, c.n)
+	case !c.reply.OK() && c.Op == store.OpOverdraw:
+		c.reply.X, c.next = c.next.At, c.over()
+	}
 }
 
 // over returns the state to keep for a claim that is charged although it is not OK.
@@ -229,7 +249,7 @@ func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
 		if t.log(i) == nil {
 			t.setLog(i, rule.NewLog(t.state(i, rule, now)))
 		}
-		t.addToLog(i, c.Limit, now, c.N)
+		t.addToLog(i, c.Limit, now, c.n)
 		if c.Op == store.OpOverdraw {
 			c.reply.X = t.slots[i].at
 		}

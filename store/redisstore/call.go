@@ -27,6 +27,13 @@ type call struct {
 // size is how many requests c has.
 func (c *call) size() int { return 1 + len(c.more) }
 
+// alternative is how many requests of c, from the i-th on, are one alternative.
+func (c *call) alternative(i int) (n int) {
+	for n = 1; i+n < c.size() && !c.request(i+n).otherwise; n++ {
+	}
+	return n
+}
+
 func (c *call) request(i int) *request {
 	if i == 0 {
 		return &c.first
@@ -40,7 +47,7 @@ func (c *call) asks(d *call) bool {
 		return false
 	}
 	for i := range c.size() {
-		if q, r := c.request(i), d.request(i); q.number != r.number || q.op != r.op || q.n != r.n || q.limit != r.limit {
+		if q, r := c.request(i), d.request(i); q.number != r.number || q.op != r.op || q.n != r.n || q.reserved != r.reserved || q.limit != r.limit || q.otherwise || r.otherwise {
 			return false
 		}
 	}
@@ -55,6 +62,17 @@ type request struct {
 	key    string // in Redis
 	limit  store.Limit
 	n      int64
+
+	reserved  int64
+	otherwise bool // begins an alternative
+}
+
+// count is n as an argument.
+func (r *request) count() any {
+	if r.reserved > 0 {
+		return string(strconv.AppendInt(append(strconv.AppendInt(nil, r.n, 10), '+'), r.reserved, 10))
+	}
+	return r.n
 }
 
 // operations are the names of those whose argument is the turn.

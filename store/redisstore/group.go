@@ -44,7 +44,9 @@ func (s *Store) groupOf(requests []store.Request, in string) *call {
 	}
 	for i := range requests {
 		of := &requests[i]
-		s.ask(c.request(i), in, of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
+		r := c.request(i)
+		s.ask(r, in, of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
+		r.reserved, r.otherwise = of.Reserved, i > 0 && of.Else
 		in = ""
 	}
 	return c

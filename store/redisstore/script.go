@@ -55,7 +55,7 @@ func (s *Store) appendLimit(args []any, sc *script, i int, r *request) []any {
 			kept.Store(b)
 		}
 	}
-	return append(args, b.rate, b.period, b.burst, r.n)
+	return append(args, b.rate, b.period, b.burst, r.count())
 }
 
 func newScript(text string) *script {
@@ -151,12 +151,15 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 	args = append(args, op, clock)
 	for from, to := 0, 0; from < len(calls); from = to {
 		c := calls[from]
-		for to < len(calls) && c.asks(calls[to]) {
+		for to++; to < len(calls) && c.asks(calls[to]); {
 			to++
 		}
-		args = append(args, to-from, c.size())
+		args = append(args, to-from, c.alternative(0))
 		for i := range c.size() {
 			r := c.request(i)
+			if i > 0 && r.otherwise {
+				args = append(args, 1, -c.alternative(i))
+			}
 			args = s.appendLimit(append(args, r.what()), sc, i, r)
 		}
 	}
@@ -229,10 +232,12 @@ func parse(list []int64, replies []store.Reply) error {
 	}
 	for i := range replies {
 		v := list[4*i : 4*i+4]
-		if v[0] != 0 && v[0] != 1 {
-			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
+		if v[0] < 0 || v[0] > 2 {
+			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0, 1 or 2", store.ErrStore, v[0])
 		}
-		replies[i] = store.Reply{Outcome: store.AdmittedIf(v[0] == 1), X: v[1], Y: v[2], Z: v[3]}
+		if replies[i] = (store.Reply{Outcome: store.AdmittedIf(v[0] == 1), X: v[1], Y: v[2], Z: v[3]}); v[0] == 2 {
+			replies[i].Outcome = store.NotAsked
+		}
 	}
 	return nil
 }

@@ -188,9 +188,9 @@ func (g *group) read(reply []byte) error {
 		for i := range c.values {
 			v, text, ok := r.next(':')
 			switch {
-			case !ok || text != "" && i > 0:
+			case !ok || text != "" && i > 0 && (i%4 > 0 || !c.request(i/4).otherwise):
 				return fmt.Errorf("%w: element %d is not an integer: %.100q", errReply, at+i, reply)
-			case text != "":
+			case text != "" && c.err == nil:
 				c.err = refusal(text)
 			}
 			c.values[i] = v
@@ -234,7 +234,7 @@ func (r *reader) next(kind byte) (n int64, text string, ok bool) {
 // command returns the calls of g as an EVAL or EVALSHA.
 func (g *group) command(ctx context.Context, s *Store, name any) (redis.Cmder, error) {
 	args, err := s.arguments(nil, g.calls, name, &g.op)
-	if len(g.calls) == 1 {
+	if c := g.calls[0]; len(g.calls) == 1 && c.alternative(0) == c.size() {
 		return newNumbers(ctx, args), err
 	}
 	return newMixed(ctx, args, g.requests), err

@@ -50,9 +50,19 @@ func (b *bench) limiter(algorithm string, l ratelimit.Limit, opts ...ratelimit.O
 		b.t.Fatalf("New(%q, %v): %v", algorithm, l, err)
 	}
 	if b.suite.realTime {
-		lim = &watch{Limiter: lim, late: b.suite.late, ends: map[string]time.Time{}}
+		lim = &watch{lim, &watched{late: b.suite.late, ends: map[string]time.Time{}}}
 	}
 	return lim
+}
+
+// like returns a limiter of the same keys as lim, which has these options besides.
+func (b *bench) like(lim ratelimit.Limiter, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	b.t.Helper()
+	other := b.limiter(algorithm, l, opts...)
+	if w, ok := other.(*watch); ok {
+		w.watched = lim.(*watch).watched
+	}
+	return other
 }
 
 // key is one key of one limiter. Its calls must not fail.

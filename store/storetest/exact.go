@@ -230,7 +230,7 @@ func denialsOfTraceChangeNothing(t testing.TB, s *suite, a algorithm, seed uint6
 	for _, o := range fewer {
 		q.clock.set(o.at)
 		q.limit = o.limit
-		r, err := call(q.lim, o, q.results[o.of])
+		r, err := call(q.lim(o.reserved), o, q.results[o.of])
 		if q.results[o.id] = r; err != nil || r != p.results[o.id] {
 			t.Fatalf("seed %d, %v: without the denials %+v, %v; with them %+v\n%s",
 				seed, o, r, err, p.results[o.id], lines(all))

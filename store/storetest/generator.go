@@ -69,6 +69,9 @@ func (g *generator) next(p *player) op {
 		o.at = g.back(o.at)
 	}
 	g.last = p.results[g.nextID-1]
+	if g.IntN(3) == 0 {
+		o.reserved = int(min(g.cost(integers(o.limit).burst), most))
+	}
 	switch x := g.IntN(100); {
 	case x < 3:
 		o.kind = "Reset"
@@ -77,7 +80,7 @@ func (g *generator) next(p *player) op {
 	case x < 33 && len(p.ids) > 0:
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
-		o.n = number(g.part(p.charges[o.of].n))
+		o.n, o.reserved = number(g.part(p.charges[o.of].n)), p.charges[o.of].reserved
 		if p.charges[o.of].due > 1<<53 { // see lastDebt
 			o.kind = "Peek"
 		}

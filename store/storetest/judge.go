@@ -14,14 +14,16 @@ type question struct {
 	within bool
 	d      int64
 	peek   bool
+
+	reserved int64 // events that must fit as well
 }
 
 // admitted reports whether the request would be admitted at t.
 func (q question) admitted(m model, l limit, t int64) bool {
-	if q.within {
-		return m.inTime(l, t, q.n, q.d)
+	if q.within && (q.reserved == 0 || m.delays()) { // or else events that come ahead of their time would be missing
+		return m.inTime(l, t, q.n+q.reserved, q.d)
 	}
-	return m.fits(l, t, q.n)
+	return m.fits(l, t, q.n+q.reserved)
 }
 
 // judge returns what is wrong with r, the answer to q at a reading of the clock. If r is
@@ -32,13 +34,13 @@ func judge(m model, l limit, reading int64, q question, r ratelimit.Result) erro
 	if r.Allowed != allowed {
 		return fmt.Errorf("Allowed is %v, want %v", r.Allowed, allowed)
 	}
-	if r.Limit != int(l.burst) {
-		return fmt.Errorf("Limit is %d, want %d", r.Limit, l.burst)
+	if want := max(0, l.burst-q.reserved); r.Limit != int(want) {
+		return fmt.Errorf("Limit is %d, want %d", r.Limit, want)
 	}
 	if err := judgeRetry(m, l, now, q, r); err != nil {
 		return err
 	}
-	turn := func(t int64) bool { return m.fits(l, t, q.n) }
+	turn := func(t int64) bool { return m.fits(l, t, q.n+q.reserved) }
 	if m.delays() {
 		turn = func(t int64) bool { return m.fresh(l, t) }
 	}
@@ -53,7 +55,7 @@ func judge(m model, l limit, reading int64, q question, r ratelimit.Result) erro
 	if allowed && !q.peek {
 		m.charge(l, now, q.n)
 	}
-	if err := judgeRemaining(m, l, now, int64(r.Remaining)); err != nil {
+	if err := judgeRemaining(m, l, now, int64(r.Remaining), q.reserved); err != nil {
 		return err
 	}
 	return earliest("ResetAfter", r.ResetAfter, 0, func(d int64) bool { return m.fresh(l, now+d) })
@@ -61,10 +63,10 @@ func judge(m model, l limit, reading int64, q question, r ratelimit.Result) erro
 
 // judgeCharge returns what is wrong with r, the answer to a Charge of n events, and
 // charges them to m. It also returns how many were charged.
-func judgeCharge(m model, l limit, reading, n int64, r ratelimit.Result) (charged int64, err error) {
+func judgeCharge(m model, l limit, reading, n, reserved int64, r ratelimit.Result) (charged int64, err error) {
 	now := m.seen(reading)
-	if !r.Allowed || r.Limit != int(l.burst) || r.RetryAfter != 0 {
-		return 0, fmt.Errorf("a Charge is allowed at once, of a Limit of %d", l.burst)
+	if most := max(0, l.burst-reserved); !r.Allowed || r.Limit != int(most) || r.RetryAfter != 0 {
+		return 0, fmt.Errorf("a Charge is allowed at once, of a Limit of %d", most)
 	}
 	queued := func(d int64) bool { return m.fresh(l, now+d) }
 	if !m.delays() {
@@ -78,7 +80,7 @@ func judgeCharge(m model, l limit, reading, n int64, r ratelimit.Result) (charge
 	case charged == 0 && r.Delay != 0:
 		return charged, fmt.Errorf("Delay is %v, of nothing", r.Delay)
 	}
-	if err := judgeRemaining(m, l, now, int64(r.Remaining)); err != nil {
+	if err := judgeRemaining(m, l, now, int64(r.Remaining), reserved); err != nil {
 		return charged, err
 	}
 	return charged, earliest("ResetAfter", r.ResetAfter, 0, func(d int64) bool { return m.fresh(l, now+d) })
@@ -90,27 +92,27 @@ func judgeRetry(m model, l limit, now int64, q question, r ratelimit.Result) err
 		return fmt.Errorf("RetryAfter is %v, want 0", r.RetryAfter)
 	case r.Allowed:
 		return nil
-	case q.n > l.burst && r.RetryAfter != ratelimit.Never:
+	case q.n+q.reserved > l.burst && r.RetryAfter != ratelimit.Never:
 		return fmt.Errorf("RetryAfter is %v, want Never", r.RetryAfter)
-	case q.n > l.burst:
+	case q.n+q.reserved > l.burst:
 		return nil
 	}
 	return earliest("RetryAfter", r.RetryAfter, 1, func(d int64) bool { return q.admitted(m, l, now+d) })
 }
 
-func judgeRemaining(m model, l limit, now, k int64) error {
-	fits := func(k int64) bool { return k == 0 || k <= l.burst && m.fits(l, now, k) }
+func judgeRemaining(m model, l limit, now, k, reserved int64) error {
+	fits := func(k int64) bool { return k == 0 || k+reserved <= l.burst && m.fits(l, now, k+reserved) }
 	if k >= 0 && fits(k) && !fits(k+1) {
 		return nil
 	}
-	return fmt.Errorf("Remaining is %d, want %d", k, room(m, l, now, l.burst))
+	return fmt.Errorf("Remaining is %d, want %d", k, room(m, l, now, l.burst, reserved))
 }
 
-// room is how many of n events fit at now.
-func room(m model, l limit, now, n int64) int64 {
+// room is how many of n events fit at now besides those reserved.
+func room(m model, l limit, now, n, reserved int64) int64 {
 	k := int64(0)
 	for step := int64(1) << 31; step > 0; step /= 2 {
-		if k+step <= min(n, l.burst) && m.fits(l, now, k+step) {
+		if k+step <= min(n, l.burst-reserved) && m.fits(l, now, k+step+reserved) {
 			k += step
 		}
 	}

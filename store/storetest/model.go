@@ -59,6 +59,7 @@ func integers(l ratelimit.Limit) limit {
 type charge struct {
 	at, due, n int64
 	limit      limit
+	reserved   int // by the limiter that admitted it
 }
 
 // most is the most events that a state holds.

@@ -89,19 +89,19 @@ func (m *reference) put(ns *store.Namespace, key string, next []byte) {
 // now reads the clock, once for each call.
 func (m *reference) now() int64 { return m.clock().UnixMicro() }
 
-// step decides on n events, and returns the value with the events charged, for put. It
-// returns nil if the reply is not OK. If most is above 0 it is an overdraft, and charges
-// the events anyway.
-func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n, most int64) (next []byte, r store.Reply, err error) {
+// step decides on n events and those reserved, and returns the value with the n events charged,
+// for put. It returns nil if the reply is not OK. If most is above 0 it is an overdraft, and
+// charges the events anyway.
+func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n, reserved, most int64) (next []byte, r store.Reply, err error) {
 	v, err := m.get(ns, key, now)
 	if err != nil {
 		return nil, r, err
 	}
 	state := v.state
 	if v.log != nil {
-		r = v.log.Step(l, now, n)
-	} else {
-		state, r = ns.Rule.Step(v.state, l, now, n)
+		r = v.log.Step(l, now, n+reserved)
+	} else if state, r = ns.Rule.Step(v.state, l, now, n+reserved); r.OK() && reserved > 0 {
+		state, _ = ns.Rule.Step(v.state, l, now, n)
 	}
 	switch {
 	case !r.OK() && most == 0:
@@ -119,7 +119,7 @@ func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n,
 func (m *reference) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	next, r, err := m.step(ns, key, l, m.now(), n, 0)
+	next, r, err := m.step(ns, key, l, m.now(), n, 0, 0)
 	m.put(ns, key, next)
 	return r, err
 }
@@ -159,20 +159,26 @@ func (m *reference) Reset(_ context.Context, ns *store.Namespace, key string) er
 func (m *reference) Together(string, string) bool { return true }
 
 // Decide implements [store.Store].
-func (m *reference) Decide(_ context.Context, requests []store.Request, replies []store.Reply) (err error) {
+func (m *reference) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, all, next := m.now(), true, make([][]byte, len(requests))
+	return store.InTurn(ctx, requests, replies, m.decide)
+}
+
+// decide decides on one alternative.
+func (m *reference) decide(_ context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	now, next := m.now(), make([][]byte, len(requests))
 	for i, q := range requests {
-		next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, q.N, q.Most)
+		next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, q.N, q.Reserved, q.Most)
 		if err == nil && q.Op == store.OpUpTo && !replies[i].OK() && q.N > 1 {
-			next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, max(1, q.Namespace.Rule.Available(q.Limit, replies[i])), 0)
+			n := max(1, q.Namespace.Rule.Available(q.Limit, replies[i])-q.Reserved)
+			next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, n, q.Reserved, 0)
 		}
 		if err != nil {
 			return err
 		}
-		all = all && (replies[i].OK() || !q.Votes())
 	}
+	all := store.AllOK(requests, replies)
 	for i, q := range requests {
 		if all && !q.Looks() {
 			m.put(q.Namespace, q.Key, next[i])

@@ -439,7 +439,7 @@ var planted = []struct {
 	{"a lost update", func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			m.mu.Lock()
-			next, r, err := m.step(ns, key, l, m.now(), n, 0)
+			next, r, err := m.step(ns, key, l, m.now(), n, 0, 0)
 			m.mu.Unlock()
 			runtime.Gosched()
 			m.mu.Lock()

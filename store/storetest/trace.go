@@ -40,6 +40,8 @@ type op struct {
 	of    int           // Refund: the id of the op whose Result is refunded
 	all   bool          // AllowN, AllowWithin: with another limit, as one of an All
 	limit ratelimit.Limit
+
+	reserved int // by the limiter that is asked, one of several of the same name
 }
 
 func (o op) String() string {
@@ -55,6 +57,9 @@ func (o op) String() string {
 	if o.all {
 		text += " of an All"
 	}
+	if o.reserved > 0 {
+		text += fmt.Sprintf(", %d reserved", o.reserved)
+	}
 	return text
 }
 
@@ -68,11 +73,11 @@ type player struct {
 	model     model
 	clock     *clock
 	limit     ratelimit.Limit // what WithLimitFunc returns
-	lim       ratelimit.Limiter
-	wide      ratelimit.Limiter // of the same store, with room for everything
-	reference ratelimit.Limiter // nil if Results are not compared
-	setBack   bool              // the clock can be set back
-	together  bool              // the store decides on several keys at once
+	lim       func(reserved int) ratelimit.Limiter
+	wide      ratelimit.Limiter                    // of the same store, with room for everything
+	reference func(reserved int) ratelimit.Limiter // nil if Results are not compared
+	setBack   bool                                 // the clock can be set back
+	together  bool                                 // the store decides on several keys at once
 
 	now     int64 // the last reading of the clock
 	latest  int64 // the latest one, or of a clock that can be set back that since the state was written
@@ -94,11 +99,20 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 		charges:  map[int]charge{},
 	}
 	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return p.limit, nil })
-	p.lim = b.limiter(a.name, base, limits)
+	of := func(b bench) func(reserved int) ratelimit.Limiter {
+		lim := b.limiter(a.name, base, limits)
+		return func(reserved int) ratelimit.Limiter {
+			if reserved == 0 {
+				return lim
+			}
+			return b.like(lim, a.name, base, limits, ratelimit.WithReserved(reserved))
+		}
+	}
+	p.lim = of(*b)
 	p.wide = b.limiter("fixed_window", ratelimit.PerDay(math.MaxInt32), ratelimit.WithName("wide"))
 	if !s.alone && !s.setBack { // the reference store re-anchors nothing
 		b.store = newReference(b.read)
-		p.reference = b.limiter(a.name, base, limits)
+		p.reference = of(*b)
 	}
 	return p
 }
@@ -138,7 +152,7 @@ func (p *player) play(o op) error {
 		return fmt.Errorf("%w\n%+v", err, r)
 	}
 	if p.reference != nil {
-		want, err := call(p.reference, o, p.results[o.of])
+		want, err := call(p.reference(o.reserved), o, p.results[o.of])
 		if err != nil {
 			return fmt.Errorf("the reference store: %w", err)
 		}
@@ -153,13 +167,13 @@ func (p *player) play(o op) error {
 // call calls o on the store under test.
 func (p *player) call(o op) (ratelimit.Result, error) {
 	if !o.all || !p.together {
-		return call(p.lim, o, p.results[o.of])
+		return call(p.lim(o.reserved), o, p.results[o.of])
 	}
 	ctx := context.Background()
 	if err := p.wide.Reset(ctx, "key"); err != nil {
 		return ratelimit.Result{}, err
 	}
-	return callWith(ctx, p.lim, p.wide, o)
+	return callWith(ctx, p.lim(o.reserved), p.wide, o)
 }
 
 // callWith calls o on an All of lim and wide, and returns the part of lim.
@@ -202,25 +216,25 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 		if moved {
 			p.model = m
 		}
-		q := question{n: int64(o.n), within: o.kind == "AllowWithin", d: min(max(o.d, 0).Microseconds(), century)}
+		q := question{n: int64(o.n), within: o.kind == "AllowWithin", d: min(max(o.d, 0).Microseconds(), century), reserved: int64(o.reserved)}
 		if o.kind == "AllowUpTo" {
-			q.n = max(1, room(m, l, now, q.n))
+			q.n = max(1, room(m, l, now, q.n, q.reserved))
 		}
 		err := judge(m, l, o.at, q, r)
 		if err == nil && r.Allowed {
 			p.model = m
-			p.keep(o, charge{now, now + r.ResetAfter.Microseconds(), q.n, l})
+			p.keep(o, charge{now, now + r.ResetAfter.Microseconds(), q.n, l, o.reserved})
 		}
 		return err
 	case "Charge":
-		charged, err := judgeCharge(m, l, o.at, int64(o.n), r)
+		charged, err := judgeCharge(m, l, o.at, int64(o.n), int64(o.reserved), r)
 		if err == nil && charged > 0 {
-			p.keep(o, charge{now, now + r.ResetAfter.Microseconds(), charged, l})
+			p.keep(o, charge{now, now + r.ResetAfter.Microseconds(), charged, l, o.reserved})
 		}
 		p.model = m
 		return err
 	case "Peek":
-		return judge(m, l, o.at, question{n: 1, peek: true}, r)
+		return judge(m, l, o.at, question{n: 1, peek: true, reserved: int64(o.reserved)}, r)
 	case "Refund":
 		c := p.charges[o.of]
 		m.refund(l, now, c, min(int64(o.n), c.n))

@@ -13,6 +13,11 @@ import (
 // by the suite's clock.
 type watch struct {
 	ratelimit.Limiter
+	*watched
+}
+
+// watched is what limiters of the same keys have in common.
+type watched struct {
 	late *atomic.Bool
 
 	mu   sync.Mutex
