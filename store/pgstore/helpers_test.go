@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,18 +12,29 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/pgtest"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/pgstore"
 )
 
-func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(clientURL); url != "" {
+		client(url)
+		return
+	}
+	os.Exit(pgtest.Main(m))
+}
 
 // connect returns a pool of so many connections to url, closed with t.
-func connect(t testing.TB, url string, conns int) *pgxpool.Pool {
+func connect(t testing.TB, url string, conns int, change ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
-	config.MaxConns = int32(conns)
+	config.MaxConns = int32(conns) //nolint:gosec // a few
+	for _, f := range change {
+		f(config)
+	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
@@ -40,16 +52,66 @@ var tables atomic.Int64
 // table is the name of a new table.
 func table() string { return fmt.Sprintf("limits%d", tables.Add(1)) }
 
-// patient is a timeout that no busy machine reaches.
-const patient = pgTimeout(20 * time.Second)
-
-type pgTimeout time.Duration
+// long is a timeout that no busy machine reaches.
+const long = 30 * time.Second
 
 // open returns a store with a table of its own.
 func open(t testing.TB, pool *pgxpool.Pool, opts ...pgstore.Option) *pgstore.Store {
 	t.Helper()
-	s, err := pgstore.New(pool, append([]pgstore.Option{pgstore.WithTable(table()), pgstore.WithTimeout(time.Duration(patient))}, opts...)...)
+	return openAt(t, pool, table(), opts...)
+}
+
+func openAt(t testing.TB, pool *pgxpool.Pool, table string, opts ...pgstore.Option) *pgstore.Store {
+	t.Helper()
+	s, err := pgstore.New(pool, append([]pgstore.Option{pgstore.WithTable(table), pgstore.WithTimeout(long)}, opts...)...)
 	require.NoError(t, err)
 	require.NoError(t, s.Migrate(context.Background()))
 	return s
+}
+
+// window returns a limiter of n events per hour, by name.
+func window(t testing.TB, s store.Store, name string, n int) *ratelimit.FixedWindow {
+	t.Helper()
+	l, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(n), ratelimit.WithName(name))
+	require.NoError(t, err)
+	return l
+}
+
+// take is Allow, which must not fail.
+func take(t testing.TB, l ratelimit.Limiter, key string) ratelimit.Result {
+	t.Helper()
+	r, err := l.Allow(context.Background(), key)
+	require.NoError(t, err)
+	return r
+}
+
+// remaining is Peek, which must not fail.
+func remaining(t testing.TB, l ratelimit.Limiter, key string) int {
+	t.Helper()
+	r, err := l.Peek(context.Background(), key)
+	require.NoError(t, err)
+	return r.Remaining
+}
+
+// crowd has callers call f each so often, and returns how often it returned true.
+func crowd(callers, calls int, f func(caller, call int) bool) int64 {
+	var yes atomic.Int64
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			for n := range calls {
+				if f(i, n) {
+					yes.Add(1)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return yes.Load()
+}
+
+// eventually fails t unless ok returns true within a long time.
+func eventually(t testing.TB, ok func() bool) {
+	t.Helper()
+	require.Eventually(t, ok, long, 10*time.Millisecond)
 }
