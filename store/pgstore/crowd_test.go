@@ -182,7 +182,9 @@ func TestProcessesShareExactlyTheLimit(t *testing.T) {
 	for range effort.Of(3, 4, 8) {
 		c.start(t, url, name)
 	}
-	eventually(t, func() bool { return c.count("one") >= clientLimit && c.count("all") >= clientLimit && c.count("denied") > 1000 })
+	eventually(t, func() bool {
+		return c.count("one") >= clientLimit && c.count("all") >= clientLimit && c.count("denied") > 1000
+	})
 	c.kill()
 	require.Equal(t, clientLimit, c.count("one"))
 	require.Equal(t, clientLimit, c.count("all"))

@@ -150,7 +150,8 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 	var err error
 	s.carrier, err = carrier.New(carrier.Config[*call]{
 		Timeout: s.timeout, Conns: int(config.MaxConns), DialTimeout: config.ConnConfig.ConnectTimeout,
-		Send: s.send, Alone: s.alone, Means: meaning, GiveBack: s.giveBack,
+		Slack: s.timeout / 8, // a commit waits for the disk, and may wait for a row
+		Send:  s.send, Alone: s.alone, Means: meaning, GiveBack: s.giveBack,
 		Pool: func() (idle, total int) {
 			stat := pool.Stat()
 			return int(stat.IdleConns()), int(stat.TotalConns())

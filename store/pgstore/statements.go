@@ -20,7 +20,7 @@ type statements struct {
 	exist    string    // which rows there are
 	insert   string    // rows that are not there
 	update   string    // rows that are locked
-	sweep    string    // deletes the rows of a page that have ended
+	sweep    string    // deletes the rows of some pages that have ended
 	probe    string    // writes a row that belongs to no key
 }
 
@@ -52,8 +52,8 @@ func (s *Store) statements() statements {
 		sweep: of(`WITH place AS (
 				SELECT $1::bigint % greatest(pg_relation_size('TABLE') / current_setting('block_size')::bigint, 1) AS page)
 			DELETE FROM TABLE WHERE ctid = ANY(ARRAY(SELECT ctid FROM TABLE
-				WHERE ctid >= (SELECT format('(%s,0)', page)::tid FROM place) AND ctid < (SELECT format('(%s,0)', page + 1)::tid FROM place)
-				AND ends < $2::bigint FOR UPDATE SKIP LOCKED))`),
+				WHERE ctid >= (SELECT format('(%s,0)', page)::tid FROM place) AND ctid < (SELECT format('(%s,0)', page + $2::bigint)::tid FROM place)
+				AND ends < $3::bigint FOR UPDATE SKIP LOCKED))`),
 	}
 	st.names = [...]string{nameOf(st.readOne), nameOf(st.compareOne)}
 	return st

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -231,13 +232,17 @@ func (s *Store) decideAll(b *batch, now int64) (update, insert []*row) {
 	return update, insert
 }
 
-// sweep queues the deletion of rows that have ended on some pages, as many as rows are written.
-func (s *Store) sweep(p *pipeline, rows int) {
-	pages := min(s.written.Add(uint64(rows))/rowsPerSweep-(s.written.Load()-uint64(rows))/rowsPerSweep, mostPages)
-	for range pages {
-		before := s.timeNow().Add(-endedFor).UnixMicro()
-		p.add(s.sql.sweep, int64s, int8of(int64(s.page.Add(1)&0xffffffff)), int8of(before))
+// sweep queues the deletion of rows that have ended on some pages, after so many rows have been written.
+func (s *Store) sweep(p *pipeline, updated, inserted int) {
+	rows := uint64(updated + perInsert*inserted) //nolint:gosec // some thousand
+	sum := s.written.Add(rows)
+	pages := sum/rowsPerPage - (sum-rows)/rowsPerPage
+	if pages == 0 {
+		return
 	}
+	pages = min(pages, mostPages)
+	last := s.page.Add(pages) & math.MaxInt32
+	p.add(s.sql.sweep, swept, int8of(int64(last-pages)), int8of(int64(pages)), int8of(s.timeNow().Add(-endedFor).UnixMicro())) //nolint:gosec // as above
 }
 
 // timeNow is about the time of decisions.
@@ -253,10 +258,12 @@ const (
 	// still see them.
 	endedFor = time.Minute
 
-	// rowsPerSweep is after how many rows that are written a page is swept. A page has some 40 rows or more, so that rows
-	// leave faster than they come.
-	rowsPerSweep = 16
-	mostPages    = 4 // in one batch
+	// rowsPerPage is after how many rows that are written another page is swept. One that is inserted counts as perInsert. A
+	// page has 40 rows or more, so that rows leave faster than they come.
+	rowsPerPage, perInsert = 64, 4
+
+	// mostPages is how many pages are swept in one transaction.
+	mostPages = 16
 )
 
 // compare decides on a call of one row without a lock: it writes the row if that is still as it was read. lost reports
@@ -286,7 +293,7 @@ func (s *Store) compare(conn *pgconn.PgConn, b *batch) (lost bool, err error) {
 		} else {
 			p.add(s.sql.insertOne, single[:3], r.key, value, int8of(end))
 		}
-		s.sweep(&p, 1)
+		s.sweep(&p, len(update), len(insert))
 		lost = true // until the server says that it has written
 		if err = p.run(conn, func(int, [][]byte) { lost = false }); err != nil {
 			return false, whileWriting(err)
@@ -370,7 +377,7 @@ func (s *Store) commit(conn *pgconn.PgConn, update []*row, inserted int) error {
 		}
 		p.add(s.sql.update, written, args...)
 	}
-	s.sweep(&p, len(update)+inserted)
+	s.sweep(&p, len(update), inserted)
 	p.add(commit, nil)
 	err := p.run(conn, nil)
 	if err == nil && p.last != commit {

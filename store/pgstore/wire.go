@@ -15,7 +15,7 @@ var (
 	arrays  = []uint32{pgtype.ByteaArrayOID}
 	written = []uint32{pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.Int8ArrayOID}
 	single  = []uint32{pgtype.ByteaOID, pgtype.ByteaOID, pgtype.Int8OID, pgtype.ByteaOID}
-	int64s  = []uint32{pgtype.Int8OID, pgtype.Int8OID}
+	swept   = []uint32{pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID}
 
 	binaryForm = []int16{1}
 )
