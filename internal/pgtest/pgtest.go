@@ -278,6 +278,16 @@ func freePort() (string, error) {
 	return "", err
 }
 
+// FreePort returns a port of 127.0.0.1 that no server listens on.
+func FreePort(t testing.TB) string {
+	t.Helper()
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
 // shared is the server of Shared; it belongs to the test binary.
 var shared struct {
 	sync.Mutex
