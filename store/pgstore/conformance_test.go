@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/pgstore"
+	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
 	"github.com/ratelimit-go/ratelimit/store/storetest"
 )
 
@@ -15,5 +15,5 @@ func TestConformance(t *testing.T) {
 	pool := shared(t)
 	storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
 		return open(t, pool, pgstore.WithClock(clock), pgstore.WithUnlogged())
-	}, storetest.Traces(effort.Of(1, 4, 40)))
+	}, storetest.Traces(pgtest.Of(1, 4, 40)))
 }

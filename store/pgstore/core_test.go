@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
 	"github.com/ratelimit-go/ratelimit/store/storetest"
 )
 
@@ -82,13 +82,13 @@ func (m *core) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 func TestConformanceWithoutServer(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(_ testing.TB, clock func() time.Time) store.Store { return newCore(clock, false) },
-		storetest.Traces(effort.Of(10, 50, 3_000)))
+		storetest.Traces(pgtest.Of(10, 50, 3_000)))
 }
 
 func TestAServersClockCanBeSetBack(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(_ testing.TB, clock func() time.Time) store.Store { return newCore(clock, true) },
-		storetest.SetBack(), storetest.Traces(effort.Of(10, 50, 3_000)), storetest.Without("sliding_log"))
+		storetest.SetBack(), storetest.Traces(pgtest.Of(10, 50, 3_000)), storetest.Without("sliding_log"))
 }
 
 // taps is a store that keeps what it is asked.
@@ -122,7 +122,7 @@ func rulesOf(t *testing.T, l ratelimit.Limit) (list []store.Request) {
 // alone or many in one transaction.
 func TestListsAreDecidedAsInMemory(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(effort.Of(200, 1_000, 20_000)) {
+	for seed := range uint64(pgtest.Of(200, 1_000, 20_000)) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		at := time.Unix(1_700_000_000, 0)
 		clock := func() time.Time { return at }

@@ -15,9 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/pgtest"
 	"github.com/ratelimit-go/ratelimit/store/pgstore"
+	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
 )
 
 func TestACrowdOnOneKeySharesExactlyTheLimit(t *testing.T) {
@@ -179,7 +178,7 @@ func TestProcessesShareExactlyTheLimit(t *testing.T) {
 	name, c := table(), clients{counts: map[string]int{}}
 	url := pgtest.Shared(t).URL()
 	openAt(t, connect(t, url, 1), name)
-	for range effort.Of(3, 4, 8) {
+	for range pgtest.Of(3, 4, 8) {
 		c.start(t, url, name)
 	}
 	eventually(t, func() bool {
@@ -199,8 +198,8 @@ func TestKillsOfServerAndClientsAdmitNothingMore(t *testing.T) {
 	for range 3 {
 		c.start(t, server.URL(), name)
 	}
-	for kill := 1; kill <= effort.Of(2, 4, 10); kill++ {
-		share := clientLimit * kill / effort.Of(4, 8, 16)
+	for kill := 1; kill <= pgtest.Of(2, 4, 10); kill++ {
+		share := clientLimit * kill / pgtest.Of(4, 8, 16)
 		eventually(t, func() bool { return c.count("one") >= share })
 		server.Restart(t)
 		_ = c.procs[len(c.procs)-1].Process.Kill()
