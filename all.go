@@ -155,7 +155,7 @@ func oneKeyEach(cores []*limiter) error {
 	for i, c := range cores {
 		for _, other := range cores[:i] {
 			if c.sameSpace(other) && c.keyFunc != other.keyFunc {
-				return fmt.Errorf("%w: two limits of an All, %q and %q, are one under different keys: name them by WithName",
+				return fmt.Errorf("%w: two limits, %q and %q, share their counts and have different keys: name them apart (WithName), or give both the same WithKeyFunc Option",
 					ErrInvalidOption, other.policyName, c.policyName)
 			}
 		}

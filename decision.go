@@ -187,6 +187,12 @@ func (d *decision) decide(ctx context.Context) error {
 	if err != nil || d.denied {
 		d.giveBack(ctx)
 	}
+	d.conclude(ctx, err)
+	return err
+}
+
+// conclude tells the observers, and counts calls.
+func (d *decision) conclude(ctx context.Context, err error) {
 	if d.watched {
 		d.tell(ctx)
 	}
@@ -197,7 +203,6 @@ func (d *decision) decide(ctx context.Context) error {
 			}
 		}
 	}
-	return err
 }
 
 // askInTurn asks the entries one group after the other, until one denies.
@@ -401,6 +406,12 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 	if err != nil {
 		return err
 	}
+	d.readAll(replies)
+	return nil
+}
+
+// readAll makes the results of the group of the replies to its requests.
+func (d *decision) readAll(replies []store.Reply) {
 	for _, e := range d.group {
 		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek && e.votes()) {
 			d.denied = true
@@ -411,7 +422,6 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 			d.read(e, &d.requests[e.request], replies[e.request])
 		}
 	}
-	return nil
 }
 
 // requestOf is the place of e's request in requests. Entries on the same key of the same

@@ -11,33 +11,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Part of a limit is kept for important callers: the others have a limit of their own
-// within the whole.
-func ExampleNewAll_priority() {
-	store := frozenMemory()
-	total, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(10), ratelimit.WithName("total"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	low, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(6), ratelimit.WithName("low"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	others, err := ratelimit.NewAll(low, total)
-	if err != nil {
-		log.Fatal(err)
-	}
-	admitted := func(l ratelimit.Limiter) int {
-		granted, _, err := ratelimit.AllowUpTo(context.Background(), l, "backend", 20)
-		if err != nil {
-			log.Fatal(err)
-		}
-		return granted
-	}
-	fmt.Println("others", admitted(others), "important", admitted(total))
-	// Output: others 6 important 4
-}
-
 // Two routes have a limit in common, also while Redis is down: their local limiters count in
 // one memory.
 func ExampleAll_routes() {

@@ -230,7 +230,7 @@ func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, 
 		if r.Allowed {
 			return n, r, nil
 		}
-		if room := r.room(); room > 0 {
+		if room := r.room(n); room > 0 {
 			n = min(n, room)
 			continue
 		}

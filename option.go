@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/kept"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Option configures a limiter.
@@ -148,6 +149,9 @@ func WithReserved(n int) Option {
 func (lim *limiter) checkReserved() error {
 	if lim.reserved == 0 {
 		return nil
+	}
+	if see.Divided(lim.store) {
+		return fmt.Errorf("%w: WithReserved(%d) on package regions: no region knows what remains in the others", ErrInvalidOption, lim.reserved)
 	}
 	check := func(l Limit) error {
 		i, err := integers(lim.rule, l)

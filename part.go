@@ -70,6 +70,7 @@ type joined struct {
 	charged  int    // events, of the part that was charged most
 	deniedBy string // the name of a part
 	voters   voters
+	either   bool // by a [First]: one part decides for all, and others may have more room
 }
 
 // voters has a bit for each part that was asked and has a say in the whole: no shadow, and none that was
@@ -190,13 +191,17 @@ func (r Result) denier() Result {
 	return r
 }
 
-// room is how many events fit, by the denial r: Remaining of those that deny.
-func (r *Result) room() int {
+// room is how many events fit, by the denial r of n: Remaining of those that deny, or the most of a First.
+func (r *Result) room(n int) int {
 	room, known := r.Remaining, false
 	if j := r.joined(); j != nil {
 		for i := range j.parts {
-			if p := &j.parts[i]; j.voters.has(i) && p.RetryAfter > 0 && (!known || p.room() < room) {
-				room, known = p.room(), true
+			p := &j.parts[i]
+			switch fit := p.room(n); {
+			case j.either && fit < n && (!known || fit > room):
+				room, known = fit, true
+			case !j.either && j.voters.has(i) && p.RetryAfter > 0 && (!known || fit < room):
+				room, known = fit, true
 			}
 		}
 	}

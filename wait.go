@@ -124,6 +124,9 @@ func (a *asker) answerOf(r Result) queue.Decision {
 	if r.Allowed && r.Limit == 0 { // no limit is known to count it
 		d.Remaining = maxEvents
 	}
+	if see.Alternatives(a.limiter) { // its parts do not decide together
+		return d
+	}
 	for _, p := range r.Parts() {
 		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
 		d.Part(kind, unit, queue.Decision{

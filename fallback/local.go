@@ -133,7 +133,7 @@ type owing struct {
 func owingOf(l ratelimit.Limiter) (limits []owing) {
 	k := see.Of(l)
 	switch {
-	case k == nil && !see.LookingOn(l), k != nil && k.Algorithm != "" && !k.Calls:
+	case k == nil && !see.LookingOn(l), k != nil && (k.Algorithm != "" && !k.Calls || k.Alternatives):
 		return []owing{{l, false}}
 	case k != nil && k.Held:
 		return nil

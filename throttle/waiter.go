@@ -378,7 +378,11 @@ func (a *asker) told(r ratelimit.Result) queue.Decision {
 	if r.Allowed && r.Limit == 0 { // no known limit counts it
 		d.Remaining = math.MaxInt32
 	}
-	for _, p := range r.Parts() {
+	parts := r.Parts()
+	if see.Alternatives(a.limiter) { // they do not decide together
+		parts = nil
+	}
+	for _, p := range parts {
 		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
 		d.Part(kind, unit, queue.Decision{
 			Limit: p.Limit, Remaining: p.Remaining,

@@ -27,6 +27,7 @@ type Traits struct {
 	Sleeps  bool // until the one behind admits; inside others it would hold what they hold
 	Waits   bool // a call of the store may take longer than one of the store behind it
 	Leases  bool // the store takes events ahead, and so gets nothing by asking for those whose turn comes later
+	Divides bool // the store has only a part of each limit, and does not know what remains of the whole
 
 	Behind any // the limiter that it is around, if it has no Unwrap: Names and Deferring look there
 	// Spent has slots of the one behind that were given back, and that nobody else has: new ones are
@@ -65,6 +66,12 @@ func Sleeping[L any](l L) (found L, ok bool) {
 // Leased reports whether s, or a store that it stands before, leases.
 func Leased(s store.Store) bool {
 	_, ok := first(s, func(s store.Store) bool { return traitsOf(s).Leases })
+	return ok
+}
+
+// Divided reports whether s, or a store that it stands before, divides.
+func Divided(s store.Store) bool {
+	_, ok := first(s, func(s store.Store) bool { return traitsOf(s).Divides })
 	return ok
 }
 
@@ -133,14 +140,15 @@ func Timeout(s store.Store) time.Duration {
 // Known is what the packages of this module know of a type of package ratelimit, beyond its
 // methods. L is ratelimit.Limiter.
 type Known[L any] struct {
-	Algorithm   string     // by its name; "" of several limits
-	Name        string     // of its policy, or of a ban
-	Held        bool       // whether it counts slots that are held: see store.Rule
-	Calls       bool       // whether it counts calls, not their events
-	ByEvents    func() L   // makes the same limit, if it does, which counts the events that it is asked for
-	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
-	Kind        queue.Kind // how it admits events that have to wait
-	Key         Key        // nil if it counts the key that it is asked for
+	Algorithm    string     // by its name; "" of several limits
+	Name         string     // of its policy, or of a ban
+	Alternatives bool       // whether one of the limits inside decides for all
+	Held         bool       // whether it counts slots that are held: see store.Rule
+	Calls        bool       // whether it counts calls, not their events
+	ByEvents     func() L   // makes the same limit, if it does, which counts the events that it is asked for
+	UsesContext  bool       // whether a function of a limit or of a key gets the contexts of calls
+	Kind         queue.Kind // how it admits events that have to wait
+	Key          Key        // nil if it counts the key that it is asked for
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
@@ -224,6 +232,12 @@ func Behind[L any](l L) *Known[L] {
 // Calls reports whether l, or a limit inside, counts calls, so that a queue counts calls of n events.
 func Calls[L any](l L) bool {
 	return !all(l, func(l L) bool { k := Of(l); return k == nil || !k.Calls })
+}
+
+// Alternatives reports whether l, or a limiter inside, is decided by one of several, so that what its limits say
+// apart does not say when it admits.
+func Alternatives[L any](l L) bool {
+	return !all(l, func(l L) bool { k := Of(l); return k == nil || !k.Alternatives })
 }
 
 // Queue returns how part, one of the limits of l, admits events, and how many of its events are one of

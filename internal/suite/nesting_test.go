@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -93,6 +94,36 @@ func (b both) down() outcome {
 	}
 	return b.other.down()
 }
+
+// either is a First.
+type either struct{ model, other model }
+
+func (e either) one(n int) model {
+	if e.model.fits(n) {
+		return e.model
+	}
+	return e.other
+}
+func (e either) fits(n int) bool          { return e.one(n).fits(n) }
+func (e either) charge(n int) func()      { return e.one(n).charge(n) }
+func (e either) upTo(n int) (int, func()) { return upTo(e, n) }
+func (e either) overdraw(int) func()      { panic("not told by the model") }
+func (e either) reset()                   { e.model.reset(); e.other.reset() }
+func (e either) down() outcome {
+	if o := e.model.down(); o != denies {
+		return o
+	}
+	return e.other.down()
+}
+
+// leaving is one of the five that leaves some of its events to others.
+type leaving struct {
+	*counted
+	reserved int
+}
+
+func (l leaving) fits(n int) bool          { return l.counted.fits(n + l.reserved) }
+func (l leaving) upTo(n int) (int, func()) { return upTo(l, n) }
 
 // once counts calls. What has happened already is of calls that it has charged.
 type once struct{ model }
@@ -203,7 +234,15 @@ type nested struct {
 
 // core is a limiter of the five that is new to the nesting.
 func (x *nesting) core(t testing.TB, limit int, opts ...ratelimit.Option) nested {
-	name := fmt.Sprint(len(x.cores))
+	return nested{x.named(t, fmt.Sprint(len(x.cores)), limit, opts...), &counted{limit: limit}, "key"}
+}
+
+// another is a limiter of the same name as the one that core has just made.
+func (x *nesting) another(t testing.TB, limit int, opts ...ratelimit.Option) ratelimit.Limiter {
+	return x.named(t, fmt.Sprint(len(x.cores)), limit, opts...)
+}
+
+func (x *nesting) named(t testing.TB, name string, limit int, opts ...ratelimit.Option) ratelimit.Limiter {
 	s := x.front
 	if s == nil {
 		s = x.store
@@ -212,8 +251,7 @@ func (x *nesting) core(t testing.TB, limit int, opts ...ratelimit.Option) nested
 	if x.observer != nil {
 		opts = append(opts, ratelimit.WithObserver(x.observer))
 	}
-	l := newLimiter(t, x.algorithm, s, ratelimit.PerDay(limit), opts...)
-	return nested{l, &counted{limit: limit}, "key"}
+	return newLimiter(t, x.algorithm, s, ratelimit.PerDay(limit), opts...)
 }
 
 // nobody hears what it is told.
@@ -319,6 +357,33 @@ func wrappers(t testing.TB) []wrapper {
 			x.model, x.cores = both{x.model, once{other.counter}}, append(x.cores, other)
 			return err
 		}},
+		modelled(plain("First of one", func(l ratelimit.Limiter) (*ratelimit.First, error) { return ratelimit.NewFirst(l) }), func(m model) model {
+			return either{m, refusing{m}}
+		}),
+		{"First, first", func(t testing.TB, x *nesting) (err error) {
+			other := x.core(t, 7)
+			x.Limiter, err = ratelimit.NewFirst(x.Limiter, other.limiter)
+			x.model, x.cores = either{x.model, other.counter}, append(x.cores, other)
+			return err
+		}},
+		{"First, second", func(t testing.TB, x *nesting) (err error) {
+			other := x.core(t, 12)
+			x.Limiter, err = ratelimit.NewFirst(other.limiter, x.Limiter)
+			x.model, x.cores = either{other.counter, x.model}, append(x.cores, other)
+			return err
+		}},
+		{"All, reserved", func(t testing.TB, x *nesting) (err error) {
+			other := x.core(t, 12)
+			x.Limiter, err = ratelimit.NewAll(x.Limiter, x.another(t, 12, ratelimit.WithReserved(4)))
+			x.model, x.cores = both{x.model, leaving{other.counter, 4}}, append(x.cores, other)
+			return err
+		}},
+		{"First, reserved", func(t testing.TB, x *nesting) (err error) {
+			other := x.core(t, 9)
+			x.Limiter, err = ratelimit.NewFirst(x.another(t, 9, ratelimit.WithReserved(3)), x.Limiter)
+			x.model, x.cores = either{leaving{other.counter, 3}, x.model}, append(x.cores, other)
+			return err
+		}},
 		modelled(plain("fallback open", inCase(fallback.FailOpen())), answering(admits)),
 		modelled(plain("fallback closed", inCase(fallback.FailClosed())), answering(denies)),
 		plain("accesslist", listing(accesslist.Lists{})),
@@ -347,6 +412,8 @@ func refuses(outer string, inside []string) bool {
 	}
 	switch kind, _, _ := strings.Cut(outer, " "); kind {
 	case "fallback": // they answer for the store, or sleep
+		return has("accesslist", "shadow", "Waiter", "Slowdown")
+	case "First", "First,": // it would go past what they say
 		return has("accesslist", "shadow", "Waiter", "Slowdown")
 	case "All", "All,", "Slowdown": // it would hold what others have taken while it sleeps, or sleep to be let through
 		return has("Waiter")
@@ -452,6 +519,9 @@ func (x *nesting) run(t *testing.T, rng *rand.Rand) {
 			require.Zero(t, r.Charged(), told())
 			x.check(t, r, told)
 		case 2:
+			if slices.ContainsFunc(x.names, func(name string) bool { return strings.HasPrefix(name, "First") }) {
+				break // TestAFirstChargesWhereThereIsRoom has these
+			}
 			say("Charge(%d)", n)
 			r, err := ratelimit.Charge(ctx, x.Limiter, "key", n)
 			require.NoError(t, err, told())
@@ -554,8 +624,8 @@ func TestNestingsKeepToOneLimitAcrossOutages(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	all := wrappers(t)
-	inner := []string{"All of one", "All, first", "All, second"}
-	outer := []string{"another key", "All of one", "All, first", "All, second", "All with calls and a key", "accesslist", "shadow, enforced"}
+	inner := []string{"All of one", "All, first", "All, second", "All, reserved"}
+	outer := []string{"another key", "All of one", "All, first", "All, second", "First of one", "First, first", "First, second", "All with calls and a key", "accesslist", "shadow, enforced"}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for id := range effort.Of(600, 2_000, 20_000) {
 		algorithm := algorithms[id%len(algorithms)]
@@ -609,7 +679,7 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 		default:
 			n := 1 + rng.IntN(4)
 			if r, err := x.AllowN(ctx, "key", n); err == nil && r.Allowed {
-				admitted, undo = append(admitted, r), append(undo, x.charge(n))
+				admitted, undo = append(admitted, r), append(undo, x.chargedBy(r, n))
 				said = append(said, fmt.Sprintf("AllowN(%d): %v", n, r))
 			}
 		}
@@ -624,6 +694,24 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 		r, err := c.limiter.Peek(ctx, c.key)
 		require.NoError(t, err)
 		require.LessOrEqual(t, r.Remaining, c.counter.limit-c.counter.used, "%s of %q: %v", x.algorithm, x.names, said)
+	}
+}
+
+// chargedBy charges the model for n events that r admits. Which limiter of a First that is, says r.
+func (x *nesting) chargedBy(r ratelimit.Result, n int) (undo func()) {
+	if !slices.ContainsFunc(x.names, func(name string) bool { return strings.HasPrefix(name, "First") }) {
+		return x.charge(n)
+	}
+	var undos []func()
+	for _, p := range r.Parts() {
+		if i, err := strconv.Atoi(p.Name()); err == nil && p.Charged() > 0 {
+			undos = append(undos, x.cores[i].counter.charge(p.Charged()))
+		}
+	}
+	return func() {
+		for _, undo := range undos {
+			undo()
+		}
 	}
 }
 

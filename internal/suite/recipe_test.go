@@ -83,7 +83,7 @@ func copyModule(t *testing.T, dir string) {
 		switch to := filepath.Join(dir, path); {
 		case err != nil:
 			return err
-		case d.IsDir() && slices.Contains([]string{".git", ".bin"}, path):
+		case d.IsDir() && slices.Contains([]string{".git", ".bin", "site/node_modules", "site/dist"}, path):
 			return fs.SkipDir
 		case d.IsDir():
 			return os.MkdirAll(to, 0o755)

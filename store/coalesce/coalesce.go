@@ -80,7 +80,7 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 	for i := range requests {
 		r := &requests[i]
-		if r.Op != store.OpTake || r.Limit.Before() > 0 || r.N > batch.MostEvents || r.N > 1 && len(requests) == 1 {
+		if r.Op != store.OpTake || r.Limit.Before() > 0 || r.Reserved > 0 || r.Else && i > 0 || r.N > batch.MostEvents || r.N > 1 && len(requests) == 1 {
 			return k, false
 		}
 		k = s.seeds.After(k, r.Namespace, r.Key, r.Limit)

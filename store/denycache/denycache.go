@@ -134,9 +134,9 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	questions, denied := few[:0], true
 	for i := range requests {
 		r := &requests[i]
-		q := denials.Ask(r.Limit, r.N)
+		q := denials.Ask(r.Limit, r.N+r.Reserved)
 		if r.Op == store.OpUpTo {
-			q.N = 1
+			q.N = 1 + r.Reserved
 		}
 		reply, known := s.denials.Recall(r.Namespace, r.Key, &q)
 		replies[i], questions = reply, append(questions, q)
@@ -158,6 +158,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 // denials under these.
 func (s *Store) learn(rule *store.Rule, op store.Op, q *denials.Question, r store.Reply, err error) {
 	switch {
+	case err == nil && r.Outcome == store.NotAsked:
 	case err != nil || r.OK() || op == store.OpOverdraw:
 		s.denials.ForgetOtherLimits(q)
 	case q.Turn || q.N > q.Limit.Burst: // it may fit with another turn, or never

@@ -83,7 +83,10 @@ type lack struct {
 // none, and gives leases of it in the same call. Looks are answered as those alone, but for gates: what
 // is held here opens none, since the store decides on all.
 func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
-	if len(requests) == 1 {
+	if store.Alternatives(requests) {
+		return store.InTurn(ctx, requests, replies, d.Decide)
+	}
+	if len(requests) == 1 && requests[0].Reserved == 0 {
 		switch r := &requests[0]; r.Op {
 		case store.OpTake:
 			replies[0], err = d.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
@@ -154,8 +157,8 @@ func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held boo
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo // or else events of a bucket have their turn if they are there
-	if r.Looks() || leaseless && s.keys[id] == nil {
+	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo          // or else events of a bucket have their turn if they are there
+	if r.Looks() || r.Reserved > 0 || leaseless && s.keys[id] == nil { // only the store knows what remains
 		return l, false
 	}
 	e := d.entry(s, id, r.Namespace, r.Key, own)
@@ -254,14 +257,17 @@ func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Rep
 	all = store.AllOK(requests, told)
 	for i := range lacks {
 		l, r := &lacks[i], &requests[i]
-		charged := int64(0)
-		if all && !r.Looks() {
-			charged = r.N
+		n, charged := r.N, int64(0)
+		if r.Op == store.OpUpTo {
+			n = max(1, min(n, told[i].Available(r.Namespace.Rule, l.limits.by)-r.Reserved))
 		}
-		if r.Op == store.OpLook {
-			replies[l.at] = d.seen(r.Namespace, r.Key, l.limits, told[i], r.N)
+		if all && !r.Looks() {
+			charged = n
+		}
+		if r.Op == store.OpLook && r.Reserved == 0 {
+			replies[l.at] = d.seen(r.Namespace, r.Key, l.limits, told[i], n)
 		} else {
-			replies[l.at] = told[i].Plainly(r.Namespace.Rule, l.limits.by, r.N, charged)
+			replies[l.at] = told[i].Plainly(r.Namespace.Rule, l.limits.by, n+r.Reserved, charged)
 		}
 	}
 	return all, nil

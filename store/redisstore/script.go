@@ -232,8 +232,8 @@ func parse(list []int64, replies []store.Reply) error {
 	}
 	for i := range replies {
 		v := list[4*i : 4*i+4]
-		if v[0] < 0 || v[0] > 2 {
-			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0, 1 or 2", store.ErrStore, v[0])
+		if v[0] < 0 || v[0] > 2 || v[0] == 2 && i == 0 { // the first one is no alternative
+			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
 		}
 		if replies[i] = (store.Reply{Outcome: store.AdmittedIf(v[0] == 1), X: v[1], Y: v[2], Z: v[3]}); v[0] == 2 {
 			replies[i].Outcome = store.NotAsked

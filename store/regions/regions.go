@@ -118,7 +118,8 @@ func WithWeights(weights map[string]int) Option {
 // A region's share of a limit is at least one event, and the rest is by weight. Of a bucket's Burst
 // it is at least two. The shares add up to the limit. A limit that is smaller cannot be shared, nor
 // can a [ratelimit.SlidingLog] or a [ratelimit.LeakyBucket], which take back only events of their
-// own. That is the error of the limiter's constructor, and of each call for a limit function.
+// own. That is the error of the limiter's constructor, and of each call for a limit function. Nor can a limiter
+// reserve events, since no region knows what remains in the others.
 //
 // [ratelimit.SlidingLog]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#SlidingLog
 // [ratelimit.LeakyBucket]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#LeakyBucket
@@ -136,7 +137,7 @@ func New(here string, stores map[string]store.Store, opts ...Option) (*Store, er
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{traits: traits{Waits: true}, wait: by.wait, base: time.Now(), seeds: keyhash.New()}
+	s := &Store{traits: traits{Waits: true, Divides: true}, wait: by.wait, base: time.Now(), seeds: keyhash.New()}
 	own := slices.IndexFunc(all, func(r *region) bool { return r.name == here })
 	if own < 0 {
 		return nil, fmt.Errorf("%w: the region %q has no store", store.ErrInvalidOption, here)
@@ -219,7 +220,12 @@ func (s *Store) ask(ctx context.Context, op operation, ns *store.Namespace, key 
 // Decide decides by the own shares. It fetches for each that denies. A look asks no other region, so
 // Take may admit what a look says is denied.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
-	if len(requests) == 1 {
+	switch {
+	case store.Alternatives(requests):
+		return store.InTurn(ctx, requests, replies, s.Decide)
+	case slices.ContainsFunc(requests, func(r store.Request) bool { return r.Reserved > 0 }):
+		return fmt.Errorf("%w: regions: no region knows what remains in the others: nothing can be reserved", store.ErrInvalidOption)
+	case len(requests) == 1:
 		switch q := &requests[0]; q.Op {
 		case store.OpUpTo:
 			replies[0], err = s.takeUpTo(ctx, q.Namespace, q.Key, q.Limit, q.N)

@@ -102,6 +102,89 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 	return nil
 }
 
+// decidedInTurn is a check: of several lists, which may have limits in common, the first one that is
+// admitted is charged alone.
+func decidedInTurn(t testing.TB, s *suite, _ algorithm) {
+	for seed := range uint64(20) {
+		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 3))
+		if !b.store.Together("key", "key") {
+			return // one after the other, which the tests of First cover
+		}
+		var limits []pair
+		for i := range 4 {
+			limits = append(limits, pairs(t, b, s.algorithms[rng.IntN(len(s.algorithms))].name, limitOf(rng), ratelimit.WithName(fmt.Sprint(i))))
+		}
+		lists, firsts := make([][]pair, 2+rng.IntN(3)), []ratelimit.Limiter{}
+		for i := range lists {
+			var tested []ratelimit.Limiter
+			for _, j := range rng.Perm(len(limits))[:1+rng.IntN(3)] {
+				lists[i], tested = append(lists[i], limits[j]), append(tested, limits[j].tested)
+			}
+			all, err := ratelimit.NewAll(tested...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			firsts = append(firsts, all)
+		}
+		first, err := ratelimit.NewFirst(firsts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range traceLen {
+			if err := decideInTurn(first, lists, limits, 1+rng.IntN(6)); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			b.advance(time.Duration(rng.Int64N(int64(time.Hour))))
+		}
+	}
+}
+
+// decideInTurn asks first, which has these lists of limits, for n events, and each limit alone.
+func decideInTurn(first *ratelimit.First, lists [][]pair, limits []pair, n int) error {
+	ctx := context.Background()
+	var admits []pair
+	for _, list := range lists {
+		fits := true
+		for _, p := range list {
+			r, err := p.reference.Peek(ctx, "key")
+			if err != nil {
+				return err
+			}
+			fits = fits && r.Remaining >= n
+		}
+		if fits {
+			admits = list
+			break
+		}
+	}
+	got, err := first.AllowN(ctx, "key", n)
+	if err != nil {
+		return err
+	}
+	if got.Allowed != (admits != nil) {
+		return fmt.Errorf("%d events are decided as %+v, and fit: %v", n, got, admits != nil)
+	}
+	for _, p := range admits {
+		if _, err := p.reference.AllowN(ctx, "key", n); err != nil {
+			return err
+		}
+	}
+	for i, p := range limits {
+		r, err := p.tested.Peek(ctx, "key")
+		if err != nil {
+			return err
+		}
+		want, err := p.reference.Peek(ctx, "key")
+		if err != nil {
+			return err
+		}
+		if r != want {
+			return fmt.Errorf("after %d events limit %d says\n%+v, and alone\n%+v", n, i, r, want)
+		}
+	}
+	return nil
+}
+
 // debts is a check: what is charged past the limit counts as on the reference store.
 func debts(t testing.TB, s *suite, a algorithm) {
 	for seed := range uint64(20) {

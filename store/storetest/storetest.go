@@ -125,6 +125,7 @@ var checksOfStores = []check{
 	{"several limits are charged together or not at all", decidedTogether},
 	{"shadows and looks have no say in what is charged together", decidedByTheCall},
 	{"a gate that denies keeps all from being charged", decidedByGates},
+	{"the first of several lists that is admitted is charged, and no other", decidedInTurn},
 	{"several limits have their turns in time or are not charged", turnsTogether},
 }
 

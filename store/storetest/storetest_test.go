@@ -458,6 +458,46 @@ var planted = []struct {
 			return nil
 		}}
 	}, "stores"},
+	{"what is reserved is charged", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				requests[i].N, requests[i].Reserved = requests[i].N+requests[i].Reserved, 0
+			}
+			return m.Decide(background, requests, replies)
+		}}
+	}, "all"},
+	{"what is reserved is given to everybody", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				requests[i].Reserved = 0
+			}
+			return m.Decide(background, requests, replies)
+		}}
+	}, "all"},
+	{"alternatives are charged besides the one that was admitted", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for from, to := 0, 0; from < len(requests); from = to {
+				for to = from + 1; to < len(requests) && !requests[to].Else; to++ {
+				}
+				if err := m.Decide(background, requests[from:to], replies[from:to]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+	}, "stores"},
+	{"only the first alternative is decided", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			to := 1
+			for to < len(requests) && !requests[to].Else {
+				to++
+			}
+			for i := range replies[to:] {
+				replies[to+i] = store.Reply{}
+			}
+			return m.Decide(background, requests[:to], replies[:to])
+		}}
+	}, "stores"},
 	{"of several requests, a shadow's denial denies", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {

@@ -1,0 +1,384 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/queue"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// First is a [Limiter] that asks several limiters in their order. The first one that admits a call is charged
+// for it, and no other: a monthly plan and then prepaid credits, one supplier and then another, or a tenant's
+// own share and then what the others leave ([WithReserved]). To require several limits at once, make an [All]
+// of them one of the limiters.
+//
+// Limiters with built-in algorithms on the same store, and Alls of them, are asked together: on Redis, by one
+// script (on a cluster or a ring, only limits of the same key or hash tag). Other limiters are asked one after
+// the other. An error of one of them is returned, and the limiters after it are not asked.
+//
+// Bound: the sum of the bounds of the limiters.
+//
+// The [Result] is that of the limiter that admitted the call, or of the one with the shortest RetryAfter.
+// [Result.Parts] has the decisions of all limiters that were asked. Those with events [Result.Charged] are of the
+// limiter that was charged, and a Refund or a Settle goes to it. A First keeps no state of its own.
+type First struct {
+	known
+	limiters []Limiter
+	members  [][]member  // of each limiter
+	joint    store.Store // of all members, or nil
+}
+
+// NewFirst returns a limiter that asks 1 to 16 limiters in their order. An All counts as the limiters in it.
+// NewFirst returns [ErrInvalidOption] if a limiter overrules others, as a [Ban] or a list of package accesslist
+// does, if it counts slots (package inflight), or if two limiters share their counts ([WithName]) but use
+// different keys ([WithKeyFunc]).
+func NewFirst(limiters ...Limiter) (*First, error) {
+	f := &First{limiters: append([]Limiter(nil), limiters...)}
+	size := 0
+	for _, l := range limiters {
+		members, err := membersOf(l)
+		if err != nil {
+			return nil, err
+		}
+		if err := mayBeOneOf(l); err != nil {
+			return nil, err
+		}
+		size += len(members)
+		f.members = append(f.members, members)
+	}
+	if size == 0 || size > maxLimits {
+		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, size, maxLimits)
+	}
+	if err := oneKeyEach(coresOf(nil, f)); err != nil {
+		return nil, err
+	}
+	f.joint = jointOf(f.members)
+	keys := make([]see.Key, len(limiters))
+	for i, l := range limiters {
+		keys[i] = see.KeyOf(l)
+	}
+	f.known = see.NewCore[Limiter](f, see.Known[Limiter]{Kind: queue.Unknown, Key: see.Keys(keys...), Alternatives: true, Local: noLocal})
+	return f, nil
+}
+
+// jointOf returns the store of all members, if it can be asked for all of them at once, or else nil.
+func jointOf(lists [][]member) (joint store.Store) {
+	for _, members := range lists {
+		for _, m := range members {
+			if m.core == nil || m.core.joint == nil || joint != nil && m.core.joint != joint {
+				return nil
+			}
+			joint = m.core.joint
+		}
+	}
+	return joint
+}
+
+// mayBeOneOf refuses what a First would go past.
+func mayBeOneOf(l Limiter) error {
+	if inside, ok := see.Answering(l); ok {
+		return fmt.Errorf("%w: a First around a %T: put the %[2]T around the First", ErrInvalidOption, inside)
+	}
+	if b, ok := see.First[banner](l); ok {
+		return fmt.Errorf("%w: a First around a %T: put the %[2]T around the First", ErrInvalidOption, b)
+	}
+	if see.Held(l) {
+		return fmt.Errorf("%w: a First of slots, which are held: ask inflight.Hold for each of them", ErrInvalidOption)
+	}
+	return nil
+}
+
+// Unwrap returns the limiters, in their order.
+func (f *First) Unwrap() []Limiter { return append([]Limiter(nil), f.limiters...) }
+
+// Allow implements [Limiter].
+func (f *First) Allow(ctx context.Context, key string) (Result, error) {
+	return f.decide(ctx, key, 1, asking{what: toTake})
+}
+
+// AllowN implements [Limiter].
+func (f *First) AllowN(ctx context.Context, key string, n int) (Result, error) {
+	return f.decide(ctx, key, n, asking{what: toTake})
+}
+
+// AllowWithin implements [Delayer].
+func (f *First) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
+	return f.decide(ctx, key, n, asking{toTakeWithin, d})
+}
+
+// Peek implements [Limiter].
+func (f *First) Peek(ctx context.Context, key string) (Result, error) {
+	return f.decide(ctx, key, 1, asking{what: toPeek})
+}
+
+// Charge charges n events to the first limiter that has room for them, or else to the last one. A Settle charges
+// the limiter that its events were reserved from.
+func (f *First) Charge(ctx context.Context, key string, n int) (Result, error) {
+	if err := f.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	parts := make([]Part, len(f.limiters))
+	for i, l := range f.limiters {
+		parts[i].Limiter = l
+	}
+	i := len(f.limiters) - 1
+	if settled, ok := ctx.Value(settling{}).(Result); ok && f.chosen(settled) >= 0 {
+		i = f.chosen(settled)
+	} else {
+		for j, l := range f.limiters[:i] {
+			r, err := l.Peek(ctx, key)
+			if err != nil {
+				return Result{}, err
+			}
+			if r.Allowed && r.Remaining >= n {
+				i = j
+				break
+			}
+		}
+	}
+	r, err := Charge(ctx, f.limiters[i], key, n)
+	if err != nil {
+		return Result{}, err
+	}
+	parts[i].Result = r
+	return f.result(parts, i, r.Charged()), nil
+}
+
+// settling is the key of the Result that a Settle charges more for.
+type settling struct{}
+
+// Refund gives n events back to the limiter that was charged.
+func (f *First) Refund(ctx context.Context, key string, charged Result, n int) error {
+	if err := f.check(ctx, key, n); err != nil {
+		return err
+	}
+	i := f.chosen(charged)
+	if i < 0 || !charged.Allowed {
+		return errNothingCharged
+	}
+	_, note, _ := charged.Unmark(f)
+	return f.limiters[i].Refund(ctx, key, note.(*joined).parts[i].Result, n)
+}
+
+// chosen returns which limiter r is the decision of, or -1 if r is not of f.
+func (f *First) chosen(r Result) int {
+	_, note, _ := r.Unmark(f)
+	if j, ok := note.(*joined); ok {
+		for i := range j.parts {
+			if j.voters.has(i) {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+// Reset forgets the state of key in each limiter.
+func (f *First) Reset(ctx context.Context, key string) error {
+	if err := f.check(ctx, key, 1); err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range f.limiters {
+		errs = append(errs, l.Reset(ctx, key))
+	}
+	return errors.Join(errs...)
+}
+
+// AppendPolicies implements [PolicyAppender].
+func (f *First) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	if len(f.limiters) == 0 {
+		return dst, unmade.Err
+	}
+	policies := dst
+	for _, l := range f.limiters {
+		var err error
+		if policies, err = AppendPolicies(ctx, policies, l, key); err != nil {
+			return dst, err
+		}
+	}
+	return policies, nil
+}
+
+// errFirstLocal: a fallback hands back how many events it has admitted for a key, and not by which limiter.
+var errFirstLocal = fmt.Errorf("%w: a First has no share: put a fallback around each of its limiters", ErrInvalidOption)
+
+func noLocal(store.Store, int) (Limiter, error) { return nil, errFirstLocal }
+
+func (f *First) check(ctx context.Context, key string, n int) error {
+	if len(f.limiters) == 0 {
+		return unmade.Err
+	}
+	return store.CheckCall(ctx, key, n)
+}
+
+// decide is AllowN, AllowWithin or Peek.
+func (f *First) decide(ctx context.Context, key string, n int, how asking) (Result, error) {
+	if err := f.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	parts := make([]Part, len(f.limiters))
+	asked, err := false, error(nil)
+	if f.joint != nil && how.what != toPeek { // looks deny nothing
+		asked, err = f.askTogether(ctx, key, n, how, parts)
+	}
+	if !asked && err == nil {
+		err = f.askInTurn(ctx, key, n, how, parts)
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	for i := range parts {
+		if parts[i].Allowed {
+			return f.result(parts, i, parts[i].Charged()), nil
+		}
+	}
+	return f.result(parts, soonest(parts), 0), nil
+}
+
+// askTogether asks the store of all limiters once. It does nothing, and is false, if that store cannot decide on
+// the keys together, or on two limits of an All that are one.
+func (f *First) askTogether(ctx context.Context, key string, n int, how asking, parts []Part) (asked bool, err error) {
+	list := begin(how, nil) // of the requests, and their replies
+	list.requests = list.arrays.requests[:0]
+	var few [4]*decision // on the stack
+	alternatives, failed := few[:0], error(nil)
+	defer func() {
+		clear(list.requests)
+		list.end()
+		for _, d := range alternatives {
+			d.end()
+		}
+	}()
+	for i, l := range f.limiters {
+		parts[i].Limiter = l
+		all, _ := l.(*All)
+		d := begin(how, all)
+		alternatives = append(alternatives, d)
+		for _, m := range f.members[i] {
+			d.add(m, key, n, false)
+		}
+		var together bool
+		if together, failed = d.request(ctx, list); failed != nil { // it matters if no limiter before it admits
+			break
+		}
+		if !together {
+			return false, nil
+		}
+		if len(d.group) == 0 && !d.denied { // it admits without the store
+			break
+		}
+	}
+	replies := list.replies[:len(list.requests)]
+	if len(replies) > 0 {
+		err = f.joint.Decide(ctx, list.requests, replies)
+	}
+	for i, d := range alternatives {
+		mine := replies[:len(d.requests)]
+		replies = replies[len(mine):]
+		if err == nil && len(mine) > 0 && mine[0].Outcome == store.NotAsked {
+			break
+		}
+		switch {
+		case failed != nil && i == len(alternatives)-1:
+			err = failed
+		case err == nil:
+			d.readAll(mine)
+		default:
+			for _, e := range d.group {
+				e.err = err
+			}
+		}
+		if d.conclude(ctx, err); err != nil {
+			return true, err
+		}
+		if parts[i].Result = d.parts[0].Result; d.all != nil {
+			parts[i].Result = Result{}
+			d.result(ctx, &parts[i].Result)
+		}
+		if !d.denied {
+			break
+		}
+	}
+	return true, nil
+}
+
+// request adds the requests of d to those of list, as an alternative. It is false if they cannot be decided on in
+// one call.
+func (d *decision) request(ctx context.Context, list *decision) (together bool, err error) {
+	d.group, d.requests = d.arrays.group[:0], d.arrays.requests[:0]
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.err = d.prepare(ctx, e); e.err != nil {
+			return false, e.err
+		}
+	}
+	if d.denied { // by a Rate of 0
+		return true, nil
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.decided {
+			continue
+		}
+		if e.request = d.requestOf(e); e.request < 0 {
+			return false, nil
+		}
+		d.group = append(d.group, e)
+	}
+	for i := range d.requests {
+		r := d.requests[i]
+		r.Else = i == 0
+		if first := append(list.requests, r)[0].Key; !d.group[0].core.joint.Together(first, r.Key) {
+			return false, nil
+		}
+		list.requests = append(list.requests, r)
+	}
+	return true, nil
+}
+
+// askInTurn asks one limiter after the other, until one admits.
+func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, parts []Part) (err error) {
+	for i, l := range f.limiters {
+		parts[i].Limiter = l
+		if parts[i].Result, err = how.ask(ctx, l, key, n); err != nil || parts[i].Allowed {
+			return err
+		}
+	}
+	return nil
+}
+
+// soonest returns the part with the shortest RetryAfter, the first one of several.
+func soonest(parts []Part) (least int) {
+	for i := range parts {
+		if parts[i].RetryAfter < parts[least].RetryAfter {
+			least = i
+		}
+	}
+	return least
+}
+
+// result is the Result of parts, of which that of limiter i stands for all.
+func (f *First) result(parts []Part, i, charged int) Result {
+	j := &joined{parts: parts, voters: 1 << i, charged: charged, either: true}
+	if r := &parts[i].Result; !r.Allowed {
+		j.deniedBy = parts[i].Name()
+	}
+	r := parts[i].Result
+	r.at, r.period, r.n, r.rate = 0, 0, 0, 0
+	j.mark = Mark{owner: f, source: r.source(), note: j}
+	r.mark = &j.mark
+	return r
+}
+
+var (
+	_ Limiter        = (*First)(nil)
+	_ PolicyAppender = (*First)(nil)
+	_ Charger        = (*First)(nil)
+	_ Delayer        = (*First)(nil)
+)

@@ -1,0 +1,211 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+func newFirst(t *testing.T, limiters ...ratelimit.Limiter) *ratelimit.First {
+	t.Helper()
+	f, err := ratelimit.NewFirst(limiters...)
+	require.NoError(t, err)
+	return f
+}
+
+func left(t *testing.T, l ratelimit.Limiter, key string) int {
+	t.Helper()
+	return peek(t, l, key).Remaining
+}
+
+func TestTheFirstThatAdmitsIsChargedAlone(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *ratelimittest.Clock) {
+		counted := &tally{Store: s}
+		plan := newLimiter(t, algorithm, counted, ratelimit.PerMinute(3), ratelimit.WithName("plan"))
+		perDay := newLimiter(t, algorithm, counted, ratelimit.PerDay(4), ratelimit.WithName("day"))
+		extra := newLimiter(t, algorithm, counted, ratelimit.PerHour(5), ratelimit.WithName("extra"))
+		both, err := ratelimit.NewAll(perDay, extra)
+		require.NoError(t, err)
+		first := newFirst(t, plan, both)
+		for i, want := range []string{"plan", "plan", "plan", "day", "day", "day", "day"} {
+			r, err := first.Allow(t.Context(), "key")
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			require.Equal(t, i+1, counted.Joints, "one call of the store")
+			charged := ""
+			for _, p := range r.Parts() {
+				if p.Allowed && charged == "" {
+					charged = p.Name()
+				}
+			}
+			require.Equal(t, want, charged)
+			require.Equal(t, 1, r.Charged())
+		}
+		require.Zero(t, counted.Singles)
+		require.Zero(t, left(t, plan, "key"))
+		require.Equal(t, 1, left(t, extra, "key"))
+
+		r, err := first.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		own, err := plan.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, own.RetryAfter, r.RetryAfter, "the shortest")
+		require.Equal(t, "plan", r.DeniedBy())
+		require.Equal(t, 1, left(t, extra, "key"), "a denial charges nothing")
+		c.Advance(r.RetryAfter - time.Microsecond)
+		again, err := first.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.False(t, again.Allowed)
+		c.Advance(time.Microsecond)
+		again, err = first.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.True(t, again.Allowed)
+	})
+}
+
+func TestARefundGoesToTheLimiterThatWasCharged(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
+		one := newLimiter(t, algorithm, s, ratelimit.PerDay(1), ratelimit.WithName("one"))
+		two := newLimiter(t, algorithm, s, ratelimit.PerDay(5), ratelimit.WithName("two"))
+		first := newFirst(t, one, two)
+		r, err := first.AllowN(t.Context(), "key", 4)
+		require.NoError(t, err)
+		require.Equal(t, 1, left(t, two, "key"))
+		require.NoError(t, first.Refund(t.Context(), "key", r, 2))
+		require.Equal(t, 3, left(t, two, "key"))
+		require.Equal(t, 1, left(t, one, "key"))
+
+		denied, err := first.AllowN(t.Context(), "key", 4)
+		require.NoError(t, err)
+		require.False(t, denied.Allowed)
+		require.ErrorIs(t, first.Refund(t.Context(), "key", denied, 1), ratelimit.ErrInvalidN)
+		require.ErrorIs(t, first.Refund(t.Context(), "key", ratelimit.Result{Allowed: true}, 1), ratelimit.ErrInvalidN)
+
+		granted, r, err := ratelimit.AllowUpTo(t.Context(), first, "key", 9)
+		require.NoError(t, err)
+		require.Equal(t, 3, granted, "the most that one of them has")
+		require.Equal(t, 3, r.Charged())
+		require.NoError(t, first.Reset(t.Context(), "key"))
+		require.Equal(t, 5, left(t, two, "key"))
+	})
+}
+
+func TestASettleGoesToTheLimiterThatWasCharged(t *testing.T) {
+	s := memory(t, newClock())
+	plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("plan"))
+	credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(100), ratelimit.WithName("credits"))
+	first := newFirst(t, plan, credits)
+	small, _, err := ratelimit.Reserve(t.Context(), first, "key", 8)
+	require.NoError(t, err)
+	large, _, err := ratelimit.Reserve(t.Context(), first, "key", 20)
+	require.NoError(t, err)
+	r, err := small.Settle(t.Context(), 13) // 5 more than was estimated, and 3 more than the plan has
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.Equal(t, 80, left(t, credits, "key"), "what the plan owes, the plan owes")
+	require.Zero(t, left(t, plan, "key"))
+	r, err = large.Settle(t.Context(), 5)
+	require.NoError(t, err)
+	require.Equal(t, 95, r.Remaining)
+	require.Equal(t, 95, left(t, credits, "key"))
+}
+
+func TestAFirstChargesWhereThereIsRoom(t *testing.T) {
+	s := memory(t, newClock())
+	a := newLimiter(t, "token_bucket", s, ratelimit.PerDay(5), ratelimit.WithName("a"))
+	b := newLimiter(t, "token_bucket", s, ratelimit.PerDay(5), ratelimit.WithName("b"))
+	first := newFirst(t, a, b)
+	for i, want := range [][2]int{{2, 5}, {2, 2}, {2, 0}} {
+		r, err := ratelimit.Charge(t.Context(), first, "key", 3)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Equal(t, want, [2]int{left(t, a, "key"), left(t, b, "key")}, "charge %d", i)
+	}
+}
+
+// Limits on several stores, and those of other packages, are asked one after the other.
+func TestAFirstOfSeveralStoresAsksInTurn(t *testing.T) {
+	a := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(1))
+	behind := &tally{Store: memory(t, newClock())}
+	b := newLimiter(t, "token_bucket", behind, ratelimit.PerDay(1))
+	first := newFirst(t, a, b)
+	r, err := first.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.Zero(t, behind.Singles)
+	require.Zero(t, r.Parts()[1].Result, "not asked")
+	r, err = first.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.False(t, r.Parts()[0].Allowed)
+	require.True(t, r.Parts()[1].Allowed)
+}
+
+// What fails behind a limiter that admits is never asked, and what fails before one ends the call.
+func TestAnErrorOfALimiterThatIsNotNeededDoesNotMatter(t *testing.T) {
+	s := memory(t, newClock())
+	broken := errors.New("no such plan")
+	failing := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, broken })
+	good := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("good"))
+	bad := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("bad"), failing)
+	r, err := newFirst(t, good, bad).Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	_, err = newFirst(t, good, bad).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, broken)
+	_, err = newFirst(t, bad, good).Allow(t.Context(), "another")
+	require.ErrorIs(t, err, broken)
+	require.Equal(t, 1, left(t, good, "another"))
+}
+
+func TestLimitsWithoutAStoreStandInAFirst(t *testing.T) {
+	s := memory(t, newClock())
+	none := newLimiter(t, "token_bucket", s, ratelimit.PerDay(0), ratelimit.WithName("none"))
+	one := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("one"))
+	free := newLimiter(t, "token_bucket", s, ratelimit.Unlimited(), ratelimit.WithName("free"))
+	first := newFirst(t, none, one, free)
+	for i, source := range []ratelimit.Source{ratelimit.SourceStore, ratelimit.SourceUnlimited} {
+		r, err := first.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Equal(t, source, r.Source(), "call %d", i)
+	}
+	r, err := newFirst(t, none).Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, ratelimit.Never, r.RetryAfter)
+}
+
+func TestWhatAFirstWouldGoPastIsRefused(t *testing.T) {
+	s := memory(t, newClock())
+	bucket := newLimiter(t, "token_bucket", s, ratelimit.PerDay(5))
+	ban, err := ratelimit.NewBan(bucket, s, ratelimit.Penalty{Denials: 3, Within: time.Minute, For: time.Minute, Most: time.Hour})
+	require.NoError(t, err)
+	listed, err := accesslist.New(bucket)
+	require.NoError(t, err)
+	waiter, err := throttle.NewWaiter(bucket, time.Second)
+	require.NoError(t, err)
+	other, err := ratelimit.NewTokenBucket(s, ratelimit.PerDay(5), ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil }))
+	require.NoError(t, err)
+	many := make([]ratelimit.Limiter, 17)
+	for i := range many {
+		many[i] = bucket
+	}
+	for what, limiters := range map[string][]ratelimit.Limiter{
+		"none": nil, "nil": {nil}, "a ban": {bucket, ban}, "a list": {listed}, "a waiter": {waiter}, "one space under two keys": {bucket, other}, "17": many,
+	} {
+		_, err := ratelimit.NewFirst(limiters...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, what)
+	}
+	_, err = ratelimit.NewFirst(new(ratelimit.All))
+	require.Error(t, err)
+}
