@@ -22,8 +22,9 @@ type Stored struct {
 
 // Open makes the store of a URL. It asks no server yet.
 //
-// The URL is "memory:", or one of Redis: see [redisstore.NewClient]. Keys begin with prefix, and calls take at
-// most timeout. Its error wraps [ratelimit.ErrInvalidOption], and shows no password.
+// The URL is "memory:", one of Redis (see [redisstore.NewClient]), or one of Postgres (see the package pgxpool of pgx). Keys on Redis
+// begin with prefix. On Postgres, prefix is the name of the table, and "rl" stands for "ratelimit"; Ready creates the table.
+// Calls take at most timeout. Its error wraps [ratelimit.ErrInvalidOption], and shows no password.
 func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	if address == "memory:" || address == "memory" {
 		mem, err := memstore.New()
@@ -31,6 +32,9 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 			return nil, err
 		}
 		return &Stored{Store: mem, Close: func() error { return nil }}, nil
+	}
+	if isPostgres(address) {
+		return openPostgres(address, prefix, timeout)
 	}
 	client, err := redisstore.NewClient(address)
 	if err != nil {
