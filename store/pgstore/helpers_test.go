@@ -113,5 +113,5 @@ func crowd(callers, calls int, f func(caller, call int) bool) int64 {
 // eventually fails t unless ok returns true within a long time.
 func eventually(t testing.TB, ok func() bool) {
 	t.Helper()
-	require.Eventually(t, ok, long, 10*time.Millisecond)
+	require.Eventually(t, ok, 3*time.Minute, 10*time.Millisecond)
 }
