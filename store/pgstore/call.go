@@ -164,6 +164,7 @@ func (r *row) charge(q *store.Request, next store.State, now, n int64, reply *st
 // decide decides on c at now, and charges its rows. The time of a state is later than now only if a clock was set back: of
 // its own server, the state is then counted from now on.
 func (c *call) decide(now int64, setBack bool) error {
+	clear(c.charged) // by an attempt before
 	switch c.op {
 	case reset:
 		r := c.rows[0]

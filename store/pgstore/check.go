@@ -34,17 +34,19 @@ func (s *Store) Ready(ctx context.Context) error {
 		errs := make([]error, len(conns))
 		var made sync.WaitGroup
 		for i := range conns {
-			made.Go(func() {
-				if conns[i], errs[i] = s.pool.Acquire(ctx); errs[i] != nil && i > 0 && s.pool.Stat().AcquiredConns() > 0 {
-					errs[i] = nil // others of the program use the rest of the pool
-				}
-			})
-			if i == 0 {
-				made.Wait() // one is enough to find out that the server refuses all
-				if errs[0] != nil {
+			if i == 0 { // one is enough to find out that the server refuses all
+				if conns[0], errs[0] = s.pool.Acquire(ctx); errs[0] != nil {
 					return errs[0]
 				}
+				continue
 			}
+			made.Go(func() { // others of the program may use the rest of the pool
+				ctx, cancel := context.WithTimeout(ctx, lasting)
+				defer cancel()
+				if conns[i], errs[i] = s.pool.Acquire(ctx); ctx.Err() != nil {
+					errs[i] = nil
+				}
+			})
 		}
 		made.Wait()
 		defer func() {

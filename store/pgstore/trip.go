@@ -91,6 +91,8 @@ func (u unwritten) Unwrap() error { return u.error }
 // unknown is the last word of a server that does not say whether it has committed.
 type unknown struct{ error }
 
+func (u unknown) Unwrap() error { return u.error }
+
 var (
 	errRaced = errors.New("another transaction has inserted the row")
 	errHeld  = errors.New("another transaction holds the row")
