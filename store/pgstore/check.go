@@ -30,56 +30,59 @@ func (s *Store) Ready(ctx context.Context) error {
 		return errNotMade
 	}
 	return s.within(ctx, func(ctx context.Context) error {
-		conns := make([]*pgxpool.Conn, min(mostConns, s.pool.Config().MaxConns))
-		errs := make([]error, len(conns))
-		var made sync.WaitGroup
-		for i := range conns {
-			if i == 0 { // one is enough to find out that the server refuses all
-				if conns[0], errs[0] = s.pool.Acquire(ctx); errs[0] != nil {
-					return errs[0]
-				}
-				continue
-			}
-			made.Go(func() { // others of the program may use the rest of the pool
-				ctx, cancel := context.WithTimeout(ctx, lasting)
-				defer cancel()
-				if conns[i], errs[i] = s.pool.Acquire(ctx); ctx.Err() != nil {
-					errs[i] = nil
-				}
-			})
-		}
-		made.Wait()
+		conns, err := s.acquire(ctx)
 		defer func() {
 			for _, conn := range conns {
-				if conn != nil {
-					conn.Release()
-				}
+				conn.Release()
 			}
 		}()
-		if err := errors.Join(errs...); err != nil {
-			return err
-		}
-		blocking, _, err := s.findings(ctx, conns[0])
-		if err == nil && len(blocking) > 0 {
-			err = errors.New(strings.Join(blocking, " "))
-		}
 		if err != nil {
 			return err
 		}
-		n := 0
+		blocking, _, err := s.findings(ctx, conns[0])
+		switch {
+		case err != nil:
+			return err
+		case len(blocking) > 0:
+			return errors.New(strings.Join(blocking, " "))
+		}
 		for _, conn := range conns {
-			if conn != nil {
-				s.prepared(conn.Conn().PgConn())
-				n++
-			}
+			s.prepared(conn.Conn().PgConn())
 		}
 		began := time.Now()
 		if err := s.probe(conns[0].Conn().PgConn()); err != nil {
 			return err
 		}
-		s.carrier.Warmed(n, time.Since(began))
+		s.carrier.Warmed(len(conns), time.Since(began))
 		return nil
 	})
+}
+
+// acquire acquires as many connections as calls will use, or those that others of the program leave.
+func (s *Store) acquire(ctx context.Context) (conns []*pgxpool.Conn, err error) {
+	first, err := s.pool.Acquire(ctx) // one is enough to find out that the server refuses all
+	if err != nil {
+		return nil, err
+	}
+	conns = []*pgxpool.Conn{first}
+	limited, cancel := context.WithTimeout(ctx, lasting)
+	defer cancel()
+	var mu sync.Mutex // protects conns and err
+	var made sync.WaitGroup
+	for range min(mostConns, s.pool.Config().MaxConns) - 1 {
+		made.Go(func() {
+			conn, failed := s.pool.Acquire(limited)
+			mu.Lock()
+			defer mu.Unlock()
+			if failed == nil {
+				conns = append(conns, conn)
+			} else if limited.Err() == nil || ctx.Err() != nil {
+				err = failed
+			}
+		})
+	}
+	made.Wait()
+	return conns, err
 }
 
 // Check looks for settings of the pool, the server and the table under which limits do not hold, or calls fail or cost more than they
@@ -107,9 +110,34 @@ func (s *Store) Check(ctx context.Context) (found []string, err error) {
 
 // findings are what keeps the store from working, and what else is not as it should be.
 func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, others []string, err error) {
-	blocks := func(format string, args ...any) { blocking = append(blocking, fmt.Sprintf(format, args...)) }
-	other := func(format string, args ...any) { others = append(others, fmt.Sprintf(format, args...)) }
+	found, err := s.serverFindings(ctx, conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n := s.carrier.Stats().TooShort; n > 0 {
+		found[1] = append(found[1], fmt.Sprintf("%d calls had less time than a round trip takes, and were not sent. "+
+			"Give the contexts of calls more time.", n))
+	}
+	finding, err := s.layout(ctx, conn)
+	switch {
+	case err != nil:
+	case errors.Is(finding, errNoTable):
+		found[0] = append(found[0], fmt.Sprintf("the table %s does not exist, or its schema is not on the search path. "+
+			"Call Migrate, or run what Schema returns.", s.table()))
+	case finding != nil:
+		found[0] = append(found[0], finding.Error()+".")
+	default:
+		var more [2][]string
+		more, err = s.tableFindings(ctx, conn)
+		found[0], found[1] = append(found[0], more[0]...), append(found[1], more[1]...)
+	}
+	return found[0], found[1], err
+}
 
+// serverFindings are the findings about the server: those that block, and others.
+func (s *Store) serverFindings(ctx context.Context, conn *pgxpool.Conn) (found [2][]string, err error) {
+	blocks := func(format string, args ...any) { found[0] = append(found[0], fmt.Sprintf(format, args...)) }
+	other := func(format string, args ...any) { found[1] = append(found[1], fmt.Sprintf(format, args...)) }
 	version := conn.Conn().PgConn().ParameterStatus("server_version")
 	major, _, _ := strings.Cut(version, ".")
 	if n, err := strconv.Atoi(major); err == nil && n < leastVersion {
@@ -122,7 +150,7 @@ func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, oth
 	err = conn.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('synchronous_commit'),
 		current_setting('autovacuum'), clock_timestamp()`, pgx.QueryExecModeExec).Scan(&recovery, &readOnly, &synchronous, &autovacuum, &at)
 	if err != nil {
-		return nil, nil, err
+		return found, err
 	}
 	ended := time.Now()
 	switch {
@@ -139,9 +167,6 @@ func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, oth
 		other("a round trip takes %v, and a call, which takes two to four, has %v. Set WithTimeout to at least %v.",
 			trip.Round(time.Millisecond), s.timeout, (8 * trip).Round(time.Millisecond))
 	}
-	if n := s.carrier.Stats().TooShort; n > 0 {
-		other("%d calls had less time than a round trip takes, and were not sent. Give the contexts of calls more time.", n)
-	}
 	if synchronous == "off" {
 		other("synchronous_commit is off, so a crash of the server forgets the decisions of its last moments, less than a second. " +
 			"Their events may be admitted once more.")
@@ -149,19 +174,7 @@ func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, oth
 	if autovacuum == "off" {
 		other("autovacuum is off, so the table grows without bound. Set it on.")
 	}
-	finding, err := s.layout(ctx, conn)
-	switch {
-	case err != nil:
-		return blocking, others, err
-	case errors.Is(finding, errNoTable):
-		blocks("the table %s does not exist, or its schema is not on the search path. Call Migrate, or run what Schema returns.", s.table())
-		return blocking, others, nil
-	case finding != nil:
-		blocks("%v.", finding)
-		return blocking, others, nil
-	}
-	found, err := s.tableFindings(ctx, conn)
-	return append(blocking, found[0]...), append(others, found[1]...), err
+	return found, nil
 }
 
 // tableFindings are the findings about the table: those that block, and others.

@@ -122,7 +122,7 @@ func client(url string) {
 	})
 }
 
-const clientLimit = 2_000
+const clientLimit = 800
 
 // clients are processes that ask.
 type clients struct {

@@ -36,7 +36,7 @@ func refused(err error) bool {
 
 // beforeWriting is err, which came before anything was written that charges.
 func beforeWriting(err error) error {
-	if err == nil || refused(err) {
+	if err == nil || refused(err) || errors.Is(err, errRaced) || errors.Is(err, store.ErrStore) {
 		return err
 	}
 	return unwritten{err}

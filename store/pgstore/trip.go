@@ -309,8 +309,33 @@ func (s *Store) compare(conn *pgconn.PgConn, b *batch) (lost bool, err error) {
 // be lockNotAvailable. Otherwise calls whose rows are held fail with errHeld.
 func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 	b.forget()
+	defer func() {
+		if err != nil && !conn.IsClosed() {
+			rollback(conn)
+		}
+	}()
+	at, err := s.hold(conn, b, waits)
+	if err != nil {
+		return beforeWriting(err)
+	}
+	update, insert := s.decideAll(b, at)
+	if err = s.insert(conn, insert); err != nil {
+		return beforeWriting(err)
+	}
+	if len(update)+len(insert) == 0 {
+		rollback(conn) // costs the server less than a COMMIT
+	} else if err = s.commit(conn, update, len(insert)); err != nil {
+		return err
+	}
+	for _, c := range b.calls {
+		c.done = c.err == nil
+	}
+	return nil
+}
+
+// hold begins a transaction, locks and reads the rows, and then reads the time.
+func (s *Store) hold(conn *pgconn.PgConn, b *batch, waits bool) (at int64, err error) {
 	var p pipeline
-	var at int64
 	all := keys(b.rows)
 	p.add(begin, nil)
 	p.add(s.sql.settings, nil)
@@ -323,12 +348,7 @@ func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 		p.add(s.sql.exist, arrays, all)
 	}
 	p.add(clock, nil)
-	defer func() {
-		if err != nil && !conn.IsClosed() {
-			rollback(conn)
-		}
-	}()
-	if err = p.run(conn, func(i int, values [][]byte) {
+	err = p.run(conn, func(i int, values [][]byte) {
 		switch {
 		case i == rows:
 			b.found(values[0], values[1])
@@ -339,34 +359,26 @@ func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 		case i > existing:
 			at = timestamp(values[0])
 		}
-	}); err != nil {
-		return beforeWriting(err)
+	})
+	return at, err
+}
+
+// insert inserts rows. It returns errRaced if one of them is there.
+func (s *Store) insert(conn *pgconn.PgConn, rows []*row) error {
+	if len(rows) == 0 {
+		return nil
 	}
-	update, insert := s.decideAll(b, at)
-	if len(insert) > 0 {
-		inserted := 0
-		args, err := values(insert)
-		if err != nil {
-			return err
-		}
-		var p pipeline
-		p.add(s.sql.insert, written, args...)
-		if err = p.run(conn, func(int, [][]byte) { inserted++ }); err != nil {
-			return beforeWriting(err)
-		}
-		if inserted < len(insert) {
-			return errRaced
-		}
-	}
-	if len(update)+len(insert) == 0 {
-		rollback(conn) // costs the server less than a COMMIT
-	} else if err = s.commit(conn, update, len(insert)); err != nil {
+	args, err := values(rows)
+	if err != nil {
 		return err
 	}
-	for _, c := range b.calls {
-		c.done = c.err == nil
+	inserted := 0
+	var p pipeline
+	p.add(s.sql.insert, written, args...)
+	if err = p.run(conn, func(int, [][]byte) { inserted++ }); err == nil && inserted < len(rows) {
+		err = errRaced
 	}
-	return nil
+	return err
 }
 
 // commit writes the rows that the transaction holds, and commits them and those that it has inserted.
