@@ -95,8 +95,9 @@ func TestARowThatAStrangerHoldsIsUnavailableInTime(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
 		pool, name := shared(t), table()
-		l := way(t, openAt(t, pool, name, pgstore.WithTimeout(400*time.Millisecond)))
-		eventually(t, func() bool { _, err := l.Allow(t.Context(), "held"); return err == nil })
+		patient := way(t, openAt(t, pool, name))
+		take(t, patient, "held")
+		l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name, pgstore.WithTimeout(400*time.Millisecond)))
 		release := locks(t, pool, name)
 		defer release()
 		began := time.Now()
@@ -109,8 +110,13 @@ func TestARowThatAStrangerHoldsIsUnavailableInTime(t *testing.T) {
 		_, err = l.Allow(ctx, "held")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.NotErrorIs(t, err, store.ErrStore)
+		eventually(t, func() bool { // nobody waits any more, whose caller has left
+			var waiting int
+			err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE state <> 'idle' AND query LIKE '%\"' || $1 || '\"%'", name).Scan(&waiting)
+			return err == nil && waiting == 0
+		})
 		release()
-		eventually(t, func() bool { r, err := l.Peek(t.Context(), "held"); return err == nil && r.Remaining == 999 })
+		eventually(t, func() bool { return remaining(t, patient, "held") == 999 })
 	})
 }
 
@@ -152,14 +158,17 @@ func TestAPoolThatOthersUseUpIsOverloaded(t *testing.T) {
 func TestAServerThatIsGoneIsUnavailableUntilItIsBack(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Start(t)
-	l := window(t, open(t, connect(t, server.URL(), 4), pgstore.WithTimeout(500*time.Millisecond)), "n", 10)
-	eventually(t, func() bool { _, err := l.Allow(t.Context(), "key"); return err == nil })
+	name := table()
+	patient := window(t, openAt(t, connect(t, server.URL(), 4), name), "n", 10)
+	take(t, patient, "key")
+	l := window(t, openAt(t, connect(t, server.URL(), 4), name, pgstore.WithTimeout(500*time.Millisecond)), "n", 10)
+	eventually(t, func() bool { _, err := l.Peek(t.Context(), "key"); return err == nil })
 	server.Kill()
 	_, err := l.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	server.Restart(t)
 	eventually(t, func() bool { _, err = l.Peek(t.Context(), "key"); return err == nil })
-	require.Equal(t, 9, remaining(t, l, "key"))
+	require.Equal(t, 9, remaining(t, patient, "key"))
 }
 
 func TestAServerThatHangsTakesNoLongerThanTheTimeout(t *testing.T) {
