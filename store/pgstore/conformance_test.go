@@ -14,6 +14,6 @@ func TestConformance(t *testing.T) {
 	t.Parallel()
 	pool := shared(t)
 	storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
-		return open(t, pool, pgstore.WithClock(clock), pgstore.WithUnlogged())
+		return open(t, pool, pgstore.WithClock(clock))
 	}, storetest.Traces(pgtest.Of(1, 4, 40)))
 }

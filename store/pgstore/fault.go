@@ -19,6 +19,21 @@ const (
 	readOnly             = "25006"
 )
 
+// unwritten is an error of a connection over which nothing was written that charges.
+type unwritten struct{ error }
+
+func (u unwritten) Unwrap() error { return u.error }
+
+// unknown is the last word of a server that does not say whether it has committed.
+type unknown struct{ error }
+
+func (u unknown) Unwrap() error { return u.error }
+
+var (
+	errRaced = errors.New("another transaction has inserted the row")
+	errHeld  = errors.New("another transaction holds the row")
+)
+
 // codeOf is the code of the server's answer, "" if err is none.
 func codeOf(err error) string {
 	var answer *pgconn.PgError

@@ -1,18 +1,15 @@
 package pgstore
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
@@ -83,21 +80,6 @@ func until(conn *pgxpool.Conn, end time.Time) (release func()) {
 	}
 }
 
-// unwritten is an error of a connection over which nothing was written that charges.
-type unwritten struct{ error }
-
-func (u unwritten) Unwrap() error { return u.error }
-
-// unknown is the last word of a server that does not say whether it has committed.
-type unknown struct{ error }
-
-func (u unknown) Unwrap() error { return u.error }
-
-var (
-	errRaced = errors.New("another transaction has inserted the row")
-	errHeld  = errors.New("another transaction holds the row")
-)
-
 // decide decides on calls. It returns the error of the connection or an answer of the server, which is that of all
 // calls that are not done and have no error of their own; and whether it took several attempts.
 func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error) {
@@ -138,127 +120,21 @@ func (s *Store) failed(conn *pgxpool.Conn, err error) error {
 	return err
 }
 
-// batch is calls that are decided on together, and their rows in the order of their keys.
-type batch struct {
-	calls []*call
-	rows  []*row
-	byKey map[string]*row // nil if there is one row
-}
-
-func newBatch(calls []*call) *batch {
-	b := &batch{calls: calls}
-	if len(calls) == 1 && len(calls[0].requests) == 1 {
-		b.add(calls[0], 0)
-		return b
-	}
-	b.byKey = make(map[string]*row, len(calls))
-	for _, c := range calls {
-		for i := range c.requests {
-			b.add(c, i)
-		}
-	}
-	slices.SortFunc(b.rows, func(r, other *row) int { return bytes.Compare(r.key, other.key) })
-	return b
-}
-
-// add gives request i of c its row.
-func (b *batch) add(c *call, i int) {
-	q := &c.requests[i]
-	key := address(q.Namespace, q.Key)
-	r := b.byKey[string(key)]
-	if r == nil {
-		r = &row{key: key, rule: q.Namespace.Rule}
-		if b.rows = append(b.rows, r); b.byKey != nil {
-			b.byKey[string(key)] = r
-		}
-	}
-	c.rows[i] = r
-}
-
-// row is the row of key, nil if b has none.
-func (b *batch) row(key []byte) *row {
-	if b.byKey != nil {
-		return b.byKey[string(key)]
-	}
-	if bytes.Equal(b.rows[0].key, key) {
-		return b.rows[0]
-	}
-	return nil
-}
-
-// found notes that the table has a row.
-func (b *batch) found(key, value []byte) {
-	if r := b.row(key); r != nil {
-		r.there, r.old = true, bytes.Clone(value)
-	}
-}
-
-// forget makes all rows as before they were read.
-func (b *batch) forget() {
-	for _, r := range b.rows {
-		r.there, r.old, r.lost = false, nil, false
-	}
-}
-
-// keys are those of rows, as an array.
-func keys(rows []*row) []byte {
-	return byteArrays(len(rows), func(i int) []byte { return rows[i].key })
-}
-
-// decide decides on all calls at now, but for those whose rows are lost. It returns the rows to write: those that
-// the table has, and those that it has not.
-func (s *Store) decideAll(b *batch, now int64) (update, insert []*row) {
-	if s.clock != nil {
-		now = s.clock().UnixMicro()
-	}
-	for _, r := range b.rows {
-		r.read(now)
-	}
-	for _, c := range b.calls {
-		switch {
-		case slices.ContainsFunc(c.rows, func(r *row) bool { return r.lost }):
-			c.err = errHeld
-		default:
-			c.err = c.decide(now, s.setBack)
-		}
-	}
-	for _, r := range b.rows {
-		switch {
-		case !r.changed:
-		case r.there:
-			update = append(update, r)
-		case r.end() > now:
-			insert = append(insert, r)
-		}
-	}
-	return update, insert
-}
-
-// sweep queues the deletion of rows that have ended on some pages, after so many rows have been written.
-func (s *Store) sweep(p *pipeline, updated, inserted int) {
+// sweep queues the deletion of rows that have ended on some pages, after rows of b have been written.
+func (s *Store) sweep(p *pipeline, b *batch, updated, inserted int) {
 	rows := uint64(updated + perInsert*inserted) //nolint:gosec // some thousand
 	sum := s.written.Add(rows)
-	pages := sum/rowsPerPage - (sum-rows)/rowsPerPage
-	if pages == 0 {
-		return
+	pages := min(sum/rowsPerPage-(sum-rows)/rowsPerPage, mostPages)
+	if pages > 0 {
+		first := (s.page.Add(pages) - pages) & math.MaxInt32
+		p.add(s.sql.sweep, swept, int8of(int64(first)), int8of(int64(pages)), int8of(b.now-endedFor)) //nolint:gosec // as above
 	}
-	pages = min(pages, mostPages)
-	last := s.page.Add(pages) & math.MaxInt32
-	p.add(s.sql.sweep, swept, int8of(int64(last-pages)), int8of(int64(pages)), int8of(s.timeNow().Add(-endedFor).UnixMicro())) //nolint:gosec // as above
-}
-
-// timeNow is about the time of decisions.
-func (s *Store) timeNow() time.Time {
-	if s.clock != nil {
-		return s.clock()
-	}
-	return time.Now()
 }
 
 const (
-	// endedFor is how long rows that have ended stay. Callers with a clock that is behind, and calls that take long,
-	// still see them.
-	endedFor = time.Minute
+	// endedFor is how long rows that have ended stay, in µs. Callers with a clock that is behind, and calls that take
+	// long, still see them.
+	endedFor = 60 * 1e6
 
 	// rowsPerPage is after how many rows that are written another page is swept. One that is inserted counts as perInsert. A
 	// page has 40 rows or more, so that rows leave faster than they come.
@@ -295,7 +171,7 @@ func (s *Store) compare(conn *pgconn.PgConn, b *batch) (lost bool, err error) {
 		} else {
 			p.add(s.sql.insertOne, single[:3], r.key, value, int8of(end))
 		}
-		s.sweep(&p, len(update), len(insert))
+		s.sweep(&p, b, len(update), len(insert))
 		lost = true // until the server says that it has written
 		if err = p.run(conn, func(int, [][]byte) { lost = false }); err != nil {
 			return false, whileWriting(err)
@@ -324,7 +200,7 @@ func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 	}
 	if len(update)+len(insert) == 0 {
 		rollback(conn) // costs the server less than a COMMIT
-	} else if err = s.commit(conn, update, len(insert)); err != nil {
+	} else if err = s.commit(conn, b, update, len(insert)); err != nil {
 		return err
 	}
 	for _, c := range b.calls {
@@ -342,7 +218,7 @@ func (s *Store) hold(conn *pgconn.PgConn, b *batch, waits bool) (at int64, err e
 	const rows, existing = 2, 3
 	if waits {
 		p.add(s.sql.lock, arrays, all)
-		p.add("", nil)
+		p.add("", nil) // in place of exist
 	} else {
 		p.add(s.sql.lockFree, arrays, all)
 		p.add(s.sql.exist, arrays, all)
@@ -382,7 +258,7 @@ func (s *Store) insert(conn *pgconn.PgConn, rows []*row) error {
 }
 
 // commit writes the rows that the transaction holds, and commits them and those that it has inserted.
-func (s *Store) commit(conn *pgconn.PgConn, update []*row, inserted int) error {
+func (s *Store) commit(conn *pgconn.PgConn, b *batch, update []*row, inserted int) error {
 	var p pipeline
 	if len(update) > 0 {
 		args, err := values(update)
@@ -391,29 +267,13 @@ func (s *Store) commit(conn *pgconn.PgConn, update []*row, inserted int) error {
 		}
 		p.add(s.sql.update, written, args...)
 	}
-	s.sweep(&p, len(update), inserted)
+	s.sweep(&p, b, len(update), inserted)
 	p.add(commit, nil)
 	err := p.run(conn, nil)
 	if err == nil && p.last != commit {
 		err = fmt.Errorf("the server has answered %q to a COMMIT", p.last)
 	}
 	return whileWriting(err)
-}
-
-// values are the rows, as the arguments of a statement that writes them.
-func values(rows []*row) ([][]byte, error) {
-	list, ends := make([][]byte, len(rows)), make([]int64, len(rows))
-	for i, r := range rows {
-		var err error
-		if list[i], ends[i], err = r.value(); err != nil {
-			return nil, fmt.Errorf("%w: %w", store.ErrStore, err)
-		}
-	}
-	return [][]byte{
-		keys(rows),
-		byteArrays(len(rows), func(i int) []byte { return list[i] }),
-		int8array(ends),
-	}, nil
 }
 
 // rollback ends the transaction of a connection that works.
