@@ -308,40 +308,6 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 	return true, nil
 }
 
-// request adds the requests of d to those of list, as an alternative. It is false if they cannot be decided on in
-// one call.
-func (d *decision) request(ctx context.Context, list *decision) (together bool, err error) {
-	d.group, d.requests = d.arrays.group[:0], d.arrays.requests[:0]
-	for i := range d.entries {
-		e := &d.entries[i]
-		if e.err = d.prepare(ctx, e); e.err != nil {
-			return false, e.err
-		}
-	}
-	if d.denied { // by a Rate of 0
-		return true, nil
-	}
-	for i := range d.entries {
-		e := &d.entries[i]
-		if e.decided {
-			continue
-		}
-		if e.request = d.requestOf(e); e.request < 0 {
-			return false, nil
-		}
-		d.group = append(d.group, e)
-	}
-	for i := range d.requests {
-		r := d.requests[i]
-		r.Else = i == 0
-		if first := append(list.requests, r)[0].Key; !d.group[0].core.joint.Together(first, r.Key) {
-			return false, nil
-		}
-		list.requests = append(list.requests, r)
-	}
-	return true, nil
-}
-
 // askInTurn asks one limiter after the other, until one admits.
 func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, parts []Part) (err error) {
 	for i, l := range f.limiters {

@@ -93,6 +93,8 @@ type wayStore struct {
 	clock  func() time.Time
 	prefix string
 	expiry map[string]int64 // when keys expire, Unix ms
+
+	reserved int64 // by the request that is decided
 }
 
 // Prepare implements [store.Store].
@@ -124,9 +126,12 @@ func (s *wayStore) call(ctx context.Context, op string, ns *store.Namespace, key
 		_, err = pipe.Exec(ctx)
 		return r, err
 	}
-	outcomes := make([]wayOutcome, len(ways))
+	outcomes, args := make([]wayOutcome, len(ways)), callArgs(op, l, now, n, more...)
+	if s.reserved > 0 {
+		args[4] = fmt.Sprintf("%d+%d", n, s.reserved)
+	}
 	for i, w := range ways {
-		outcomes[i].answer = w.ask(ctx, pipe, keys[i], callArgs(op, l, now, n, more...))
+		outcomes[i].answer = w.ask(ctx, pipe, keys[i], args)
 		outcomes[i].value = valueOf(ctx, pipe, ns.Rule, keys[i])
 		outcomes[i].life = pipe.Get(ctx, lives[i])
 	}
@@ -176,7 +181,9 @@ func valueOf(ctx context.Context, pipe redis.Pipeliner, rule *store.Rule, key st
 
 // Decide implements [store.Store].
 func (s *wayStore) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	return dispatch.Decide(ctx, s, nil, requests, replies)
+	one, of := requests[0], *s
+	of.reserved, one.Reserved = one.Reserved, 0
+	return dispatch.Decide(ctx, &of, nil, []store.Request{one}, replies)
 }
 
 // Take implements [store.Store].

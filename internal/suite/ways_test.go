@@ -67,7 +67,7 @@ func groupsOf(clock []any, runs ...[]any) []any {
 // that without a plain case.
 func halves(t *testing.T, script string) (plain, general string) {
 	t.Helper()
-	const header = "local replies, run, done, now = {}, 3, 0\n"
+	const header = "local replies, run, done, now, admitted = {}, 3, 0\n"
 	plain, general, found := strings.Cut(script, "\n-- Shared by all scripts")
 	require.True(t, found && strings.Contains(plain, header))
 	return plain, header + "-- " + general
@@ -312,6 +312,65 @@ func TestAServerWithoutMemoryFailsTheGroupsThatWrite(t *testing.T) {
 			require.NoError(t, err, "%s, %s", algorithm, name)
 			require.Equal(t, int64(0), alone[0])
 			require.Zero(t, client.Exists(t.Context(), free...).Val())
+		}
+	}
+}
+
+// alternativeTo are the arguments of a group of these requests that is decided only if the one before it was denied.
+func alternativeTo(requests ...[]any) []any {
+	return append([]any{1, -len(requests)}, slices.Concat(requests...)...)
+}
+
+// An alternative is decided if the group before it was denied, in the plain case and without it, and among others.
+// What has failed has no alternative.
+func TestAlternativesAreDecidedInTheirOrder(t *testing.T) {
+	for name, client := range map[string]*redis.Client{"a server": redistest.Start(t).Client(t), "miniredis": redistest.Mini(t).Client(t)} {
+		for _, algorithm := range append([]string{"ban"}, algorithms...) {
+			rule, other := ruleOf(t, algorithm), besides(t, algorithm)
+			script := redis.NewScript(rule.Script([]*store.Rule{rule, other}))
+			limit := []any{1, 3_600_000_000, 1, 1}
+			plain, general := question{"take", limit, nil}, question{"take 1", limit, nil}
+			if algorithm == "ban" { // whose takes all have a time
+				general.what = "take 3600000001"
+				plain = general
+			}
+			for kind, of := range map[string][3]question{"plain": {plain, plain, plain}, "general": {general, general, general}, "first general": {general, plain, plain}, "then general": {plain, general, plain}} {
+				require.NoError(t, client.FlushAll(t.Context()).Err())
+				note := fmt.Sprintf("%s, %s, %s", name, algorithm, kind)
+				ask := func(keys []string, runs ...[]any) []any {
+					reply, err := script.Run(t.Context(), client, keys, groupsOf(nil, runs...)...).Slice()
+					require.NoError(t, err, note)
+					require.Len(t, reply, 4*len(keys), note)
+					var said []any
+					for i := range keys {
+						said = append(said, reply[4*i])
+					}
+					return said
+				}
+				var keys []string
+				for i := range 6 {
+					keys = append(keys, mateKey(i))
+				}
+				runs := [][]any{
+					runOf(1, of[0].request(1)), alternativeTo(of[1].request(1), plain.request(1)), alternativeTo(of[2].request(1)),
+					runOf(1, of[0].request(1)), alternativeTo(of[0].request(1)),
+				}
+				for _, want := range [][]any{
+					{int64(1), int64(2), int64(2), int64(2), int64(1), int64(2)},
+					{int64(0), int64(1), int64(1), int64(2), int64(0), int64(1)},
+					{int64(0), int64(0), int64(0), int64(1), int64(0), int64(0)},
+					{int64(0), int64(0), int64(0), int64(0), int64(0), int64(0)},
+				} {
+					require.Equal(t, want, ask(keys, runs...), note)
+				}
+
+				require.NoError(t, client.FlushAll(t.Context()).Err())
+				require.NoError(t, client.Set(t.Context(), foreignKey, "none of ours", 0).Err())
+				said := ask([]string{keys[0], foreignKey, keys[1], keys[2]}, runOf(1, plain.request(1)), runOf(1, of[0].request(1)), alternativeTo(of[1].request(1)), runOf(1, plain.request(1)))
+				require.Equal(t, []any{int64(1), said[1], int64(2), int64(1)}, said, note)
+				require.IsType(t, "", said[1], note)
+				require.Zero(t, client.Exists(t.Context(), keys[1]).Val(), note)
+			}
 		}
 	}
 }

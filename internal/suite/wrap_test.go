@@ -137,7 +137,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 	ctx := t.Context()
 	for _, l := range []ratelimit.Limiter{
 		new(ratelimit.FixedWindow), new(ratelimit.SlidingWindow), new(ratelimit.SlidingLog), new(ratelimit.TokenBucket),
-		new(ratelimit.LeakyBucket), new(ratelimit.All), new(fallback.Limiter),
+		new(ratelimit.LeakyBucket), new(ratelimit.All), new(ratelimit.First), new(fallback.Limiter),
 		new(throttle.Waiter), new(throttle.Slowdown), new(accesslist.Limiter), new(shadow.Limiter),
 	} {
 		_, allowed := l.Allow(ctx, "key")

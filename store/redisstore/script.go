@@ -138,6 +138,7 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 		return args, nil
 	}
 	op.name = "groups"
+	gather(calls)
 	keys := 0
 	for _, c := range calls {
 		keys += c.size()
@@ -164,6 +165,21 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 		}
 	}
 	return args, nil
+}
+
+// gather puts calls that ask the same beside each other, each kind in its order, so that they share a run.
+func gather(calls []*call) {
+	for from := 0; from < len(calls); {
+		to := from + 1
+		for i := to; i < len(calls); i++ {
+			if c := calls[i]; calls[from].asks(c) {
+				copy(calls[to+1:i+1], calls[to:i])
+				calls[to] = c
+				to++
+			}
+		}
+		from = to
+	}
 }
 
 // run makes c within b, the first time on v if that is known, and puts its decisions into replies. While there is proof

@@ -1,0 +1,224 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// decideGroup decides on first, and on those that its store can decide in the same call. If all
+// of them are shadows, it is no error if they fail.
+func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
+	if first.core == nil {
+		d.group = append(d.arrays.group[:0], first)
+		err = d.askOther(ctx, first)
+	} else {
+		d.groupFrom(first)
+		err = d.askStore(ctx, first.core.store)
+	}
+	if err == nil {
+		return nil
+	}
+	voters := 0
+	for _, e := range d.group {
+		if e.request >= 0 {
+			e.err = err
+		}
+		if !d.skip(e) {
+			voters++
+		}
+	}
+	switch {
+	case voters == 0:
+		return ctx.Err()
+	case voters < len(d.group) && errors.Is(err, store.ErrCorrupt): // nothing ran; it may be of a shadow
+		for _, e := range d.group {
+			if !e.shadow {
+				e.err = nil
+			}
+		}
+		return d.decideGroup(ctx, first)
+	}
+	return err
+}
+
+// groupFrom makes group the entry first, and those that its store can decide in the same call.
+func (d *decision) groupFrom(first *entry) {
+	d.group = append(d.arrays.group[:0], first)
+	if first.core.joint == nil {
+		return
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e != first && !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
+			d.group = append(d.group, e)
+		}
+	}
+}
+
+// askOther asks a limiter that is none of the five.
+func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
+	if e.n == 0 {
+		*e.result, err = e.limiter.Peek(ctx, e.key)
+	} else {
+		*e.result, err = d.how.ask(ctx, e.limiter, e.key, e.n)
+	}
+	e.decided = err == nil
+	e.charged = e.decided && e.result.Allowed && e.n > 0 && d.how.what != toPeek
+	d.denied = d.denied || e.decided && e.votes() && !e.result.Allowed
+	return err
+}
+
+// askStore decides on the group by one call of its store s. A look or a shadow of a state
+// that others charge as well is asked alone, after them.
+func (d *decision) askStore(ctx context.Context, s store.Store) error {
+	d.requests = d.arrays.requests[:0]
+	for _, vote := range [...]bool{true, false} {
+		for _, e := range d.group {
+			if e.votes() == vote {
+				e.request = d.requestOf(e)
+			}
+		}
+	}
+	replies := d.replies[:len(d.requests)]
+	var err error
+	if r := &d.requests[0]; len(replies) == 1 && r.Op == store.OpTake && r.Reserved == 0 { // in straight line
+		replies[0], err = s.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
+	} else {
+		err = s.Decide(ctx, d.requests, replies)
+	}
+	if err != nil {
+		return err
+	}
+	d.readAll(replies)
+	return nil
+}
+
+// readAll makes the results of the group of the replies to its requests.
+func (d *decision) readAll(replies []store.Reply) {
+	for _, e := range d.group {
+		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek && e.votes()) {
+			d.denied = true
+		}
+	}
+	for i := len(d.group) - 1; i >= 0; i-- {
+		if e := d.group[i]; e.request >= 0 {
+			d.read(e, &d.requests[e.request], replies[e.request])
+		}
+	}
+}
+
+// requestOf is the place of e's request in requests. Entries on the same key of the same
+// namespace share one. It is -1 if they differ in the limit or in what they ask, so that they
+// must be decided one after the other.
+func (d *decision) requestOf(e *entry) int {
+	op, events, reserved := d.op(e), e.n, e.reserved
+	if d.how.what == toPeek {
+		events = d.sharing(e)
+	}
+	if op == store.OpOverdraw {
+		reserved = 0
+	}
+	n := min(int64(events), beyond-reserved)
+	for i := range d.requests {
+		req := &d.requests[i]
+		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
+			continue
+		}
+		switch {
+		case req.Limit != e.limit || req.Op != op || req.Reserved != reserved:
+			return -1
+		case op == store.OpTake:
+			req.N = min(req.N+n, beyond-reserved)
+		case d.how.what != toPeek || req.N != n: // a look sees what those before it have charged
+			return -1
+		}
+		return i
+	}
+	d.requests = d.requests[:len(d.requests)+1]
+	req := &d.requests[len(d.requests)-1]
+	req.Namespace, req.Key, req.Limit, req.N, req.Op = e.core.namespace, e.key, e.limit, max(n, 1), op
+	req.Reserved = reserved
+	if op == store.OpOverdraw {
+		req.Most = mostOf(e.core.rule, e.limit)
+		req.N = min(req.N, req.Most)
+	}
+	return len(d.requests) - 1
+}
+
+// sharing is how many events are charged to the state of e's, before it or together with it, by
+// e and by others.
+func (d *decision) sharing(e *entry) (events int) {
+	before := true
+	for i := range d.entries {
+		other := &d.entries[i]
+		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit && other.reserved == e.reserved && other.core.joint == e.core.joint) && other.key == e.key && other.core.sameSpace(e.core) {
+			events += other.n
+		}
+		before = before && other != e
+	}
+	return events
+}
+
+// read makes e's result of the reply to its request. Entries with one request are read from
+// the last to the first.
+func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
+	e.decided = true
+	switch req.Op {
+	case store.OpOverdraw:
+		e.core.overdrawn(e.result, req, reply)
+		e.result.leave(int(e.reserved))
+		return
+	case store.OpUpTo:
+		req.N = max(1, min(req.N, reply.Available(e.core.rule, req.Limit)-req.Reserved))
+	}
+	charged := req.N
+	if d.denied || !reply.OK() || req.Looks() {
+		charged = 0
+	}
+	e.core.result(e.result, req.Limit, reply, req.N+req.Reserved, charged)
+	e.result.leave(int(e.reserved))
+	e.result.n = min(e.result.n, int32(min(e.n, maxEvents)))
+	// The entries before are told as if charged before: or else a Refund, which gives
+	// back to each what is still charged, would find the same events twice. Where only the
+	// tail is taken back, all of them are the tail.
+	if charged > 0 && !e.core.rule.LastOnly {
+		req.N -= int64(e.n)
+	}
+	e.charged = charged > 0
+}
+
+// request adds the requests of d to those of list, as an alternative. It is false if they cannot be decided on in
+// one call.
+func (d *decision) request(ctx context.Context, list *decision) (together bool, err error) {
+	d.group, d.requests = d.arrays.group[:0], d.arrays.requests[:0]
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.err = d.prepare(ctx, e); e.err != nil {
+			return false, e.err
+		}
+	}
+	if d.denied { // by a Rate of 0
+		return true, nil
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.decided {
+			continue
+		}
+		if e.request = d.requestOf(e); e.request < 0 {
+			return false, nil
+		}
+		d.group = append(d.group, e)
+	}
+	for i := range d.requests {
+		r := d.requests[i]
+		r.Else = i == 0
+		if first := append(list.requests, r)[0].Key; !d.group[0].core.joint.Together(first, r.Key) {
+			return false, nil
+		}
+		list.requests = append(list.requests, r)
+	}
+	return true, nil
+}

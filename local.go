@@ -1,0 +1,63 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// local makes what stands in for lim in one of so many instances while their store fails. It
+// counts on s, which is expected to be in memory, and has 1/instances of each limit, those of
+// tiers and of a limit function included. It has the algorithm, name and options of lim, but no
+// observers. Its Limit and the names of its policies are those of lim.
+//
+// The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. Of
+// limits that a function gives, that is an error of the call.
+func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, error) {
+	of := func(l Limit) (Limit, error) {
+		if lim.rule.Burst && l.Burst == 0 { // or else a share is rounded down
+			l.Burst = max(l.Rate, 0)
+		}
+		if lim.rule.AnyPeriod { // a slot is whole
+			if instances < 1 {
+				return l, fmt.Errorf("%w: %d instances", ErrInvalidLimit, instances)
+			}
+			l.Rate = max(min(l.Rate, 1), l.Rate/instances)
+			return l, nil
+		}
+		l, err := l.Share(instances)
+		if err == nil {
+			_, err = integers(lim.rule, l)
+		}
+		return l, err
+	}
+	own, err := of(lim.limit)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range lim.tiers {
+		if _, err := of(l); err != nil {
+			return nil, err
+		}
+	}
+	asHere := func(local *limiter) error {
+		local.name, local.policyName, local.keyFunc, local.calls = lim.name, lim.policyName, lim.keyFunc, lim.calls
+		if lim.reserved > 0 { // 1/instances, rounded up while it leaves anything
+			local.reserved = min((lim.reserved+int64(instances)-1)/int64(instances), max(0, int64(max(own.Rate, own.Burst))-1))
+		}
+		local.limitFunc = func(ctx context.Context, key string) (Limit, error) {
+			if lim.limitFunc == nil {
+				return own, nil
+			}
+			l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
+			if err != nil || l == (Limit{}) {
+				return own, err
+			}
+			return of(l)
+		}
+		return nil
+	}
+	// The identity is by the whole limit: that of a share has another Period for some rates.
+	return built(newOf(self), lim.rule, s, lim.limit, []Option{asHere})
+}

@@ -1,0 +1,102 @@
+package ratelimit
+
+import (
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// taken is result of a Take by the constructor's limit.
+func (lim *limiter) taken(res *Result, r store.Reply, n, charged int64) {
+	if !lim.rule.Burst || r.Plain() {
+		lim.result(res, lim.integers, r, n, charged)
+		return
+	}
+	bucketTaken(&lim.integers, r, n, charged, res)
+	if lim.rule == &leakyBucket && r.OK() {
+		res.Delay = time.Duration(bucket.DrainTime(r.Y, r.Z, lim.integers)) * time.Microsecond
+	}
+	res.addReceipt(lim.integers, r.X, charged)
+}
+
+// bucketTaken fills res with what [bucket.Report] says of a call without a turn. It takes the limit
+// by pointer and calls nothing but the division, since each decision pays for it.
+func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
+	whole, part := r.Y, r.Z
+	room := l.Burst - whole
+	if part > 0 {
+		room--
+	}
+	res.Allowed, res.Limit, res.Remaining = r.OK(), int(l.Burst), int(max(0, room-charged))
+	res.ResetAfter = time.Duration(exact.MulDivUp(whole+charged, l.Period, part, l.Rate)) * time.Microsecond
+	switch {
+	case r.OK():
+	case n > l.Burst:
+		res.RetryAfter = Never
+	default:
+		res.RetryAfter = time.Duration(exact.MulDivUp(whole+n-l.Burst, l.Period, part, l.Rate)) * time.Microsecond
+	}
+}
+
+// result makes res of a reply on n events, of which charged were charged.
+func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged int64) {
+	res.report(r.Report(lim.rule, l, n, charged), r.OK(), n, lim.capacity(&l))
+	res.addReceipt(l, r.X, charged)
+	if r.Plain() {
+		res.mark = markOf(r.Outcome)
+		if !res.Allowed && r.X == store.Never {
+			res.RetryAfter = Never
+		}
+	}
+}
+
+// overdrawn makes res of the reply to an OpOverdraw.
+func (lim *limiter) overdrawn(res *Result, req *store.Request, r store.Reply) {
+	n := req.N
+	if r.Outcome |= store.Admitted; r.Plain() {
+		lim.result(res, req.Limit, r, n, n)
+		return
+	}
+	if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
+		n = min(n, max(0, req.Most-spent(r)))
+	}
+	lim.result(res, req.Limit, r, n, n)
+	if n == 0 { // the state was full, and was written all the same: as if its last event were this one
+		res.report(lim.rule.Report(req.Limit, lim.rule.After(r, -1), 1, 1), true, 1, req.Limit.Burst)
+		res.Delay = 0
+	}
+}
+
+// mostOf is the most events that a state can hold.
+func mostOf(rule *store.Rule, l store.Limit) int64 {
+	if rule.Burst {
+		return bucket.Most(l)
+	}
+	return maxEvents
+}
+
+// capacity is the most events that fit at once. Of a ban these are denials: its Burst is a time.
+func (lim *limiter) capacity(l *store.Limit) int64 {
+	if lim.rule == &ban {
+		return l.Rate
+	}
+	return l.Burst
+}
+
+// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
+func afterY(r store.Reply, n int64) store.Reply {
+	r.Y += n
+	return r
+}
+
+func afterZ(r store.Reply, n int64) store.Reply {
+	r.Z += n
+	return r
+}
+
+// spentY and spentZ are the two spent functions.
+func spentY(r store.Reply) int64 { return r.Y }
+
+func spentZ(r store.Reply) int64 { return r.Z }
