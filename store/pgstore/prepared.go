@@ -52,12 +52,14 @@ func (s *Store) prepared(conn *pgconn.PgConn) (p prepared) {
 	return p
 }
 
-// unprepare has no statement prepared any more, if err is the answer that one was not there, or there already.
+// unprepare reports whether err is the answer that a statement was not there, or there already. No statement is
+// prepared any more then.
 func (s *Store) unprepare(err error) bool {
 	if code := codeOf(err); code != noStatement && code != "42P05" {
 		return false
 	}
-	return s.prepares.CompareAndSwap(true, false)
+	s.prepares.Store(false)
+	return true
 }
 
 func prepare(conn *pgconn.PgConn, name, sql string, types []uint32) (*pgconn.StatementDescription, error) {
