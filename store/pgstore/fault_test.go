@@ -3,6 +3,9 @@ package pgstore_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -232,21 +235,22 @@ func TestAServerThatOnlyReadsIsUnavailableUntilItWrites(t *testing.T) {
 		name, url := table(), pgtest.Shared(t).URL()
 		l := way(t, openAt(t, shared(t), name))
 		take(t, l, "key")
-		reads := "on"
+		var writes atomic.Bool
 		pool := connect(t, url, 4, func(c *pgxpool.Config) {
 			c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
-				c.RuntimeParams["default_transaction_read_only"] = reads
+				c.RuntimeParams["default_transaction_read_only"] = map[bool]string{false: "on", true: "off"}[writes.Load()]
 				return nil
 			}
 		})
 		s, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(time.Second))
 		require.NoError(t, err)
 		replica := way(t, s)
-		_, err = replica.Allow(t.Context(), "key")
-		require.ErrorIs(t, err, store.ErrUnavailable)
-		require.ErrorContains(t, err, "read-only")
+		eventually(t, func() bool {
+			_, err := replica.Allow(t.Context(), "key")
+			return errors.Is(err, store.ErrUnavailable) && strings.Contains(err.Error(), "read-only")
+		})
 		require.ErrorContains(t, s.Ready(t.Context()), "only read")
-		reads = "off" // another server has taken over: new connections go there
+		writes.Store(true) // another server has taken over: new connections go there
 		eventually(t, func() bool { _, err := replica.Allow(t.Context(), "key"); return err == nil })
 		require.Equal(t, 998, remaining(t, l, "key"))
 	})

@@ -90,7 +90,7 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error
 			lost, err = s.compare(conn.Conn().PgConn(), b)
 		}
 		if !lost {
-			return false, s.failed(conn, err)
+			return false, s.failed(err)
 		}
 		twice = true
 	}
@@ -102,7 +102,7 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error
 			waits = false // so that only those fail whose rows are held
 		case errors.Is(err, errRaced), code == deadlockDetected, code == serializationFailure:
 		default:
-			return twice, s.failed(conn, err)
+			return twice, s.failed(err)
 		}
 		twice = true
 	}
@@ -112,10 +112,11 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error
 // mostAttempts is how often a trip tries to decide, before its calls go again.
 const mostAttempts = 4
 
-// failed returns err. A connection to a server that only reads is of no use.
-func (s *Store) failed(conn *pgxpool.Conn, err error) error {
-	if codeOf(err) == readOnly {
-		_ = conn.Conn().Close(context.Background())
+// failed returns err. If the server only reads, another one may have taken over: then all connections of the pool are made
+// anew, once in a while.
+func (s *Store) failed(err error) error {
+	if last, now := s.renewed.Load(), time.Now().UnixNano(); codeOf(err) == readOnly && now-last > int64(lasting) && s.renewed.CompareAndSwap(last, now) {
+		s.pool.Reset()
 	}
 	return err
 }
