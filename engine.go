@@ -29,8 +29,11 @@ type limiter struct {
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
 
-	quick     bool     // take goes in straight line: none of these is set
-	reserved  int64    // by WithReserved
+	quick    bool  // take goes in straight line: none of these is set
+	reserved int64 // by WithReserved, which sets takeLeaving too: programs without it do not link that
+	// takeLeaving is takeBy, if events are reserved.
+	takeLeaving func(ctx context.Context, lim *limiter, key string, l store.Limit, n int64, res *Result) error
+
 	keyFunc   *keyFunc // the same in a Local, so that an All can compare them
 	calls     bool     // by CountCalls
 	observers []Observer

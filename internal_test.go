@@ -44,7 +44,7 @@ func FuzzStep(f *testing.F) {
 			}
 			l = l.TurnBefore(within(before, 0, bucket.MaxRefill+1))
 			if ahead { // of its turn, or a debt
-				s.Whole |= bucket.Overdrawn
+				s.Whole |= bucket.Debt
 			}
 		case which%4 == 1:
 			s.Part = within(part, 0, most)
@@ -71,7 +71,7 @@ func FuzzStep(f *testing.F) {
 		require.False(t, admits(0, v.Remaining+1, plain), "Remaining %d", v.Remaining)
 		if r.OK() {
 			require.Equal(t, store.State{At: at0, Period: l.Period, Whole: next.Whole, Part: next.Part}, next)
-			level := next.Whole &^ bucket.Overdrawn
+			level := next.Whole &^ bucket.Debt
 			require.True(t, level >= n && level <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
 			charged := a.Report(l, r, n, n)
 			require.Equal(t, max(0, v.Remaining-n), charged.Remaining)
@@ -218,7 +218,8 @@ func TestWhatAQueueIsTold(t *testing.T) {
 		{Result{}, false, 0},
 		{Result{Limit: 5, Remaining: 3}.WithMark(NewMark(a, SourceLocal, nil)), true, 3},
 	} {
-		d := a.answerOf(c.r)
+		a.result = c.r
+		d := a.answer()
 		require.Equal(t, c.elsewhere, d.Elsewhere)
 		require.Equal(t, c.remaining, d.Remaining)
 	}
@@ -230,10 +231,10 @@ func TestWhatAQueueIsTold(t *testing.T) {
 		{Result{Allowed: true, Limit: 2, ResetAfter: 90 * time.Minute, Delay: 30 * time.Minute}, other},
 	}
 	r := Result{Allowed: true, mark: NewMark(nil, SourceStore, join(parts, 0))}
-	a = &asker{limiter: Must(NewAll(a.limiter, other)), key: "key", n: 1}
-	want := queue.Decision{Allowed: true, Remaining: maxEvents}
+	a = &asker{limiter: Must(NewAll(a.limiter, other)), key: "key", n: 1, result: r}
+	want := queue.Answer{Allowed: true, Remaining: maxEvents}
 	for _, p := range parts {
-		want.Part(queue.Bucket, 1, queue.Decision{Limit: p.Limit, Remaining: p.Remaining, ResetAfter: p.ResetAfter, Delay: p.Delay})
+		want.Part(queue.Bucket, 1, queue.Answer{Limit: p.Limit, Remaining: p.Remaining, ResetAfter: p.ResetAfter, Delay: p.Delay})
 	}
-	require.Equal(t, want, a.answerOf(r))
+	require.Equal(t, want, a.answer())
 }

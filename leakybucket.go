@@ -74,7 +74,7 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // no trace but the time of the state.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	_, whole, part := bucket.Level(s, l, s.At)
-	_, w, p := bucket.Level(bucket.Charged(c, c.Overdrawn || s.Whole >= bucket.Overdrawn), l, s.At) // to compare like with like
+	_, w, p := bucket.Level(bucket.Charged(c, c.Overdrawn || s.Whole >= bucket.Debt), l, s.At) // to compare like with like
 	if w < whole || w == whole && p < part {
 		return s
 	}

@@ -31,7 +31,9 @@
 //	caches      save round trips    lease, coalesce, denycache, and regions, which joins stores
 //	store       keeps the counts    memstore, redisstore, or your own
 //
-// Functions such as [AllowUpTo] accept any Limiter.
+// Functions such as [AllowUpTo] accept any Limiter. To read the code, begin with its [map].
+//
+// [map]: https://github.com/ratelimit-go/ratelimit/blob/main/.github/CONTRIBUTING.md#where-things-are
 package ratelimit
 
 import (

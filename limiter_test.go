@@ -883,12 +883,12 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 		}))
 	require.NoError(t, err)
 	require.Equal(t, "seats", policiesOf(t, l, "key")[1].Unit)
-	require.Equal(t, queue.Plain, see.QueuesOf[ratelimit.Limiter](l, true).Kind)
+	require.Equal(t, queue.Plain, see.QueuesOf[ratelimit.Delayer, ratelimit.Limiter](l).Kind)
 	turns := *rule
 	turns.Name, turns.Burst = "turns", true
 	early, err := ratelimit.NewCustom(&turns, mem, ratelimit.PerHour(3))
 	require.NoError(t, err)
-	require.Equal(t, queue.Unknown, see.QueuesOf[ratelimit.Limiter](early, true).Kind, "it may admit ahead of a turn")
+	require.Equal(t, queue.Unknown, see.QueuesOf[ratelimit.Delayer, ratelimit.Limiter](early).Kind, "it may admit ahead of a turn")
 	r := allowN(t, l, 2)
 	require.Equal(t, 1, r.Remaining)
 	at := l.ChargedAt(r)

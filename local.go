@@ -44,7 +44,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	asHere := func(local *limiter) error {
 		local.name, local.policyName, local.keyFunc, local.calls = lim.name, lim.policyName, lim.keyFunc, lim.calls
 		if lim.reserved > 0 { // 1/instances, rounded up while it leaves anything
-			local.reserved = min((lim.reserved+int64(instances)-1)/int64(instances), max(0, int64(max(own.Rate, own.Burst))-1))
+			local.takeLeaving, local.reserved = lim.takeLeaving, min((lim.reserved+int64(instances)-1)/int64(instances), max(0, int64(max(own.Rate, own.Burst))-1))
 		}
 		local.limitFunc = func(ctx context.Context, key string) (Limit, error) {
 			if lim.limitFunc == nil {

@@ -140,7 +140,9 @@ func WithReserved(n int) Option {
 		case n > 0 && (lim.rule.Held || lim.rule == &ban):
 			return fmt.Errorf("%w: WithReserved is for rates, and a %s has none", ErrInvalidOption, lim.rule.Name)
 		}
-		lim.reserved = int64(n)
+		if lim.reserved, lim.takeLeaving = int64(n), nil; n > 0 {
+			lim.takeLeaving = takeLeaving
+		}
 		return nil
 	}
 }

@@ -62,9 +62,6 @@ func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) er
 // takeWithOptions is take of a limiter that has any, and AllowWithin. It is in straight line too: an
 // observer is what most services have.
 func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
-	if lim.reserved > 0 {
-		return lim.ask(ctx, key, n, how, res)
-	}
 	var since time.Time
 	if lim.timed {
 		since = time.Now()
@@ -101,6 +98,9 @@ func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int
 		res.withoutStore(l)
 		return nil
 	}
+	if lim.takeLeaving != nil {
+		return lim.takeLeaving(ctx, lim, key, l, n, res)
+	}
 	r, err := lim.store.Take(ctx, lim.namespace, key, l, n)
 	if err != nil {
 		return err
@@ -110,6 +110,22 @@ func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int
 		charged = n
 	}
 	lim.result(res, l, r, n, charged)
+	return nil
+}
+
+// takeLeaving is takeBy of a limiter that leaves what is reserved.
+func takeLeaving(ctx context.Context, lim *limiter, key string, l store.Limit, n int64, res *Result) error {
+	n = min(n, beyond-lim.reserved)
+	r, err := store.Decide(ctx, lim.store, store.Request{Namespace: lim.namespace, Key: key, Limit: l, N: n, Reserved: lim.reserved})
+	if err != nil {
+		return err
+	}
+	charged := int64(0)
+	if r.OK() {
+		charged = n
+	}
+	lim.result(res, l, r, n+lim.reserved, charged)
+	res.leave(int(lim.reserved))
 	return nil
 }
 
@@ -126,8 +142,7 @@ func (lim *limiter) peek(ctx context.Context, key string, res *Result) error {
 	return nil
 }
 
-// ask is a Peek, an AllowUpTo or a Charge, or any call that leaves what is reserved, which is decided as one of
-// several limits is.
+// ask is a Peek, an AllowUpTo or a Charge, which is decided as one of several limits is.
 func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res *Result) error {
 	d := begin(how, nil)
 	defer d.end()

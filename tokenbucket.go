@@ -61,7 +61,7 @@ var tokenBucket = lua.Rule(store.Rule{
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	if 0 < s.Whole && s.Whole < l.Burst && s.Period == l.Period && l.Before() == 0 { // in straight line
 		now = max(now, s.At)
-		w, p := bucket.Flow(now-s.At, l.Rate, l.Period)
+		w, p := bucket.Drained(now-s.At, l.Rate, l.Period)
 		missing, part := bucket.Subtract(s.Whole, s.Part, w, p, l.Period)
 		tokens := l.Burst - missing
 		if part > 0 {
@@ -79,7 +79,7 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	r := store.Reply{Outcome: store.AdmittedIf(n <= tokens), X: now, Y: missing, Z: part}
 	if !r.OK() && l.Before() > 0 && n <= l.Burst && bucket.DrainsBefore(next.Whole-l.Burst, part, l) && bucket.Holds(next, l) {
 		r.Outcome = store.Admitted
-		next.Whole += bucket.Overdrawn
+		next.Whole += bucket.Debt
 	}
 	return next, r
 }

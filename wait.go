@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
@@ -25,6 +24,9 @@ import (
 //
 // [wait in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
+	if w, ok := ctx.(*queue.Waiter); ok { // of package throttle, which has checked the rest
+		return wait(w.Context, w, l, key, n)
+	}
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
 	}
@@ -34,18 +36,11 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if see.Held(l) {
 		return Result{}, see.ErrHeld
 	}
-	queues := queuesOf(l)
-	a := askers.Get().(*asker)
-	a.limiter, a.key, a.n = l, key, n
-	w := &a.waiter
-	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, queues.Key(ctx, key, n), n, queues.Kind, a
-	if n > 1 && see.Calls(l) {
-		w.N = 1
-	}
-	err := w.Wait(ctx)
-	r, most, asked := a.result, w.Answer.Limit, w.Answer.Asked
-	*a = asker{} // so that it keeps nothing alive
-	askers.Put(a)
+	w, queues := queue.NewWaiter(), queuesOf(l)
+	w.Key, w.Kind = queues.Key(ctx, key, n), queues.Kind
+	r, err := wait(ctx, w, l, key, n)
+	most, asked := w.Answer.Limit, w.Answer.Asked
+	w.Free()
 	switch {
 	case err == nil:
 		return r, nil
@@ -61,13 +56,27 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	}
 }
 
-// queuesOf is how l's waiters stand, as far as that can be seen.
-func queuesOf(l Limiter) see.Queues {
-	_, delays := l.(Delayer)
-	return see.QueuesOf(l, delays)
+// wait is Wait of the call w. If it returns an error, the Result is the last answer of l, without the events that were
+// given back.
+func wait(ctx context.Context, w *queue.Waiter, l Limiter, key string, n int) (r Result, err error) {
+	a, ok := w.Asker.(*asker)
+	if !ok {
+		a = new(asker)
+		w.Asker = a
+	}
+	a.limiter, a.key, a.n = l, key, n
+	w.Limiter, w.N = l, see.Events(l, n)
+	err = w.Wait(ctx)
+	r = a.result
+	*a = asker{} // so that it keeps nothing alive
+	if err != nil && r.Allowed {
+		r = r.without(n, n)
+	}
+	return r, err
 }
 
-var askers = sync.Pool{New: func() any { return new(asker) }}
+// queuesOf is how l's waiters stand, as far as that can be seen.
+func queuesOf(l Limiter) see.Queues { return see.QueuesOf[Delayer](l) }
 
 // asker asks l for a call in a queue.
 type asker struct {
@@ -75,13 +84,12 @@ type asker struct {
 	key     string
 	n       int
 	result  Result
-	waiter  queue.Waiter
 }
 
-func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
-	r, err := AllowWithin(ctx, a.limiter, a.key, a.n, d)
-	a.result = r
-	return a.answerOf(r), err
+func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Answer, error) {
+	var err error
+	a.result, err = AllowWithin(ctx, a.limiter, a.key, a.n, d)
+	return a.answer(), err
 }
 
 func (a *asker) Refund(ctx context.Context) error {
@@ -114,22 +122,28 @@ func (lim *limiter) kind() queue.Kind {
 	return queue.Unknown
 }
 
-// answerOf is what a queue needs of r.
-func (a *asker) answerOf(r Result) queue.Decision {
-	d := queue.Decision{
+// answer is what a queue needs of the result.
+func (a *asker) answer() queue.Answer {
+	r := &a.result
+	d := queue.Answer{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != SourceStore,
+		Elsewhere: r.source() != SourceStore,
 	}
 	if r.Allowed && r.Limit == 0 { // no limit is known to count it
 		d.Remaining = maxEvents
 	}
-	if see.Alternatives(a.limiter) { // its parts do not decide together
+	parts := r.Parts()
+	if !r.Allowed && (d.Elsewhere || parts != nil) { // otherwise r has no more information than d
+		d.Told = *r
+	}
+	if parts == nil || see.Alternatives(a.limiter) { // which do not decide together
 		return d
 	}
-	for _, p := range r.Parts() {
+	for i := range parts {
+		p := &parts[i]
 		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
-		d.Part(kind, unit, queue.Decision{
+		d.Part(kind, unit, queue.Answer{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,
 		})

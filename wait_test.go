@@ -807,7 +807,7 @@ func TestWhatIsKnownOfThoseWhoWait(t *testing.T) {
 		"a ban of one key":    {newBan(t, tenant, mem, quarter, toSame), queue.Plain, true, false, 1, false},
 		"another ban":         {newBan(t, bucket, mem, quarter, toSame), queue.Joint(queue.Bucket, queue.Plain), false, false, 1, false},
 	} {
-		queues := see.QueuesOf(c.l, true)
+		queues := see.QueuesOf[ratelimit.Delayer](c.l)
 		require.Equal(t, c.kind, queues.Kind, name)
 		require.Equal(t, c.one, queues.Key(t.Context(), "ann", 1) == queues.Key(t.Context(), "bob", 1), name)
 		require.Equal(t, c.alone, see.IgnoresContext(c.l), name)
@@ -830,7 +830,7 @@ func TestKeysThatContainAnySeparatorHaveQueuesOfTheirOwn(t *testing.T) {
 		return newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName(strconv.Itoa(i)),
 			ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return strings.Split(key, "|")[i], nil }))
 	}
-	queues := see.QueuesOf[ratelimit.Limiter](all(t, part(0), part(1)), true)
+	queues := see.QueuesOf[ratelimit.Delayer, ratelimit.Limiter](all(t, part(0), part(1)))
 	for _, sep := range []string{"\x00", " ", ",", `"`, `" "`, `\`, "\xff"} {
 		require.NotEqual(t, queues.Key(t.Context(), "a"+sep+"b|c", 1), queues.Key(t.Context(), "a|b"+sep+"c", 1), "%q", sep)
 	}

@@ -1,55 +1,60 @@
-// Package config makes limiters from a text in YAML or JSON. Operators can then change limits
-// without code, even at run time.
+// Package config makes limiters from a YAML or JSON text, so that operators can change limits
+// without changing code, even at run time.
 //
 //	limiters:
-//	  api:                      # its name: ratelimit.WithName("api")
+//	  api:                      # the limiter's name: ratelimit.WithName("api")
 //	    algorithm: token_bucket
-//	    limit: 100/m            # also for tiers that are not listed
-//	    tiers:                  # the program says which tier a key has: WithTierFunc
+//	    limit: 100/m            # applies to tiers that are not listed, too
+//	    tiers:                  # the program looks up the tier of a key: WithTierFunc
 //	      free: 10/m
 //	      internal: unlimited
 //	      banned: 0/m
+//	  batch:
+//	    shares: api             # has its limits, and shares its counts
+//	    reserved: 5             # ratelimit.WithReserved: admits only if 5 remain for others
 //	  login:
 //	    algorithm: fixed_window
-//	    limits: [5/15m, 50/d]   # each must admit: ratelimit.NewAll; clients read login/15m and login/d
+//	    limits: [5/15m, 50/d]   # all of them must admit: ratelimit.NewAll; clients see login/15m and login/d
 //	    ban:                    # ratelimit.NewBan
-//	      denials: 3/10m        # so many, from the first on
+//	      denials: 3/10m        # 3 denials within 10 minutes of the first start a ban
 //	      for: 15m
-//	      most: 24h             # each further one lasts twice as long, up to this
+//	      most: 24h             # each further ban lasts twice as long, up to this
 //	  search:
 //	    algorithm: token_bucket
 //	    limit: 10/s burst 20
 //	    on_failure: local       # or open, closed, error; the default is error
-//	    instances: 4            # each takes 1/4 of the limit while the store fails
-//	    store:                  # what spares it calls, if it is not in memory
+//	    instances: 4            # each instance takes 1/4 of the limit while the store fails
+//	    store:                  # caches in front of the store, if it is not in memory
 //	      deny_cache: true      # denycache.New
 //	      coalescing: true      # coalesce.New
 //	  ingest:
 //	    algorithm: fixed_window
 //	    limit: 1000000/m
 //	    store:
-//	      lease: 50ms           # lease.New, in place of the others: how old a decision may be
+//	      lease: 50ms           # lease.New, in place of the others; decisions may be this old
 //	  plan:
-//	    algorithm: fixed_window # it alone counts by a calendar
+//	    algorithm: fixed_window # the only algorithm that can count by a calendar
 //	    limit: 10000/month from 31 in America/Sao_Paulo
 //	  model:
 //	    algorithm: token_bucket
 //	    limit: 100/m
-//	    in_flight: 8            # so many at once, besides or alone: package inflight
-//	    life: 30s               # of a slot whose process has died; the default is 1m
+//	    in_flight: 8            # concurrent calls, alone or together with rates: package inflight
+//	    life: 30s               # until the slot of a dead process is free; the default is 1m
 //
-// A limiter has an algorithm and a limit or limits, or in_flight. All else is optional. Limits are read by
-// [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are
-// taken as they are written, quoted or not. A name has 1 to 256 bytes and no braces.
+// A limiter has an algorithm and a limit or limits, or shares those of another limiter, or has in_flight.
+// Everything else is optional. Limits are written as for [ratelimit.ParseLimit], and algorithms are
+// those of [ratelimit.New]. Names and tiers are used as they are written, quoted or not. A name has 1
+// to 256 bytes and no braces.
 //
-// [Schema] is for editors. [Parse] checks a text completely, and [Config.Build] makes the limiters on a store.
-// [Limiters.Update] lets them follow another text while they are in use.
+// [Schema] is for editors. [Parse] checks a text completely, and [Config.Build] makes the limiters
+// on a store. [Limiters.Update] lets them follow another text while they are in use.
 //
-// JSON is read as YAML, with one exception. A character beyond U+FFFF must stand in the text
-// itself, not as a pair of \u escapes.
+// JSON is read as YAML, with one exception: a character above U+FFFF must be in the text itself,
+// and not be written as a pair of \u escapes.
 package config
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -65,23 +70,24 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Config is a text that has been read and is valid. It never changes, and can be built more
-// than once. Make it by [Parse].
+// Config is a valid text that has been read. It never changes, and can be built more than once. Use
+// [Parse] to create one.
 type Config struct {
 	specs []*spec // in the order of the text
 }
 
-// Parse reads a text in YAML or JSON, in UTF-8, of at most 1 MiB. It can have at most
-// 65,536 of the signs , : - ? [ { # % & * and ! wherever they stand. That is enough for
-// 8,000 limiters. A text with more is refused unread: reading it could take gigabytes.
+// Parse reads a YAML or JSON text in UTF-8, at most 1 MiB long. The text can contain at most 65,536
+// of the characters , : - ? [ { # % & * and !, wherever they are, which is enough for 8,000
+// limiters. A text with more of them is rejected before it is read, because reading it could take
+// gigabytes.
 //
-// The error lists all that is wrong, or the first 20 places. Each is an [*Error] with line
-// and column. They are joined in the order of the text, and errors.As finds the first.
-// Those about limits wrap [ratelimit.ErrInvalidLimit]. Those about names and algorithms
-// wrap [ratelimit.ErrInvalidOption]. After a syntax error nothing else is checked.
+// The error lists all mistakes, or the first 20 of them, in the order of the text. Each of them is
+// an [*Error] with line and column, and errors.As finds the first. Errors about limits wrap
+// [ratelimit.ErrInvalidLimit], and errors about names and algorithms wrap
+// [ratelimit.ErrInvalidOption]. After a syntax error, nothing else is checked.
 //
-// Unknown fields, names that come twice, an empty text and a second document are errors. So
-// is all of YAML that only hides what is meant: anchors, aliases, tags and merge keys.
+// Unknown fields, repeated names, an empty text and a second document are errors. So are the
+// features of YAML that can hide the meaning of a text: anchors, aliases, tags and merge keys.
 func Parse(text []byte) (*Config, error) {
 	p := &parser{Reader: yamltree.Reader{Dialect: &dialect}}
 	if root := p.root(text); root != nil {
@@ -93,15 +99,14 @@ func Parse(text []byte) (*Config, error) {
 	return &Config{p.specs}, nil
 }
 
-// Error says what is wrong at one place of a text.
+// Error is a mistake at one place of a text.
 type Error struct {
 	Line   int // from 1
 	Column int // in characters, from 1
 	Err    error
 }
 
-// Error returns the place and what is wrong there, such as `config: 3:12: limiter "api":
-// limit: …`.
+// Error returns the place and the mistake, such as `config: 3:12: limiter "api": limit: …`.
 func (e *Error) Error() string {
 	return fmt.Sprintf("config: %d:%d: %v", e.Line, e.Column, e.Err)
 }
@@ -109,15 +114,17 @@ func (e *Error) Error() string {
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// spec is what a text says about one limiter.
+// spec is the description of one limiter in a text.
 type spec struct {
 	line, column int // of the name
 
 	name, algorithm string
-	limits          []ratelimit.Limit // one, unless several; none if there are slots alone
-	several         bool              // they stand under limits
+	limits          []ratelimit.Limit // one, unless several; none if there are only slots
+	several         bool              // whether they are listed under limits
 	tiers           map[string]ratelimit.Limit
-	slots           int                // at once; 0 if that is not limited
+	shares          string             // the limiter whose limits and counts it has; "" if they are its own
+	reserved        int                // events that it leaves to others
+	slots           int                // concurrent calls; 0 if they are not limited
 	life            time.Duration      // of a slot
 	ban             *ratelimit.Penalty // nil if there is none
 	onFailure       failure
@@ -135,17 +142,17 @@ const (
 	failLocal  failure = "local"
 )
 
-// fail returns an error about the limiter, at its name.
+// fail returns an error about the limiter, at the place of its name.
 func (s *spec) fail(err error) error {
 	return &Error{s.line, s.column, fmt.Errorf("limiter %s: %w", yamltree.Quote(s.name), err)}
 }
 
-// check returns the error of the algorithm for a limit, if it has one.
+// check returns an error if the algorithm does not accept l.
 func (s *spec) check(l ratelimit.Limit) error {
 	return l.ValidateFor(s.algorithm)
 }
 
-// checkShares returns the first error of the algorithm for the shares of instances: of the
+// checkShares returns the first error of the algorithm for the shares of instances, first of the
 // limits, then of the tiers.
 func (s *spec) checkShares() error {
 	mem, err := memstore.New()
@@ -175,7 +182,42 @@ func (s *spec) checkShares() error {
 	return err
 }
 
-// checkLife returns the error of a life of slots.
+// checkReserved returns an error if the reserve leaves nothing of a limit, or has no effect.
+func (s *spec) checkReserved() error {
+	mem, err := memstore.New()
+	if err != nil {
+		return err
+	}
+	check := func(what string, l ratelimit.Limit) error {
+		switch _, err := ratelimit.New(s.algorithm, mem, l, ratelimit.WithReserved(s.reserved)); {
+		case err == nil:
+			return nil
+		case l == ratelimit.Unlimited():
+			return fmt.Errorf("%w: it has no effect on %sunlimited", ratelimit.ErrInvalidOption, what)
+		default:
+			return fmt.Errorf("%w: %d leaves nothing of %s%v", ratelimit.ErrInvalidOption, s.reserved, what, l)
+		}
+	}
+	some := false // limit admits some events, but not all
+	limited := func(l ratelimit.Limit) bool { return l != ratelimit.Unlimited() && l.Rate > 0 }
+	for _, tier := range slices.Sorted(maps.Keys(s.tiers)) {
+		if l := s.tiers[tier]; limited(l) {
+			if some, err = true, check("tier "+yamltree.Quote(tier)+": ", l); err != nil {
+				return err
+			}
+		}
+	}
+	for _, l := range s.limits {
+		if limited(l) || !some {
+			if err := check("", l); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// checkLife returns an error if life is not valid for slots.
 func checkLife(life time.Duration) error {
 	mem, err := memstore.New()
 	if err == nil {
@@ -184,7 +226,7 @@ func checkLife(life time.Duration) error {
 	return err
 }
 
-// newSlots makes the limiter of what runs at once.
+// newSlots makes the limiter of concurrent calls.
 func (s *spec) newSlots(on store.Store) (ratelimit.Limiter, error) {
 	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
 	if len(s.limits) > 0 {
@@ -193,7 +235,7 @@ func (s *spec) newSlots(on store.Store) (ratelimit.Limiter, error) {
 	return inflight.New(on, s.slots, s.life, opts...)
 }
 
-// checkLease tries the life on the limit, and then whether any limit can be leased.
+// checkLease checks the lease with the limit, and then whether any tier can be leased.
 func (s *spec) checkLease() error {
 	err := s.tryLease(s.limits[0])
 	if err == nil || s.tiers == nil {
@@ -224,6 +266,18 @@ func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
 	return err
 }
 
+// options are those of each limit.
+func (s *spec) options(tierOf func(ctx context.Context, key string) (string, error)) []ratelimit.Option {
+	opts := []ratelimit.Option{ratelimit.WithName(s.counts()), ratelimit.WithReserved(s.reserved)}
+	if s.tiers != nil {
+		opts = append(opts, ratelimit.WithTiers(tierOf, s.tiers))
+	}
+	return opts
+}
+
+// counts is the name that the limits have in the store.
+func (s *spec) counts() string { return cmp.Or(s.shares, s.name) }
+
 // periods returns the Periods and calendars of the limits, which are part of their identity.
 func (s *spec) periods() []ratelimit.Limit {
 	periods := make([]ratelimit.Limit, len(s.limits))
@@ -233,7 +287,7 @@ func (s *spec) periods() []ratelimit.Limit {
 	return periods
 }
 
-// period is what says how long l's windows are: l without its events.
+// period returns the part of l that defines its windows: l without its events.
 func period(l ratelimit.Limit) ratelimit.Limit {
 	l.Rate, l.Burst = 0, 0
 	return l

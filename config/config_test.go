@@ -229,26 +229,26 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "an unknown field at the top", text: "limit: 1/s\n", err: `1:1: unknown field "limit": want limiters`},
 		{name: "no limiters", text: "limiters:\n", err: "1:10: limiters: nothing: want a limiter for each name"},
 		{name: "empty limiters", text: "limiters: {}\n", err: "1:11: limiters: an empty mapping: want a limiter for each name"},
-		{name: "two documents", text: a + "    limit: 1/s\n---\n" + a, err: "5:1: a second document begins: a text has one"},
-		{name: "a limiter twice", text: a + "    limit: 1/s\n  a:\n    algorithm: x\n", err: `5:3: limiters: "a" is already in line 2`},
-		{name: "a field twice", text: a + "    limit: 1/s\n    limit: 2/s\n", err: `5:5: limiter "a": "limit" is already in line 4`},
-		{name: "a tier twice", text: a + "    limit: 1/s\n    tiers: {x: 1/s, x: 2/s}\n", err: `5:21: limiter "a": tiers: "x" is already in line 5`},
+		{name: "two documents", text: a + "    limit: 1/s\n---\n" + a, err: "5:1: a second document begins, but a text must have only one"},
+		{name: "a limiter twice", text: a + "    limit: 1/s\n  a:\n    algorithm: x\n", err: `5:3: limiters: "a" is already set in line 2`},
+		{name: "a field twice", text: a + "    limit: 1/s\n    limit: 2/s\n", err: `5:5: limiter "a": "limit" is already set in line 4`},
+		{name: "a tier twice", text: a + "    limit: 1/s\n    tiers: {x: 1/s, x: 2/s}\n", err: `5:21: limiter "a": tiers: "x" is already set in line 5`},
 		{name: "a limiter of nothing", text: "limiters:\n  a:\n", err: `2:5: limiter "a": nothing: want a mapping with the fields algorithm and limit, or in_flight`},
 		{name: "a limiter of text", text: "limiters:\n  a: 5/s\n", err: `2:6: limiter "a": "5/s": want a mapping with the fields algorithm and limit, or in_flight`},
 		{name: "a limiter without a name", text: "limiters:\n  : {limit: 1/s}\n", err: "2:3: limiters: nothing: want a name"},
 		{name: "a list for a name", text: "limiters:\n  [a]: {limit: 1/s}\n", err: "2:3: limiters: a list of 1: want a name"},
 		{
 			name: "an unknown field", text: a + "    limit: 1/s\n    burst: 5\n",
-			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, in_flight, life, ban, store, on_failure, instances`,
+			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, shares, reserved, in_flight, life, ban, store, on_failure, instances`,
 		},
-		{name: "no algorithm", text: "limiters:\n  a:\n    limit: 1/s\n", err: `2:3: limiter "a": no algorithm`},
+		{name: "no algorithm", text: "limiters:\n  a:\n    limit: 1/s\n", err: `2:3: limiter "a": no algorithm: add one, such as token_bucket`},
 		{
 			name: "an unknown algorithm", text: "limiters:\n  a:\n    algorithm: bucket\n    limit: 1/s\n", is: ratelimit.ErrInvalidOption,
 			err: `3:16: limiter "a": algorithm: ` + ratelimit.ErrInvalidOption.Error() +
 				`: no algorithm "bucket": it is one of ` + strings.Join(ratelimit.PerSecond(1).Algorithms(), ", "),
 		},
 		{name: "an algorithm of the wrong type", text: "limiters:\n  a:\n    algorithm: [x]\n    limit: 1/s\n", err: `3:16: limiter "a": algorithm: a list of 1: want its name`},
-		{name: "no limit", text: a, err: `2:3: limiter "a": no limit`},
+		{name: "no limit", text: a, err: `2:3: limiter "a": no limit: add one, such as 100/m`},
 		{name: "a limit of nothing", text: a + "    limit:\n", err: `4:11: limiter "a": limit: nothing: want a limit such as 100/m`},
 		{name: "a number for a limit", text: a + "    limit: 100\n", err: `4:12: limiter "a": limit: "100": want a limit such as 100/m`},
 		{
@@ -263,14 +263,14 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 			name: "a bucket that never refills", text: "limiters:\n  a:\n    limit: 1/3650d burst 11\n    algorithm: token_bucket\n", is: ratelimit.ErrInvalidLimit,
 			err: `3:12: limiter "a": limit: ratelimit: invalid limit: 1/3650d burst 11: the bucket takes over 100 years to refill`,
 		},
-		{name: "limit and limits", text: a + "    limits: [1/s]\n    limit: 1/s\n", err: `5:5: limiter "a": limit and limits: want one of them`},
+		{name: "limit and limits", text: a + "    limits: [1/s]\n    limit: 1/s\n", err: `5:5: limiter "a": limit and limits: use only one of them`},
 		{name: "limits of text", text: a + "    limits: 1/s\n", err: `4:13: limiter "a": limits: "1/s": want a list of 1 to 16 limits`},
 		{name: "no limits in the list", text: a + "    limits: []\n", err: `4:13: limiter "a": limits: a list of 0: want a list of 1 to 16 limits`},
 		{name: "seventeen limits", text: a + "    limits: [" + strings.Repeat("1/s, ", 17) + "]\n", err: `4:13: limiter "a": limits: a list of 17: want a list of 1 to 16 limits`},
 		{name: "sixteen limits and a ban", text: a + "    limits: [" + strings.Repeat("1/s, ", 16) + "]\n    ban: {denials: 3/10m, for: 15m}\n", err: `4:13: limiter "a": limits: a list of 16: want a list of 1 to 15 limits`},
 		{name: "a bad limit in the list", text: a + "    limits:\n    - 1/s\n    - {}\n", err: `6:7: limiter "a": limits: an empty mapping: want a limit such as 100/m`},
-		{name: "limits of one period", text: a + "    limits: [5/m, 60/60s]\n", err: `4:19: limiter "a": limits: "60/60s": another of them has the same period, and so the same count`},
-		{name: "tiers beside limits", text: a + "    limits: [1/s]\n    tiers: {x: 1/s}\n", err: `5:5: limiter "a": tiers: want limit beside them, not limits`},
+		{name: "limits of one period", text: a + "    limits: [5/m, 60/60s]\n", err: `4:19: limiter "a": limits: "60/60s": another limit has the same period, so both would share one count`},
+		{name: "tiers beside limits", text: a + "    limits: [1/s]\n    tiers: {x: 1/s}\n", err: `5:5: limiter "a": tiers: cannot be combined with limits: use limit`},
 		{name: "tiers in a list", text: a + "    limit: 1/s\n    tiers: [x]\n", err: `5:12: limiter "a": tiers: a list of 1: want a limit for each tier`},
 		{
 			name: "a bad tier", text: a + "    limit: 1/s\n    tiers:\n      pro: 5/s burst 9\n", is: ratelimit.ErrInvalidLimit,
@@ -278,8 +278,8 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		},
 		{name: "an unknown policy", text: a + "    limit: 1/s\n    on_failure: ajar\n", err: `5:17: limiter "a": on_failure: "ajar": want open, closed, local or error`},
 		{name: "a policy of the wrong type", text: a + "    limit: 1/s\n    on_failure: true\n", err: `5:17: limiter "a": on_failure: "true": want open, closed, local or error`},
-		{name: "local without instances", text: a + "    limit: 1/s\n    on_failure: local\n", err: `5:17: limiter "a": on_failure: local: want instances beside it`},
-		{name: "instances without local", text: a + "    limit: 1/s\n    instances: 4\n", err: `5:5: limiter "a": instances: want on_failure: local beside it`},
+		{name: "local without instances", text: a + "    limit: 1/s\n    on_failure: local\n", err: `5:17: limiter "a": on_failure: local: needs instances, the number of processes that share the store`},
+		{name: "instances without local", text: a + "    limit: 1/s\n    instances: 4\n", err: `5:5: limiter "a": instances: needs on_failure: local`},
 		{name: "no instances", text: a + "    limit: 1/s\n    on_failure: local\n    instances: 0\n", err: `6:16: limiter "a": instances: "0": want a number from 1 to 2147483647`},
 		{name: "a number that YAML 1.1 reads as eight", text: "limiters:\n  a:\n    in_flight: 010\n", err: `3:16: limiter "a": in_flight: "010": want a number from 1 to 2147483647`},
 		{name: "half an instance", text: a + "    limit: 1/s\n    on_failure: local\n    instances: 0.5\n", err: `6:16: limiter "a": instances: "0.5": want a number from 1 to 2147483647`},
@@ -296,32 +296,32 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a store of text", text: a + "    limit: 1/s\n    store: redis\n", err: `5:12: limiter "a": store: "redis": want a mapping with deny_cache, coalescing or lease`},
 		{name: "an empty store", text: a + "    limit: 1/s\n    store: {}\n", err: `5:12: limiter "a": store: an empty mapping: want a mapping with deny_cache, coalescing or lease`},
 		{name: "an unknown field of a store", text: a + "    limit: 1/s\n    store: {burst: 5}\n", err: `5:13: limiter "a": store: unknown field "burst": want deny_cache, coalescing, lease`},
-		{name: "a deny cache for several limits", text: a + "    limits: [1/s]\n    store: {deny_cache: true}\n", err: `5:13: limiter "a": store: deny_cache: has no effect on several limits`},
-		{name: "a lease for several limits", text: a + "    limits: [100/s]\n    store: {lease: 50ms}\n", err: `5:13: limiter "a": store: lease: want limit beside it, not limits`},
-		{name: "a lease and a deny cache", text: a + "    limit: 100/s\n    store: {deny_cache: true, lease: 50ms}\n", err: `5:31: limiter "a": store: lease: want no deny_cache and no coalescing beside it: a lease does both`},
-		{name: "a lease without a unit", text: a + "    limit: 100/s\n    store: {lease: '50'}\n", err: `5:20: limiter "a": store: lease: "50": want how long a lease lives, such as 50ms`},
-		{name: "a lease that is a number", text: a + "    limit: 100/s\n    store: {lease: 50}\n", err: `5:20: limiter "a": store: lease: "50": want how long a lease lives, such as 50ms`},
-		{name: "a short lease", text: a + "    limit: 100/s\n    store: {lease: 1us}\n", is: ratelimit.ErrInvalidOption, err: `5:20: limiter "a": store: lease: ratelimit: invalid option: a life of 1µs, want 1ms to 1h0m0s`},
-		{name: "a lease in which nothing happens", text: log + "    limit: 1000/m\n    store: {lease: 50ms}\n", is: ratelimit.ErrInvalidOption, err: `5:20: limiter "a": store: lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
-		{name: "a lease of few events, in tiers too", text: log + "    limit: 1000/m\n    tiers: {x: 0/m, y: unlimited, z: 1199/m}\n    store: {lease: 50ms}\n", is: ratelimit.ErrInvalidOption, err: `6:20: limiter "a": store: lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
-		{name: "coalescing of several limits", text: a + "    limits: [1/s]\n    store: {coalescing: true}\n", err: `5:13: limiter "a": store: coalescing: has no effect on several limits`},
+		{name: "a deny cache for several limits", text: a + "    limits: [1/s]\n    store: {deny_cache: true}\n", err: `5:13: limiter "a": store: deny_cache: has no effect with limits: use limit`},
+		{name: "a lease for several limits", text: a + "    limits: [100/s]\n    store: {lease: 50ms}\n", err: `5:13: limiter "a": store: lease: cannot be combined with limits: use limit`},
+		{name: "a lease and a deny cache", text: a + "    limit: 100/s\n    store: {deny_cache: true, lease: 50ms}\n", err: `5:31: limiter "a": store: lease: cannot be combined with deny_cache or coalescing, because a lease does both`},
+		{name: "a lease without a unit", text: a + "    limit: 100/s\n    store: {lease: '50'}\n", err: `5:20: limiter "a": store: lease: "50": want the lifetime of a lease, such as 50ms`},
+		{name: "a lease that is a number", text: a + "    limit: 100/s\n    store: {lease: 50}\n", err: `5:20: limiter "a": store: lease: "50": want the lifetime of a lease, such as 50ms`},
+		{name: "a short lease", text: a + "    limit: 100/s\n    store: {lease: 1us}\n", is: ratelimit.ErrInvalidOption, err: `5:20: limiter "a": store: lease: ratelimit: invalid option: a lease TTL of 1µs, want 1ms to 1h0m0s`},
+		{name: "a lease in which nothing happens", text: log + "    limit: 1000/m\n    store: {lease: 50ms}\n", is: ratelimit.ErrInvalidOption, err: `5:20: limiter "a": store: lease: ratelimit: invalid option: a lease TTL of 50ms is too short for an event at 1000/m: use at least 60ms`},
+		{name: "a lease of few events, in tiers too", text: log + "    limit: 1000/m\n    tiers: {x: 0/m, y: unlimited, z: 1199/m}\n    store: {lease: 50ms}\n", is: ratelimit.ErrInvalidOption, err: `6:20: limiter "a": store: lease: ratelimit: invalid option: a lease TTL of 50ms is too short for an event at 1000/m: use at least 60ms`},
+		{name: "coalescing of several limits", text: a + "    limits: [1/s]\n    store: {coalescing: true}\n", err: `5:13: limiter "a": store: coalescing: has no effect with limits: use limit`},
 		{name: "a name with braces", text: "limiters:\n  '{a}': {algorithm: fixed_window, limit: 1/s}\n", is: ratelimit.ErrInvalidOption,
-			err: `2:3: limiter "{a}": ` + ratelimit.ErrInvalidOption.Error() + `: a name is not empty and has no braces`},
+			err: `2:3: limiter "{a}": ` + ratelimit.ErrInvalidOption.Error() + `: want a name that is not empty and has no braces`},
 		{name: "an empty name", text: "limiters:\n  '': {algorithm: fixed_window, limit: 1/s}\n", is: ratelimit.ErrInvalidOption,
-			err: `2:3: limiter "": ` + ratelimit.ErrInvalidOption.Error() + `: a name is not empty and has no braces`},
+			err: `2:3: limiter "": ` + ratelimit.ErrInvalidOption.Error() + `: want a name that is not empty and has no braces`},
 		{name: "a name of 257 bytes", text: "limiters:\n " + strings.Repeat("n", 257) + ": {algorithm: fixed_window, limit: 1/s}\n",
-			err: `2:2: limiter "` + strings.Repeat("n", 48) + `"...: the name has 257 bytes, over 256`},
-		{name: "an anchor", text: a + "    limit: &l 1/s\n", err: `4:12: anchor "&l": anchors are not read`},
-		{name: "a tag", text: a + "    limit: !!str 1/s\n", err: `4:12: tag "!!str": tags are not read`},
-		{name: "a directive about tags", text: "%YAML 1.1\n%TAG !a! x\n---\n" + a, err: "2:1: directive %TAG: tags are not read"},
-		{name: "a merge key", text: a + "    <<: {limit: 1/s}\n    limit: 1/s\n", err: `4:5: limiter "a": "<<": merge keys are not read`},
-		{name: "a merge key among names", text: "limiters:\n  <<: {algorithm: fixed_window, limit: 1/s}\n", err: `2:3: limiters: "<<": merge keys are not read`},
+			err: `2:2: limiter "` + strings.Repeat("n", 48) + `"...: the name has 257 bytes, more than 256`},
+		{name: "an anchor", text: a + "    limit: &l 1/s\n", err: `4:12: anchor "&l": anchors are not supported`},
+		{name: "a tag", text: a + "    limit: !!str 1/s\n", err: `4:12: tag "!!str": tags are not supported`},
+		{name: "a directive about tags", text: "%YAML 1.1\n%TAG !a! x\n---\n" + a, err: "2:1: directive %TAG: tags are not supported"},
+		{name: "a merge key", text: a + "    <<: {limit: 1/s}\n    limit: 1/s\n", err: `4:5: limiter "a": "<<": merge keys are not supported`},
+		{name: "a merge key among names", text: "limiters:\n  <<: {algorithm: fixed_window, limit: 1/s}\n", err: `2:3: limiters: "<<": merge keys are not supported`},
 		{name: "an alias of nothing", text: a + "    limit: *l\n", err: "4:12: unknown anchor 'l' referenced"},
 		{name: "a colon too many", text: a + "    limit: 1/s: 2\n", err: "4:15: mapping values are not allowed in this context"},
-		{name: "a tab", text: a + "\tlimit: 1/s\n", err: "4:1: a tab: YAML is indented by spaces"},
-		{name: "a tab before the first field", text: "limiters:\n  ä:\n\talgorithm: fixed_window\n", err: "3:1: a tab: YAML is indented by spaces"},
-		{name: "a tab after spaces", text: "\ufefflimiters:\r\n  \ta:\r\n", err: "2:3: a tab: YAML is indented by spaces"},
-		{name: "a tab after a dash", text: a + "    limits:\n    -\t- 1/s\n", err: "5:6: a tab: YAML is indented by spaces"},
+		{name: "a tab", text: a + "\tlimit: 1/s\n", err: "4:1: a tab: indent YAML with spaces"},
+		{name: "a tab before the first field", text: "limiters:\n  ä:\n\talgorithm: fixed_window\n", err: "3:1: a tab: indent YAML with spaces"},
+		{name: "a tab after spaces", text: "\ufefflimiters:\r\n  \ta:\r\n", err: "2:3: a tab: indent YAML with spaces"},
+		{name: "a tab after a dash", text: a + "    limits:\n    -\t- 1/s\n", err: "5:6: a tab: indent YAML with spaces"},
 		{name: "a character that begins nothing", text: a + "    limit: @1/s\n", err: "4:12: while scanning for the next token: found character that cannot start any token"},
 		{name: "an open list", text: a + "    limits: [1/s,\n", err: "5:1: while parsing a flow node: did not find expected node content"},
 		{name: "a wrong second document", text: a + "    limit: 1/s\n---\n]\n", err: "6:1: while parsing a block node: did not find expected node content"},
@@ -334,7 +334,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "JSON with a wrong limit", text: "{\"limiters\": {\n\t\"a\": {\"algorithm\": \"fixed_window\",\n\t\t\"limit\": 5}}}",
 			err: `3:12: limiter "a": limit: "5": want a limit such as 100/m`},
 		{name: "a long text", text: "limiters: " + strings.Repeat("x", 200), err: `1:11: limiters: "` + strings.Repeat("x", 48) + `"...: want a limiter for each name`},
-		{name: "over 1 MiB", text: strings.Repeat("#", 1<<20) + "\n", err: "1:1: the text has 1048577 bytes, over 1048576"},
+		{name: "over 1 MiB", text: strings.Repeat("#", 1<<20) + "\n", err: "1:1: the text has 1048577 bytes, more than 1048576"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -377,7 +377,7 @@ func TestOfManyErrorsTheFirstTwentyAreTold(t *testing.T) {
 	_, err := config.Parse([]byte("limiters:\n" + strings.Repeat("  a: 1\n", 1000)))
 	lines := strings.Split(err.Error(), "\n")
 	require.Len(t, lines, 21)
-	require.Equal(t, `config: 22:3: 980 more errors from here on, the first: limiters: "a" is already in line 2`, lines[20])
+	require.Equal(t, `config: 22:3: 980 more errors follow, the first of them: limiters: "a" is already set in line 2`, lines[20])
 }
 
 func TestATextOfAliasesThatWouldGrowIsRefusedAtItsFirstAnchor(t *testing.T) {
@@ -387,8 +387,8 @@ func TestATextOfAliasesThatWouldGrowIsRefusedAtItsFirstAnchor(t *testing.T) {
 		text += fmt.Sprintf("%c: &%c [%s]\n", name, name, strings.Repeat(alias, 9))
 	}
 	_, err := config.Parse([]byte(text))
-	require.ErrorContains(t, err, "config: 1:4: anchor \"&a\": anchors are not read\n")
-	require.ErrorContains(t, err, "config: 2:8: alias \"*a\": aliases are not read\n")
+	require.ErrorContains(t, err, "config: 1:4: anchor \"&a\": anchors are not supported\n")
+	require.ErrorContains(t, err, "config: 2:8: alias \"*a\": aliases are not supported\n")
 }
 
 // crowds are texts of 1 MiB that took the library up to 7 s and 1.9 GiB.
@@ -416,7 +416,7 @@ func TestATextOfMoreSignsThanAnybodyWritesIsRefusedUnread(t *testing.T) {
 		_, err := config.Parse(text)
 		runtime.ReadMemStats(&after)
 		require.ErrorContains(t, err, "config: 1:1: the text has ", name)
-		require.ErrorContains(t, err, " of the signs ,:-?[{#%&*!, over 65536", name)
+		require.ErrorContains(t, err, " of the characters ,:-?[{#%&*!, more than 65536", name)
 		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20), name)
 	}
 }
@@ -436,7 +436,7 @@ func TestAStoreBlockIsRefusedInMemoryWhereItHasNoEffect(t *testing.T) {
 	for _, block := range []string{"deny_cache: true", "coalescing: true", "lease: 1s"} {
 		_, err := parse(t, one("algorithm: fixed_window, limit: 10/s, store: {"+block+"}")).Build(mem)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		require.EqualError(t, err, `config: 1:12: limiter "a": ratelimit: invalid option: store: it has no effect, since the store is in memory`)
+		require.EqualError(t, err, `config: 1:12: limiter "a": ratelimit: invalid option: store: it has no effect, because the store is in memory: remove it`)
 	}
 	off, err := parse(t, one("algorithm: fixed_window, limit: 10/s, store: {deny_cache: false}")).Build(mem)
 	require.NoError(t, err)
@@ -474,9 +474,9 @@ func TestBuildRefusesWhatItCannotUse(t *testing.T) {
 	require.Contains(t, build(good, (*memstore.Store)(nil), config.WithTierFunc(tierFunc)), "the store is nil")
 	require.Contains(t, build(good, mem, nil), "an Option is nil")
 	require.Contains(t, build(good, mem, config.WithTierFunc(nil)), "WithTierFunc(nil)")
-	require.Contains(t, build(new(config.Config), mem), "its constructor has not made")
-	require.Contains(t, build(nil, mem), "its constructor has not made")
-	require.Equal(t, `config: 3:3: limiter "api": `+ratelimit.ErrInvalidOption.Error()+`: it has tiers, but Build was given no WithTierFunc`, build(good, mem))
+	require.Contains(t, build(new(config.Config), mem), "was not made by its constructor")
+	require.Contains(t, build(nil, mem), "was not made by its constructor")
+	require.Equal(t, `config: 3:3: limiter "api": `+ratelimit.ErrInvalidOption.Error()+`: it has tiers: pass WithTierFunc to Build`, build(good, mem))
 }
 
 func TestTheLimitersOfNoBuildAnswerErrors(t *testing.T) {

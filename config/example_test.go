@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Limits come from a text, with a tier that the program finds in the key.
+// Limits come from a text, and the program finds the tier in the key.
 func Example() {
 	parsed, err := config.Parse([]byte(`
 limiters:
@@ -49,7 +49,7 @@ limiters:
 	// pro:7 true 99 <nil>
 }
 
-// All that is wrong is told at once, with line and column.
+// The error lists all mistakes, with line and column.
 func ExampleError() {
 	_, err := config.Parse([]byte(`
 limiters:
@@ -66,7 +66,7 @@ limiters:
 	// config: 8:13: limiter "search": limits: "10/s": want a list of 1 to 16 limits
 }
 
-// An operator raises a limit while the program runs. What the key has spent stays.
+// An operator raises a limit while the program runs. The key keeps what it has spent.
 func ExampleLimiters_Update() {
 	parse := func(text string) *config.Config {
 		parsed, err := config.Parse([]byte(text))

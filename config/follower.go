@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// follower is a part of limiter i, by the text that is in force when it is called.
+// follower is a part of limiter i, according to the text that is in force when it is called.
 type follower struct {
 	set  *Limiters
 	i    int
@@ -62,7 +62,7 @@ func (f *follower) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, k
 	return ratelimit.AppendPolicies(ctx, dst, f.now(key), key)
 }
 
-// Unwrap returns the limiter by the text in force, or nil while there is no such text.
+// Unwrap returns the limiter according to the text in force, or nil if there is no such text.
 func (f *follower) Unwrap() ratelimit.Limiter {
 	now := *f.set.now.Load()
 	if f.i >= len(now) || now[f.i] == nil {
@@ -74,8 +74,8 @@ func (f *follower) Unwrap() ratelimit.Limiter {
 // limiter is the follower that callers get.
 type limiter struct{ follower }
 
-// Refund gives back to the limiter that has admitted, by whatever text. What a failure
-// policy has let through was never charged to the store.
+// Refund refunds to the limiter that admitted, whichever text it is from. What a fallback admitted
+// in an outage was never charged to the store.
 func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	st := l.stack()
 	for _, f := range st.fallbacks {
@@ -86,7 +86,7 @@ func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	return st.whole(key).Refund(ctx, key, charged, n)
 }
 
-// Reset also reaches what former texts have counted, on the store and locally.
+// Reset also resets what previous texts have counted, at the store and locally.
 func (l *limiter) Reset(ctx context.Context, key string) error {
 	if err := store.CheckCall(ctx, key, 1); err != nil {
 		return err

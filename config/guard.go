@@ -15,11 +15,12 @@ const (
 	maxSigns = 1 << 16 // bytes of signs
 )
 
-// signs are the bytes that structure a text: each node, directive and comment needs one. A
-// node can take the library 4 KiB.
+// signs are the bytes that structure a text: each node, directive and comment needs one. The
+// library can use 4 KiB per node.
 const signs = ",:-?[{#%&*!"
 
-// root returns that of the text, or nil if it cannot be read. What would take the library long is not given to it.
+// root returns the root of the text, or nil if it cannot be read. Texts that would take the library
+// long are rejected first.
 func (p *parser) root(text []byte) *yaml.Node {
 	if p.long(text) || p.crowded(text) || p.unreadable(text) {
 		return nil
@@ -29,13 +30,13 @@ func (p *parser) root(text []byte) *yaml.Node {
 
 func (p *parser) long(text []byte) bool {
 	if len(text) > maxText {
-		p.FailAt(1, 1, fmt.Errorf("the text has %d bytes, over %d", len(text), maxText))
+		p.FailAt(1, 1, fmt.Errorf("the text has %d bytes, more than %d", len(text), maxText))
 	}
 	return len(text) > maxText
 }
 
-// crowded notes a text with more signs than any real one. It would be refused later too,
-// after seconds and gigabytes.
+// crowded rejects a text with more signs than any real one has. The library would reject it too,
+// but only after seconds and gigabytes.
 func (p *parser) crowded(text []byte) bool {
 	n := 0
 	for _, c := range text {
@@ -44,14 +45,14 @@ func (p *parser) crowded(text []byte) bool {
 		}
 	}
 	if n > maxSigns {
-		p.FailAt(1, 1, fmt.Errorf("the text has %d of the signs %s, over %d", n, signs, maxSigns))
+		p.FailAt(1, 1, fmt.Errorf("the text has %d of the characters %s, more than %d", n, signs, maxSigns))
 	}
 	return n > maxSigns
 }
 
-// unreadable notes the first character that YAML does not allow, and where it is, which the
-// library does not say. It also notes the first %TAG. The time that the library takes for
-// these grows with the square of their number.
+// unreadable reports the first character that YAML does not allow, with its place, which the
+// library does not report. It also reports the first %TAG, because the library's time for tags
+// grows with the square of their number.
 func (p *parser) unreadable(text []byte) bool {
 	line, column := 1, 1
 	for i := 0; i < len(text); {
@@ -64,7 +65,7 @@ func (p *parser) unreadable(text []byte) bool {
 			p.FailAt(line, column, fmt.Errorf("character %U is not allowed", r))
 			return true
 		case column == 1 && bytes.HasPrefix(text[i:], []byte("%TAG")):
-			p.FailAt(line, column, errors.New("directive %TAG: tags are not read"))
+			p.FailAt(line, column, errors.New("directive %TAG: tags are not supported"))
 			return true
 		case r == '\n' || r == '\r' && !bytes.HasPrefix(text[i+1:], []byte("\n")), r == '\u0085', r == '\u2028', r == '\u2029':
 			line, column = line+1, 1

@@ -90,7 +90,7 @@ func TestSlotsByTheTextAndThroughUpdates(t *testing.T) {
 	})
 }
 
-// What was charged beside a slot is given back also when the text has no rate any more.
+// What was charged with a slot is refunded even if the text no longer has a rate.
 func TestASlotIsSettledUnderATextOfSlotsAlone(t *testing.T) {
 	const both = "algorithm: fixed_window, limit: 100/d, in_flight: 2"
 	for settled, want := range map[int]int{0: 100, 2: 98} {
@@ -160,7 +160,7 @@ func (l *turning) Unwrap() ratelimit.Limiter {
 	return l.Limiter
 }
 
-// Who settles events, or gives them back, goes on with the slot.
+// A caller that settles or refunds events still holds the slot.
 func TestASlotStaysHeldWhenItsEventsAreGivenBackAfterAnUpdate(t *testing.T) {
 	const both = "algorithm: token_bucket, limit: 12/d, in_flight: 8"
 	for _, actual := range []int{0, 2} {
@@ -197,8 +197,8 @@ func TestARefundOfAChargeBesideSlotsAfterAnUpdate(t *testing.T) {
 	require.Equal(t, 7, r.Parts()[1].Remaining)
 }
 
-// A text that comes while a request is decided on is followed before or after: the answer is no
-// error, and neither a slot nor an event too many stays charged.
+// If a text takes effect while a request is decided, the decision follows the old text or the new
+// one: it is not an error, and no additional slot or event stays charged.
 func TestATextThatComesWhileASlotIsTaken(t *testing.T) {
 	onRealClocks(t, func(t *testing.T, s store.Store) {
 		const slots, rates, both = "in_flight: 2", "algorithm: fixed_window, limit: 100/d", "algorithm: fixed_window, limit: 100/d, in_flight: 2"
@@ -241,22 +241,22 @@ func TestSlotsThatCannotBe(t *testing.T) {
 	for fields, want := range map[string]string{
 		"in_flight: 0":                                   `1:27: limiter "a": in_flight: "0": want a number from 1 to 2147483647`,
 		"in_flight: many":                                `1:27: limiter "a": in_flight: "many": want a number from 1 to 2147483647`,
-		"in_flight: 5, life: 1ms":                        `1:36: limiter "a": life: ratelimit: invalid option: a life of 1ms: it is 100ms to 24h0m0s`,
+		"in_flight: 5, life: 1ms":                        `1:36: limiter "a": life: ratelimit: invalid option: a life of 1ms, want 100ms to 24h0m0s`,
 		"in_flight: 5, life: -1s":                        `1:36: limiter "a": life: "-1s": want a time, such as 30s`,
 		"in_flight: 5, life: long":                       `1:36: limiter "a": life: "long": want a time, such as 30s`,
-		"algorithm: fixed_window, limit: 1/s, life: 30s": `1:53: limiter "a": life: want in_flight beside it`,
-		"in_flight: 5, algorithm: fixed_window":          `1:30: limiter "a": algorithm: want a limit beside it`,
-		"in_flight: 5, tiers: {a: 1/s}":                  `1:30: limiter "a": tiers: want a limit beside it`,
-		"in_flight: 5, limit: 1/s":                       `1:12: limiter "a": no algorithm`,
-		"in_flight: 5, store: {deny_cache: true}":        `1:30: limiter "a": store: has no effect beside in_flight: each slot is the store's`,
-		"in_flight: 5, ban: {denials: 3/1m, for: 1m}":    `1:30: limiter "a": ban: want none beside in_flight: who finds no slot has done nothing wrong`,
+		"algorithm: fixed_window, limit: 1/s, life: 30s": `1:53: limiter "a": life: needs in_flight`,
+		"in_flight: 5, algorithm: fixed_window":          `1:30: limiter "a": algorithm: needs a limit`,
+		"in_flight: 5, tiers: {a: 1/s}":                  `1:30: limiter "a": tiers: needs a limit`,
+		"in_flight: 5, limit: 1/s":                       `1:12: limiter "a": no algorithm: add one, such as token_bucket`,
+		"in_flight: 5, store: {deny_cache: true}":        `1:30: limiter "a": store: cannot be combined with in_flight, because each slot is taken in the store`,
+		"in_flight: 5, ban: {denials: 3/1m, for: 1m}":    `1:30: limiter "a": ban: cannot be combined with in_flight, because a client that finds no slot has done nothing wrong`,
 	} {
 		_, err := config.Parse([]byte(one(fields)))
 		require.EqualError(t, err, "config: "+want, fields)
 	}
 	for _, name := range []string{"", "{a}"} {
 		_, err := config.Parse([]byte("limiters: {" + strconv.Quote(name) + ": {in_flight: 5, life: 30s}}"))
-		require.EqualError(t, err, "config: 1:12: limiter "+strconv.Quote(name)+": ratelimit: invalid option: a name is not empty and has no braces")
+		require.EqualError(t, err, "config: 1:12: limiter "+strconv.Quote(name)+": ratelimit: invalid option: want a name that is not empty and has no braces")
 		_, err = config.Parse([]byte("limiters: {" + strconv.Quote(name) + ": {in_flight: 5}}"))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}

@@ -89,7 +89,7 @@ func TestCloseWaitsForLeasesOfFormerTextsNoLongerThanItsContext(t *testing.T) {
 	})
 }
 
-// What is held under another limit is given back when the key is asked for, if the lease stays.
+// Events held under another limit are refunded when the key is used again, if the lease stays.
 func TestALeaseStaysWhereALimitChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memory(t)

@@ -25,33 +25,33 @@ import (
 )
 
 // Limiters are the limiters of a text, on one store. They follow the text given to
-// [Limiters.Update]. All methods are safe for concurrent use. There is no goroutine and nothing
-// to close, unless a limiter has a lease: see [Limiters.Close]. Make them by [Config.Build].
+// [Limiters.Update]. All methods are safe for concurrent use. There is no goroutine, and nothing to
+// close unless a limiter has a lease: see [Limiters.Close]. Use [Config.Build] to create them.
 type Limiters struct {
 	store  store.Store
-	local  store.Store // of local limiters
+	local  store.Store // for local limiters
 	tierOf func(ctx context.Context, key string) (string, error)
 
-	ending sync.WaitGroup // leases of former texts are given back
+	ending sync.WaitGroup // releases of leases of previous texts
 
-	mu     sync.Mutex      // protects what follows, and orders Updates
-	calm   context.Context // of those that are ending; nil at first
+	mu     sync.Mutex      // protects what follows, and serializes Updates
+	calm   context.Context // for releases in progress; nil at first
 	hurry  context.CancelFunc
-	index  map[string]int // in now, of all names there ever were
+	index  map[string]int // into now, for all names of all texts
 	taken  map[string]ratelimit.Limiter
-	fronts map[front]store.Store // store, and what stands before it; of leases those in use
+	fronts map[front]store.Store // store, and the caches in front of it; only the leases in use
 
-	// now is what every decision reads, so that a text takes effect on all limiters at
-	// one instant. A name that is not in the text has nil there.
+	// now is read by every decision, so that a text takes effect on all limiters at the same
+	// instant. A name that is not in the text has nil there.
 	now atomic.Pointer[[]*stack]
 }
 
 // Option configures [Limiters].
 type Option func(*Limiters) error
 
-// WithTierFunc asks f for the tier of a key, on each call of a limiter with tiers. A tier
-// that the text does not list has the limiter's own limit, and so has "". An error of f is
-// returned as it is, and nothing is consumed. The function must be safe for concurrent use.
+// WithTierFunc calls f for the tier of a key, on each call of a limiter with tiers. A tier that the
+// text does not list gets the limiter's own limit, and so does "". Errors of f are returned
+// unchanged, and nothing is consumed. f must be safe for concurrent use.
 func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(ls *Limiters) error {
 		if f == nil {
@@ -62,11 +62,11 @@ func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Optio
 	}
 }
 
-// Build makes the limiters of c on s. What local limiters count while s fails is kept in
-// memory: see [memstore.New] for its bounds.
+// Build makes the limiters of c on s. Local limiters, which decide while s fails, count in memory:
+// see [memstore.New] for its bounds.
 //
-// Errors wrap [ratelimit.ErrInvalidOption]: s or an option is nil, c is not made by Parse,
-// there are tiers but no [WithTierFunc], or a limiter has a store block and s is in memory.
+// It returns [ratelimit.ErrInvalidOption] if s or an option is nil, if c was not made by Parse, if
+// there are tiers but no [WithTierFunc], or if a limiter has a store block and s is in memory.
 func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 	local, err := memstore.New()
 	if err != nil {
@@ -92,13 +92,14 @@ func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 	return ls, nil
 }
 
-// front says what stands before the store: a lease, or any of the others.
+// front describes the caches in front of the store: a lease, or any of the others.
 type front struct {
 	denyCache, coalescing bool
-	lease                 time.Duration // 0 is none
+	lease                 time.Duration // 0 for none
 }
 
-// newFronts makes what can stand before s, without leases. It stays, and so does what it remembers.
+// newFronts makes the caches in front of s, without leases. They are kept, with everything they
+// remember.
 func newFronts(s store.Store) (map[front]store.Store, error) {
 	cached, err := denycache.New(s)
 	if err != nil {
@@ -113,7 +114,7 @@ func newFronts(s store.Store) (map[front]store.Store, error) {
 	return fronts, nil
 }
 
-// storeOf is the store with what stands before it.
+// storeOf returns the store with the caches of f in front of it.
 func (ls *Limiters) storeOf(f front) (s store.Store, err error) {
 	if ls.fronts[f] == nil {
 		if ls.fronts[f], err = lease.New(ls.store, f.lease); err != nil {
@@ -123,7 +124,7 @@ func (ls *Limiters) storeOf(f front) (s store.Store, err error) {
 	return ls.fronts[f], err
 }
 
-var errNotBuilt = fmt.Errorf("%w: Limiters are made by Build", ratelimit.ErrInvalidOption)
+var errNotBuilt = fmt.Errorf("%w: the Limiters were not made by Build", ratelimit.ErrInvalidOption)
 
 // Names returns the names of the limiters, sorted.
 func (ls *Limiters) Names() []string {
@@ -142,12 +143,12 @@ func (ls *Limiters) Names() []string {
 	return names
 }
 
-// Limiter returns the limiter of this name, which is also a [ratelimit.PolicyAppender]. It is
-// always the same one, and follows all Updates. Ask once, not for each decision: it takes a
-// lock. Without such a name the error is [ratelimit.ErrInvalidOption].
+// Limiter returns the limiter with this name, which is also a [ratelimit.PolicyAppender]. It is
+// always the same limiter, and follows all Updates. Call Limiter once, not for each decision,
+// because it takes a lock. If there is no such name, it returns [ratelimit.ErrInvalidOption].
 //
-// [ratelimit.NewAll] cannot decide it together with others at one instant, and asks one
-// after the other. Limits that belong together are better listed under limits.
+// [ratelimit.NewAll] cannot decide on it together with others at one instant, and asks one after
+// the other. If limits belong together, list them under limits instead.
 func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 	if ls == nil || ls.now.Load() == nil {
 		return nil, errNotBuilt
@@ -164,26 +165,26 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 	return ls.taken[name], nil
 }
 
-// Update replaces all limits by those of c, at one instant. Each decision follows one text or
-// the other, and no call waits for it. The limiters that [Limiters.Limiter] has returned
-// follow.
+// Update replaces all limits by those of c at one instant. Each decision follows one text or the
+// other, and no call waits for an Update. Limiters that [Limiters.Limiter] has returned follow.
 //
-// Keys keep their spend when a rate, a burst, tiers, instances, on_failure or store change. It
-// is read as at most the new capacity. What a lease holds that is no longer in the text is
-// given back. When limits come or go, they keep that of each Period that remains. Slots stay held.
+// Keys keep what they have spent if a rate, a burst, tiers, instances, on_failure or store changes,
+// but at most the new capacity. Leases that are no longer in the text are released. If limits are
+// added or removed, the counts of each Period that remains are kept. Slots stay held.
 //
-// Another algorithm or another Period of a limit begins a new count. So each key may spend one
-// capacity more at that moment. Processes that share a store count apart until the last has
-// updated. Unlimited is a Period of its own: a limit
-// that changes back from it finds its former count, as far as it still counts.
+// Another algorithm, or another Period of a limit, begins a new count, so each key may spend up to
+// one additional capacity at that moment. Processes that share a store count separately until the
+// last of them has updated. Unlimited is a Period of its own: a limit that changes back from it
+// finds its previous count, as far as it still counts.
 //
-// A Refund of a Result from before gives back to the counts that were charged. A Reset reaches
-// those of all texts so far, with a call of the store for each. What on_failure: local has
-// admitted in an outage is charged to the store under the next text too. Until then its key
-// stays with local.
+// A Refund of an earlier Result goes to the counts that were charged. A Reset resets the counts of
+// all texts so far, with a call to the store for each. What on_failure: local admitted in an outage
+// is charged to the store even under the next text, and until then the local limiter decides on its
+// key.
 //
-// A name that is not in c is an error if its limiter has been returned. All others go, and new
-// ones come. On an error nothing has changed. Errors are those of [Config.Build].
+// If c lacks a name whose limiter has been returned, that is an error. Other names can be removed,
+// and new ones added. If there is an error, nothing has changed. The errors are those of
+// [Config.Build].
 func (ls *Limiters) Update(c *Config) error {
 	switch {
 	case ls == nil || ls.now.Load() == nil:
@@ -220,8 +221,8 @@ func (ls *Limiters) Update(c *Config) error {
 	return nil
 }
 
-// endUnused ends the leases that no limiter has any more. Only Close waits for what is given back:
-// if it fails, or the program ends before, that stays charged as after a crash.
+// endUnused ends the leases that no limiter uses. Only Close waits for the release. If it fails, or
+// the program ends before, the leased events stay charged, as after a crash.
 func (ls *Limiters) endUnused(next []*stack) {
 	ended := maps.Clone(ls.fronts)
 	for _, st := range next {
@@ -245,18 +246,18 @@ func (ls *Limiters) endUnused(next []*stack) {
 	}
 }
 
-// patience is how long leases of a former text are given back.
+// patience is how long the release of leases of a previous text is tried.
 const patience = 10 * time.Second
 
-// Close gives back what leases hold: see [lease.Store.Close]. Later calls ask the store. It is
-// for programs whose text has a lease. Without one there is nothing to close.
+// Close releases the leases: see [lease.Store.Close]. Later calls ask the store. Close is for
+// programs whose text has a lease. Without a lease there is nothing to close.
 func (ls *Limiters) Close(ctx context.Context) error {
 	if ls == nil || ls.now.Load() == nil {
 		return errNotBuilt
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	stop := context.AfterFunc(ctx, ls.hurry) // leases of former texts have no longer than the others
+	stop := context.AfterFunc(ctx, ls.hurry) // leases of previous texts have no more time than the others
 	ls.ending.Wait()
 	if stop(); ctx.Err() != nil {
 		ls.calm = nil
@@ -270,34 +271,35 @@ func (ls *Limiters) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// missing returns an error for each limiter in use that c does not have.
+// missing returns an error for each limiter in use that is not in c.
 func (ls *Limiters) missing(c *Config) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(ls.taken)) {
 		if !slices.ContainsFunc(c.specs, func(s *spec) bool { return s.name == name }) {
-			errs = append(errs, fmt.Errorf("%w: limiter %s is in use, but missing from the new configuration",
+			errs = append(errs, fmt.Errorf("%w: limiter %s is in use, but missing from the new configuration: keep it there",
 				ratelimit.ErrInvalidOption, yamltree.Quote(name)))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// stack is what one text makes of one limiter. It never changes.
+// stack is one limiter of one text. It never changes.
 type stack struct {
 	spec   *spec
 	shared *limits // on the store
 	local  *limits // of the last text with on_failure: local, or nil
-	// fallbacks are those of all texts so far. They stay: each has its breaker, knows what
-	// its local limiter owes, and refunds what it has admitted itself.
+	// fallbacks are the fallbacks of all texts so far. They are kept, because each has its breaker,
+	// knows what its local limiter owes, and refunds what it has admitted itself.
 	fallbacks map[failure]*fallback.Limiter
-	// counts are those of all texts so far, for Reset. The next text may need any again.
+	// counts are the limiters of all texts so far, for Reset. The next text may need any of them
+	// again.
 	counts map[count]ratelimit.Limiter
 }
 
 // whole returns the limiter that callers ask about key.
 func (st *stack) whole(key string) ratelimit.Limiter {
 	if f := st.fallbacks[failLocal]; f != nil && f.Owes(key) {
-		return f // whatever the text says now: no other limiter charges the store with that
+		return f // whatever the text is now, only this limiter charges the store with that
 	}
 	if f := st.fallbacks[st.spec.onFailure]; f != nil {
 		return f
@@ -308,14 +310,13 @@ func (st *stack) whole(key string) ratelimit.Limiter {
 func (st *stack) onStore(string) ratelimit.Limiter  { return st.shared }
 func (st *stack) inMemory(string) ratelimit.Limiter { return st.local }
 
-// stack makes limiter i by s. What it is by the text in force is before, or nil if it is
-// new.
+// stack makes limiter i from s. before is the limiter of the text in force, or nil if it is new.
 func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) {
 	if s.tiers != nil && ls.tierOf == nil {
-		return nil, fmt.Errorf("%w: it has tiers, but Build was given no WithTierFunc", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: it has tiers: pass WithTierFunc to Build", ratelimit.ErrInvalidOption)
 	}
 	if _, inMemory := ls.store.(*memstore.Store); inMemory && s.front != (front{}) {
-		return nil, fmt.Errorf("%w: store: it has no effect, since the store is in memory", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: store: it has no effect, because the store is in memory: remove it", ratelimit.ErrInvalidOption)
 	}
 	st = &stack{spec: s, fallbacks: map[failure]*fallback.Limiter{}, counts: map[count]ratelimit.Limiter{}}
 	if before != nil {
@@ -340,14 +341,14 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 	return st, err
 }
 
-// equal reports whether both say the same, whatever their lines.
+// equal reports whether both have the same meaning, wherever they are in the text.
 func (s *spec) equal(other *spec) bool {
 	moved := *s
 	moved.line, moved.column = other.line, other.column
 	return reflect.DeepEqual(&moved, other)
 }
 
-// policy returns what limiter i does while the store fails.
+// policy returns the fallback's answer for limiter i while the store fails.
 func (ls *Limiters) policy(f failure, i int) fallback.Answer {
 	switch f {
 	case failOpen:
@@ -360,10 +361,7 @@ func (ls *Limiters) policy(f failure, i int) fallback.Answer {
 
 // onStore makes the limits on the store.
 func (ls *Limiters) onStore(s *spec) (*limits, error) {
-	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
-	if s.tiers != nil {
-		opts = append(opts, ratelimit.WithTiers(ls.tierOf, s.tiers))
-	}
+	opts := s.options(ls.tierOf)
 	front, err := ls.storeOf(s.front)
 	if err != nil {
 		return nil, err
@@ -377,15 +375,15 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	})
 }
 
-// inMemory makes the shares of the limits on the store.
+// inMemory makes the local shares of the limits on the store.
 func (ls *Limiters) inMemory(s *spec, shared *limits) (*limits, error) {
 	return ls.newLimits(s, ls.local, func(i int) (ratelimit.Limiter, error) {
 		return see.Local(shared.parts[i], ls.local, s.instances)
 	})
 }
 
-// policyName returns the name of the policy of l. It is the limiter's name, followed by the
-// Period if it has several limits, such as "login/15m".
+// policyName returns the name of the policy of l. It is the limiter's name, followed by the Period
+// if the limiter has several limits, such as "login/15m".
 func (s *spec) policyName(l ratelimit.Limit) string {
 	if !s.several || l == ratelimit.Unlimited() {
 		return s.name

@@ -11,21 +11,21 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// limits are those of one text, on one store. They mark what they have charged, so that the
-// limits of another text know where to give it back. They never change.
+// limits are the limits of one text, on one store. They mark what they have charged, so that the
+// limits of another text know where to refund it. They never change.
 type limits struct {
 	*around
-	all   ratelimit.Limiter // that it is around: the one limit, or an All
+	all   ratelimit.Limiter // the wrapped limiter: the single limit, or an All
 	spec  *spec
-	parts []ratelimit.Limiter // each alone, as in spec.limits, and then that of slots
+	parts []ratelimit.Limiter // each limit alone, as in spec.limits, and then the slots
 	owner *Limiters
-	mark  *ratelimit.Mark // owner's, on what these have charged
+	mark  *ratelimit.Mark // the owner's mark on what these limits have charged
 }
 
 type around = ratelimit.Around
 
-// newLimits makes a limiter of each limit, by its place in parts, and one of all. Bans are kept
-// in bans.
+// newLimits makes a limiter for each limit, by its place in parts, and one for all of them. Bans
+// are stored in bans.
 func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
 	l := &limits{spec: s, owner: ls}
 	for i := range s.parts() {
@@ -52,8 +52,8 @@ func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (rateli
 	return l, err
 }
 
-// decide signs a Result with the mark if it has charged anything. One that has charged
-// nothing stays as it is: its Source is found by what it lacks.
+// decide marks a Result if it has charged anything. A Result that has charged nothing stays as it
+// is, because a mark would change its Source.
 func (l *limits) decide(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
 	r, err := c.Inside(ctx)
 	if r.Charged() > 0 {
@@ -62,7 +62,7 @@ func (l *limits) decide(ctx context.Context, c ratelimit.Call) (ratelimit.Result
 	return r, err
 }
 
-// Refund gives back to each count that was charged, whatever its place is now.
+// Refund refunds each count that was charged, wherever it is now.
 func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	under, note, _ := charged.Unmark(l.owner)
 	former, _ := note.(*limits)
@@ -78,9 +78,9 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	for i, part := range parts {
 		slots := i == len(former.spec.limits)
 		switch {
-		case part.Charged() == 0: // a Charge takes no slots, and nothing at a Rate of 0
-		case slots && (!whole || only == see.Rates), !slots && only == see.Slots: // as an All
-		case slots: // they are the same, and this one knows of how many events the call was
+		case part.Charged() == 0: // a Charge takes no slots, and charges nothing at a Rate of 0
+		case slots && (!whole || only == see.Rates), !slots && only == see.Slots: // like an All
+		case slots: // slots are always the same, and only the former limiter knows how many events the call was for
 			errs = append(errs, former.parts[i].Refund(ctx, key, part.Result, n))
 		default:
 			errs = append(errs, l.counter(former, i).Refund(ctx, key, part.Result, n))
@@ -89,14 +89,15 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	return errors.Join(errs...)
 }
 
-// count identifies what the spend of a name's keys belongs to.
+// count identifies what the keys of a name have spent.
 type count struct {
+	name      string
 	algorithm string
 	period    ratelimit.Limit
-	local     bool // or on the store
+	local     bool // in memory, instead of on the store
 }
 
-// addTo makes the limiters of l those of their counts.
+// addTo records the limiters of l in counts.
 func (l *limits) addTo(counts map[count]ratelimit.Limiter, local bool) {
 	for i, part := range l.parts {
 		c := l.spec.count(i)
@@ -105,7 +106,7 @@ func (l *limits) addTo(counts map[count]ratelimit.Limiter, local bool) {
 	}
 }
 
-// parts is how many limits there are, with that of slots.
+// parts returns the number of limits, including slots.
 func (s *spec) parts() int {
 	if s.slots > 0 {
 		return len(s.limits) + 1
@@ -113,19 +114,19 @@ func (s *spec) parts() int {
 	return len(s.limits)
 }
 
-// count is what limit i counts. Slots are the same whatever their life.
+// count returns what limit i counts. Slots are the same count whatever their life.
 func (s *spec) count(i int) count {
 	if i == len(s.limits) {
-		return count{algorithm: inflight.Algorithm}
+		return count{name: s.name, algorithm: inflight.Algorithm}
 	}
-	return count{algorithm: s.algorithm, period: period(s.limits[i])}
+	return count{name: s.counts(), algorithm: s.algorithm, period: period(s.limits[i])}
 }
 
-// has reports whether part is one of l's. A nil l has none.
+// has reports whether part is a part of l. A nil l has none.
 func (l *limits) has(part ratelimit.Limiter) bool { return l != nil && slices.Contains(l.parts, part) }
 
-// counter returns the limiter of l that has the count of former's limit i. If there is no
-// such limiter it returns that limit's own, whose count may be needed again.
+// counter returns the limiter of l that has the count of former's limit i. If there is none, it
+// returns former's own limiter, whose count may be needed again.
 func (l *limits) counter(former *limits, i int) ratelimit.Limiter {
 	for same, part := range l.parts {
 		if l.spec.count(same) == former.spec.count(i) {

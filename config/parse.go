@@ -14,26 +14,27 @@ import (
 
 const (
 	maxName   = 256 // bytes
-	maxLimits = 16  // as many as an All takes
+	maxLimits = 16  // the most that an All takes
 
 	defaultLife = time.Minute // of a slot
 )
 
-// The fields that there are. schema.json says of each what it may be.
+// The known fields. schema.json describes their values.
 var (
-	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "in_flight", "life", "ban", "store", "on_failure", "instances"}
+	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "shares", "reserved", "in_flight", "life", "ban", "store", "on_failure", "instances"}
 	banFields     = []string{"denials", "for", "most"}
 	storeFields   = []string{"deny_cache", "coalescing", "lease"}
 	failures      = []failure{failOpen, failClosed, failLocal, failError}
 )
 
-// dialect is strict, so that a text means what it seems to. A valid one has a depth of 4.
+// dialect is strict, so that a text means what it seems to mean. A valid text has a depth of 4.
 var dialect = yamltree.Dialect{Noun: "text", MaxDepth: 16}
 
-// parser reads one text, and collects what is wrong with it.
+// parser reads one text, and collects the errors in it.
 type parser struct {
 	yamltree.Reader
-	specs []*spec
+	specs   []*spec
+	sharing []func() // reads on, once all limiters are known
 }
 
 // limiters reads the whole text.
@@ -49,6 +50,9 @@ func (p *parser) limiters(root *yaml.Node) {
 	for _, l := range p.Pairs(limiters.Value, "limiters: ", "a limiter for each name") {
 		p.limiter(l.Key, l.Value)
 	}
+	for _, readOn := range p.sharing {
+		readOn()
+	}
 }
 
 // limiter reads one limiter.
@@ -63,41 +67,102 @@ func (p *parser) limiter(name, n *yaml.Node) {
 		return
 	}
 	in := block{p, s, what, name, fields}
+	if f, found := fields["shares"]; found {
+		if in.shares(f.Value) {
+			good := len(p.Errors) == before
+			p.sharing = append(p.sharing, func() { in.rest(in.share(f.Value) && good) })
+		}
+		return
+	}
 	if in.slots(); !in.slotsAlone() {
 		in.algorithm()
 		in.limits()
 		in.tiers()
 	}
-	in.ban()
-	in.store(len(p.Errors) == before)
-	in.onFailure(len(p.Errors) == before)
+	in.rest(len(p.Errors) == before)
 }
 
 func (p *parser) name(n *yaml.Node, what string) {
 	if len(n.Value) > maxName {
-		p.Fail(n, "%sthe name has %d bytes, over %d", what, len(n.Value), maxName)
+		p.Fail(n, "%sthe name has %d bytes, more than %d", what, len(n.Value), maxName)
 	}
 	if n.Value == "" || strings.ContainsAny(n.Value, "{}") {
-		p.Fail(n, "%s%w: a name is not empty and has no braces", what, ratelimit.ErrInvalidOption)
+		p.Fail(n, "%s%w: want a name that is not empty and has no braces", what, ratelimit.ErrInvalidOption)
 	}
 }
 
-// block reads the fields of a limiter, or those of one of them.
+// block reads the fields of a limiter, or those of one of its fields.
 type block struct {
 	*parser
 	spec   *spec
-	what   string // begins errors
+	what   string // the beginning of errors
 	name   *yaml.Node
 	fields map[string]yamltree.Field
 }
 
-// slots reads how many are in flight at once, and how long a slot outlives its process.
+// rest reads what is not about counts. If good is true the limiter has no errors so far.
+func (b *block) rest(good bool) {
+	before := len(b.Errors)
+	b.reserved(good)
+	b.ban()
+	b.store(good && len(b.Errors) == before)
+	b.onFailure(good && len(b.Errors) == before)
+}
+
+// shares reads whose counts the limiter shares.
+func (b *block) shares(n *yaml.Node) (ok bool) {
+	b.spec.shares, ok = b.Text(n, b.what+"shares: ", "the name of a limiter")
+	for _, field := range []string{"algorithm", "limit", "limits", "tiers", "in_flight", "life"} {
+		if f, found := b.fields[field]; found {
+			b.Fail(f.Key, "%s%s: want none beside shares: the limits are those of the limiter that it names", b.what, field)
+		}
+	}
+	return ok
+}
+
+// share gives the limiter the limits of the one whose counts it shares. It reports whether they are known.
+func (b *block) share(n *yaml.Node) bool {
+	name := b.spec.shares
+	i := slices.IndexFunc(b.specs, func(s *spec) bool { return s.name == name })
+	if i < 0 {
+		b.Fail(n, "%sshares: there is no limiter %s", b.what, yamltree.Quote(name))
+		return false
+	}
+	switch other := b.specs[i]; {
+	case other.shares != "":
+		b.Fail(n, "%sshares: want a limiter with limits of its own, and %s shares those of %s", b.what, yamltree.Quote(name), yamltree.Quote(other.shares))
+	case other.slots > 0:
+		b.Fail(n, "%sshares: limiter %s has in_flight, and slots are not shared", b.what, yamltree.Quote(name))
+	default:
+		b.spec.algorithm, b.spec.limits, b.spec.several, b.spec.tiers = other.algorithm, other.limits, other.several, other.tiers
+		return len(other.limits) > 0
+	}
+	return false
+}
+
+// reserved reads how many events are left to other limiters. If good is true the limiter has no errors so far, so
+// that they can be compared with its limits.
+func (b *block) reserved(good bool) {
+	f, found := b.fields["reserved"]
+	if !found {
+		return
+	}
+	b.spec.reserved = b.Number(f.Value, b.what+"reserved: ")
+	if !good || b.spec.reserved == 0 {
+		return
+	}
+	if err := b.spec.checkReserved(); err != nil {
+		b.Fail(f.Value, "%sreserved: %w", b.what, err)
+	}
+}
+
+// slots reads how many calls may be in flight, and how long a slot outlives its process.
 func (b *block) slots() {
 	life, hasLife := b.fields["life"]
 	f, found := b.fields["in_flight"]
 	if !found {
 		if hasLife {
-			b.Fail(life.Key, "%slife: want in_flight beside it", b.what)
+			b.Fail(life.Key, "%slife: needs in_flight", b.what)
 		}
 		return
 	}
@@ -106,8 +171,9 @@ func (b *block) slots() {
 		b.life(life.Value)
 	}
 	for _, other := range []struct{ field, why string }{
-		{"store", "has no effect beside in_flight: each slot is the store's"},
-		{"ban", "want none beside in_flight: who finds no slot has done nothing wrong"},
+		{"store", "cannot be combined with in_flight, because each slot is taken in the store"},
+		{"ban", "cannot be combined with in_flight, because a client that finds no slot has done nothing wrong"},
+		{"reserved", "cannot be combined with in_flight, because slots are not reserved"},
 	} {
 		if f, found := b.fields[other.field]; found {
 			b.Fail(f.Key, "%s%s: %s", b.what, other.field, other.why)
@@ -115,7 +181,7 @@ func (b *block) slots() {
 	}
 }
 
-// life reads how long a slot lives.
+// life reads the lifetime of a slot.
 func (b *block) life(n *yaml.Node) {
 	b.spec.life = b.duration("life", "30s", false)
 	if b.spec.life <= 0 {
@@ -126,7 +192,7 @@ func (b *block) life(n *yaml.Node) {
 	}
 }
 
-// slotsAlone reports whether in_flight is the only limit. Then nothing counts rates.
+// slotsAlone reports whether in_flight is the only limit, so that nothing counts rates.
 func (b *block) slotsAlone() bool {
 	if _, found := b.fields["in_flight"]; !found {
 		return false
@@ -138,7 +204,7 @@ func (b *block) slotsAlone() bool {
 	}
 	for _, field := range []string{"algorithm", "tiers"} {
 		if f, found := b.fields[field]; found {
-			b.Fail(f.Key, "%s%s: want a limit beside it", b.what, field)
+			b.Fail(f.Key, "%s%s: needs a limit", b.what, field)
 		}
 	}
 	return true
@@ -147,7 +213,7 @@ func (b *block) slotsAlone() bool {
 func (b *block) algorithm() {
 	f, found := b.fields["algorithm"]
 	if !found {
-		b.Fail(b.name, "%sno algorithm", b.what)
+		b.Fail(b.name, "%sno algorithm: add one, such as token_bucket", b.what)
 		return
 	}
 	name, ok := b.Text(f.Value, b.what+"algorithm: ", "its name")
@@ -182,7 +248,7 @@ func (b *block) limits() {
 	several, hasSeveral := b.fields["limits"]
 	switch {
 	case hasOne && hasSeveral:
-		b.Fail(later(one.Key, several.Key), "%slimit and limits: want one of them", b.what)
+		b.Fail(later(one.Key, several.Key), "%slimit and limits: use only one of them", b.what)
 	case hasOne:
 		if l, ok := b.limit(one.Value, "limit"); ok {
 			b.spec.limits = []ratelimit.Limit{l}
@@ -191,14 +257,14 @@ func (b *block) limits() {
 		b.spec.several = true
 		b.list(several.Value)
 	default:
-		b.Fail(b.name, "%sno limit", b.what)
+		b.Fail(b.name, "%sno limit: add one, such as 100/m", b.what)
 	}
 }
 
 // list reads limits that must all admit.
 func (b *block) list(n *yaml.Node) {
 	most := maxLimits
-	if _, banned := b.fields["ban"]; banned || b.spec.slots > 0 { // which are one more
+	if _, banned := b.fields["ban"]; banned || b.spec.slots > 0 { // each of these takes one place
 		most--
 	}
 	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 || len(n.Content) > most {
@@ -210,7 +276,7 @@ func (b *block) list(n *yaml.Node) {
 		switch {
 		case !ok:
 		case slices.Contains(b.spec.periods(), period(l)):
-			b.Fail(item, "%slimits: %s: another of them has the same period, and so the same count", b.what, yamltree.Quote(item.Value))
+			b.Fail(item, "%slimits: %s: another limit has the same period, so both would share one count", b.what, yamltree.Quote(item.Value))
 		default:
 			b.spec.limits = append(b.spec.limits, l)
 		}
@@ -223,7 +289,7 @@ func (b *block) tiers() {
 		return
 	}
 	if b.spec.several {
-		b.Fail(f.Key, "%stiers: want limit beside them, not limits", b.what)
+		b.Fail(f.Key, "%stiers: cannot be combined with limits: use limit", b.what)
 	}
 	b.spec.tiers = map[string]ratelimit.Limit{}
 	for _, tier := range b.Pairs(f.Value, b.what+"tiers: ", "a limit for each tier") {
@@ -233,7 +299,7 @@ func (b *block) tiers() {
 	}
 }
 
-// ban reads for what a key is banned, and for how long.
+// ban reads when a key is banned, and for how long.
 func (b *block) ban() {
 	f, found := b.fields["ban"]
 	if !found {
@@ -253,16 +319,16 @@ func (b *block) ban() {
 	}
 	b.spec.ban = &p
 	if store, found := b.fields["store"]; found {
-		b.Fail(store.Key, "%sstore: has no effect beside a ban, which asks the store each time", b.what)
+		b.Fail(store.Key, "%sstore: has no effect together with a ban, which asks the store for every call", b.what)
 	}
 }
 
-// denials reads how many in which time.
+// denials reads the number of denials and their time.
 func (b *block) denials() (n int, within time.Duration) {
 	const want = "a number and a time, such as 3/10m"
 	f, found := b.fields["denials"]
 	if !found {
-		b.Fail(b.name, "%swant denials, such as 3/10m", b.what)
+		b.Fail(b.name, "%sno denials: add them, such as 3/10m", b.what)
 		return 0, 0
 	}
 	text, ok := b.Text(f.Value, b.what+"denials: ", want)
@@ -276,12 +342,12 @@ func (b *block) denials() (n int, within time.Duration) {
 	return l.Rate, l.Period
 }
 
-// duration reads a field that is a time, 0 if there is none.
+// duration reads a field that is a time. It returns 0 if there is none.
 func (b *block) duration(field, example string, wanted bool) time.Duration {
 	f, found := b.fields[field]
 	if !found {
 		if wanted {
-			b.Fail(b.name, "%swant %s, such as %s", b.what, field, example)
+			b.Fail(b.name, "%sno %s: add it, such as %s", b.what, field, example)
 		}
 		return 0
 	}
@@ -297,7 +363,8 @@ func (b *block) duration(field, example string, wanted bool) time.Duration {
 	return d
 }
 
-// store reads what stands before the store. If good is true the limiter has no errors so far.
+// store reads the caches in front of the store. good reports whether the limiter has no errors so
+// far.
 func (b *block) store(good bool) {
 	f, found := b.fields["store"]
 	if !found {
@@ -307,17 +374,20 @@ func (b *block) store(good bool) {
 	fields := b.Fields(f.Value, what, "a mapping with deny_cache, coalescing or lease", storeFields...)
 	in := block{b.parser, b.spec, what, f.Key, fields}
 	in.spec.front = front{denyCache: in.flag("deny_cache"), coalescing: in.flag("coalescing")}
+	if b.spec.reserved > 0 && in.spec.front.coalescing {
+		b.Fail(fields["coalescing"].Key, "%scoalescing: has no effect beside reserved", what)
+	}
 	in.lease(good && len(b.Errors) == before)
 }
 
-// lease reads lease. If good is true the limiter has no errors so far, so that the life can be
-// tried.
+// lease reads lease. good reports whether the limiter has no errors so far, so that the lease can
+// be tried.
 func (b *block) lease(good bool) {
 	f, found := b.fields["lease"]
 	if !found {
 		return
 	}
-	const want = "how long a lease lives, such as 50ms"
+	const want = "the lifetime of a lease, such as 50ms"
 	text, ok := b.Text(f.Value, b.what+"lease: ", want)
 	if !ok {
 		return
@@ -327,9 +397,11 @@ func (b *block) lease(good bool) {
 	case err != nil:
 		b.Fail(f.Value, "%slease: %s: want %s", b.what, yamltree.Quote(text), want)
 	case b.spec.several:
-		b.Fail(f.Key, "%slease: want limit beside it, not limits", b.what)
+		b.Fail(f.Key, "%slease: cannot be combined with limits: use limit", b.what)
 	case b.spec.front != front{}:
-		b.Fail(f.Key, "%slease: want no deny_cache and no coalescing beside it: a lease does both", b.what)
+		b.Fail(f.Key, "%slease: cannot be combined with deny_cache or coalescing, because a lease does both", b.what)
+	case b.spec.reserved > 0:
+		b.Fail(f.Key, "%slease: has no effect with reserved, because only the store knows what remains", b.what)
 	case good:
 		b.spec.front.lease = life
 		if err := b.spec.checkLease(); err != nil {
@@ -338,7 +410,7 @@ func (b *block) lease(good bool) {
 	}
 }
 
-// flag reads a field that is true or false, and has no use with several limits.
+// flag reads a boolean field that cannot be used with several limits.
 func (b *block) flag(field string) bool {
 	f, found := b.fields[field]
 	if !found {
@@ -346,13 +418,13 @@ func (b *block) flag(field string) bool {
 	}
 	on := b.Flag(f.Value, b.what+field+": ")
 	if on && b.spec.several {
-		b.Fail(f.Key, "%s%s: has no effect on several limits", b.what, field)
+		b.Fail(f.Key, "%s%s: has no effect with limits: use limit", b.what, field)
 	}
 	return on
 }
 
-// onFailure reads on_failure and instances. If good is true the limiter has no errors so
-// far, so that its shares can be checked.
+// onFailure reads on_failure and instances. good reports whether the limiter has no errors so far,
+// so that its shares can be checked.
 func (b *block) onFailure(good bool) {
 	if f, found := b.fields["on_failure"]; found {
 		const want = "open, closed, local or error"
@@ -369,11 +441,11 @@ func (b *block) onFailure(good bool) {
 	f, found := b.fields["instances"]
 	switch local := b.spec.onFailure == failLocal; {
 	case found && !local:
-		b.Fail(f.Key, "%sinstances: want on_failure: local beside it", b.what)
+		b.Fail(f.Key, "%sinstances: needs on_failure: local", b.what)
 	case found:
 		b.instances(f.Value, good)
 	case local:
-		b.Fail(b.fields["on_failure"].Value, "%son_failure: local: want instances beside it", b.what)
+		b.Fail(b.fields["on_failure"].Value, "%son_failure: local: needs instances, the number of processes that share the store", b.what)
 	}
 }
 
@@ -387,7 +459,7 @@ func (b *block) instances(n *yaml.Node, good bool) {
 	}
 }
 
-// later returns the one of two nodes that stands below or behind the other.
+// later returns the node that comes later in the text.
 func later(a, b *yaml.Node) *yaml.Node {
 	if a.Line > b.Line || a.Line == b.Line && a.Column > b.Column {
 		return a
@@ -395,7 +467,7 @@ func later(a, b *yaml.Node) *yaml.Node {
 	return b
 }
 
-// shortened returns err with a long text that it repeats cut short.
+// shortened returns err, with a long text that it quotes cut short.
 func shortened(err error, text string) error {
 	whole, short := strconv.Quote(text), yamltree.Quote(text)
 	if short == whole {

@@ -10,9 +10,9 @@ import (
 //go:embed schema.json
 var schema []byte
 
-// Schema returns a JSON Schema (draft-07) of the texts that [Parse] reads, for editors and for
-// checks in other languages. It refuses nothing that Parse takes. Parse knows more: what a number may
-// be, and which limits go together.
+// Schema returns a JSON Schema (draft-07) for the texts that [Parse] reads, for editors and for
+// checks in other languages. The schema accepts everything that Parse accepts. Parse also checks
+// the range of numbers and which limits can be combined.
 //
 // Editors with the YAML language server find it by a comment in the file:
 //

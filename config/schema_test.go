@@ -56,7 +56,7 @@ func newSchema() object {
 		"additionalProperties": false,
 		"properties": object{
 			"limiters": object{
-				"description":          "A limiter for each name, which is that in the store, too.",
+				"description":          "The limiters by name. The name is also the limiter's name in the store.",
 				"type":                 "object",
 				"minProperties":        1,
 				"propertyNames":        object{"minLength": 1, "maxLength": maxName, "pattern": "^[^{}]*$"},
@@ -93,10 +93,13 @@ func limiterSchema() object {
 			{"required": []string{"algorithm", "limit"}},
 			{"required": []string{"algorithm", "limits"}},
 			{"required": []string{"in_flight"}, "properties": object{"algorithm": false, "limit": false, "limits": false}},
+			{"required": []string{"shares"}},
 		},
 		"dependencies": object{
 			"tiers": []string{"limit"}, "instances": []string{"on_failure"}, "life": []string{"in_flight"},
-			"ban": object{"properties": object{"store": false, "in_flight": false}}, "in_flight": object{"properties": object{"store": false}},
+			"ban": object{"properties": object{"store": false, "in_flight": false}}, "in_flight": object{"properties": object{"store": false, "reserved": false}},
+			"shares":   object{"properties": object{"algorithm": false, "limit": false, "limits": false, "in_flight": false}},
+			"reserved": object{"properties": object{"store": object{"properties": object{"coalescing": object{"const": false}, "lease": false}}}},
 		},
 		"allOf": append(byAlgorithm, object{
 			"if":   object{"properties": object{"on_failure": object{"const": failLocal}}, "required": []string{"on_failure"}},
@@ -136,27 +139,35 @@ func limiterProperties() object {
 		"algorithm": object{"description": "How events are counted.", "enum": ratelimit.PerSecond(1).Algorithms()},
 		"limit":     limit,
 		"limits": object{
-			"description": "Each must admit. No two have the same period.",
+			"description": "Limits that must all admit. No two of them have the same period.",
 			"type":        "array", "items": limit, "minItems": 1, "maxItems": maxLimits,
 		},
 		"tiers": object{
-			"description": "Limits of keys whose tier the program knows. Others have limit.",
+			"description": "Limits by tier, which the program looks up for each key. Other keys have limit.",
 			"type":        "object", "minProperties": 1, "additionalProperties": limit,
 		},
+		"shares": object{
+			"description": "The name of another limiter, with whose limits it shares the counts.",
+			"type":        "string", "minLength": 1, "maxLength": maxName, "pattern": "^[^{}]*$",
+		},
+		"reserved": object{
+			"description": "A call is admitted only if this many events remain, for limiters that share the counts and reserve fewer.",
+			"type":        "integer", "minimum": 1, "maximum": math.MaxInt32,
+		},
 		"in_flight": object{
-			"description": "How many of a key may run at once.",
+			"description": "How many calls per key may run at the same time.",
 			"type":        "integer", "minimum": 1, "maximum": math.MaxInt32,
 		},
 		"life": object{
-			"description": "How long a slot of in_flight outlives a process that has died. The default is 1m.",
+			"description": "How long a slot of in_flight is held after its process has died. The default is 1m.",
 			"type":        "string", "pattern": `^([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+$`,
 		},
 		"ban": object{
-			"description": "After so many denials in a time the key is denied for a time, twice as long each further time.",
+			"description": "Bans a key that is denied too often. Each further ban lasts twice as long.",
 			"type":        "object", "required": []string{"denials", "for"}, "additionalProperties": false, "properties": banProperties(),
 		},
 		"store": object{
-			"description": "What spares calls of the store, if that is not in memory.",
+			"description": "Caches in front of the store, if it is not in memory.",
 			"type":        "object", "minProperties": 1, "additionalProperties": false, "properties": storeProperties(),
 			"if":   object{"required": []string{"lease"}},
 			"then": object{"properties": object{"deny_cache": object{"const": false}, "coalescing": object{"const": false}}},
@@ -166,7 +177,7 @@ func limiterProperties() object {
 			"enum":        failures,
 		},
 		"instances": object{
-			"description": "With on_failure: local each takes its share of the limit while the store fails.",
+			"description": "How many processes share the store. With on_failure: local, each takes its share of the limit while the store fails.",
 			"type":        "integer", "minimum": 1, "maximum": math.MaxInt32,
 		},
 	}
@@ -175,18 +186,18 @@ func limiterProperties() object {
 func banProperties() object {
 	const duration = `^([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+$`
 	return object{
-		"denials": object{"description": "How many in which time: 3/10m.", "type": "string", "pattern": "^" + anyRate + anyPeriod + "$"},
+		"denials": object{"description": "How many denials in which time start a ban: 3/10m.", "type": "string", "pattern": "^" + anyRate + anyPeriod + "$"},
 		"for":     object{"description": "How long the first ban lasts, in whole seconds: 15m.", "type": "string", "pattern": duration},
-		"most":    object{"description": "The longest ban. The default is for.", "type": "string", "pattern": duration},
+		"most":    object{"description": "The longest ban. The default is the value of for.", "type": "string", "pattern": duration},
 	}
 }
 
 func storeProperties() object {
 	return object{
-		"deny_cache": object{"description": "Deny in this process what it has denied.", "type": "boolean"},
-		"coalescing": object{"description": "Callers of one key ask the store together.", "type": "boolean"},
+		"deny_cache": object{"description": "Repeat the store's denials in this process.", "type": "boolean"},
+		"coalescing": object{"description": "Combine concurrent calls for one key.", "type": "boolean"},
 		"lease": object{
-			"description": "How old a decision may be, such as 50ms: most are made in memory.",
+			"description": "The lifetime of leases, such as 50ms. Most decisions are made in memory, and may be this old.",
 			"type":        "string", "pattern": `^([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+$`,
 		},
 	}

@@ -105,7 +105,7 @@ func TestAnUpdateThatFailsChangesNothing(t *testing.T) {
 	l := limiter(t, ls, "a")
 
 	err = ls.Update(parse(t, "limiters: {b: {algorithm: fixed_window, limit: 9/d}}"))
-	require.EqualError(t, err, ratelimit.ErrInvalidOption.Error()+`: limiter "a" is in use, but missing from the new configuration`)
+	require.EqualError(t, err, ratelimit.ErrInvalidOption.Error()+`: limiter "a" is in use, but missing from the new configuration: keep it there`)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	err = ls.Update(parse(t, "limiters:\n a: {algorithm: fixed_window, limit: 9/d}\n b: {algorithm: fixed_window, limit: 9/d, tiers: {x: 1/s}}"))
 	require.ErrorContains(t, err, `config: 3:2: limiter "b": `)
@@ -180,6 +180,13 @@ func (f *frail) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		return store.Reply{}, ratelimit.ErrStore
 	}
 	return f.Store.Take(ctx, ns, key, l, n)
+}
+
+func (f *frail) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if f.down {
+		return ratelimit.ErrStore
+	}
+	return f.Store.Decide(ctx, requests, replies)
 }
 
 // slow is a store whose calls of Take take a second, and are counted.

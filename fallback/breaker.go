@@ -27,15 +27,15 @@ var (
 	errUnasked = errors.New("fallback: the store was not asked")
 )
 
-// State is what the circuit breaker of a [Limiter] does with calls.
+// State is the state of a [Limiter]'s circuit breaker.
 type State uint8
 
 const (
-	// StateClosed lets all calls go to the store.
+	// StateClosed sends all calls to the store.
 	StateClosed State = iota
-	// StateOpen lets no call go to the store.
+	// StateOpen sends no calls to the store.
 	StateOpen
-	// StateHalfOpen lets one call at a time go to the store: the probe.
+	// StateHalfOpen sends one call at a time to the store, the probe.
 	StateHalfOpen
 )
 
@@ -50,66 +50,66 @@ func (s State) String() string {
 	return "half_open"
 }
 
-// MarshalText is String, for logs and JSON.
+// MarshalText returns String, for logs and JSON.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// stateOf translates.
+// stateOf translates gobreaker's states.
 var stateOf = map[gobreaker.State]State{
 	gobreaker.StateClosed: StateClosed, gobreaker.StateOpen: StateOpen, gobreaker.StateHalfOpen: StateHalfOpen,
 }
 
-// State returns the state of the circuit breaker, and the time of its last change: of [New], if
-// it has never opened.
+// State returns the state of the circuit breaker, and the time of its last change, which is the
+// time of [New] if it has never opened.
 func (f *Limiter) State() (s State, since time.Time) {
 	c := &f.breaker.changes
 	if f.limiter == nil {
 		return StateClosed, time.Time{}
 	}
-	f.breaker.circuit.State() // it may be time to be half open
+	f.breaker.circuit.State() // which changes the state if it is time to be half open
 	c.tell()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state, c.since
 }
 
-// WithBreaker opens the circuit breaker after this many failures in a row, 1 to 2^31-1. A
-// probe follows when it has been open for probeAfter, above 0, and as long again after each
-// probe that fails. The defaults are 5 and 1 s.
+// WithBreaker opens the circuit breaker after this many consecutive failures, 1 to 2^31-1. When it
+// has been open for probeAfter, above 0, it sends a probe, and another one each probeAfter until a
+// probe succeeds. The defaults are 5 failures and 1 s.
 func WithBreaker(failures int, probeAfter time.Duration) Option {
 	return func(f *Limiter) error {
 		if failures < 1 || failures > math.MaxInt32 || probeAfter <= 0 {
-			return fmt.Errorf("%w: WithBreaker(%d, %v)", ratelimit.ErrInvalidOption, failures, probeAfter)
+			return fmt.Errorf("%w: WithBreaker(%d, %v): failures from 1 to 2^31-1 and a time above 0 are needed", ratelimit.ErrInvalidOption, failures, probeAfter)
 		}
 		f.breaker.failures, f.breaker.pause = uint32(failures), min(probeAfter, longestPause)
 		return nil
 	}
 }
 
-// WithOnChange calls changed for each change of the circuit breaker's state, to log it or to raise
-// an alarm. It hands on the new state and the time of the change.
+// WithOnChange calls changed for each change of the circuit breaker's state, for example to log it
+// or to raise an alarm, with the new state and the time of the change.
 //
-// The calls come one at a time, in the order of the changes. They are made by the callers of the
-// limiter, after the decision that brought the change, and outside of all locks. So changed may
-// call the limiter. While it does not return the caller waits for it. Others do not, and
-// what changes meanwhile is told afterwards: the last 64 changes at most.
+// The calls are made one at a time, in the order of the changes, by callers of the limiter after
+// the decision that caused the change. No lock is held, so changed may call the limiter. The caller
+// waits until changed returns; others do not wait. Changes that happen in the meantime are reported
+// afterwards, up to the last 64 of them.
 //
-// It is [ratelimit.ErrInvalidOption] if changed is nil.
+// It returns [ratelimit.ErrInvalidOption] if changed is nil.
 func WithOnChange(changed func(s State, since time.Time)) Option {
 	return func(f *Limiter) error {
 		if changed == nil {
-			return fmt.Errorf("%w: WithOnChange of nil", ratelimit.ErrInvalidOption)
+			return fmt.Errorf("%w: WithOnChange(nil)", ratelimit.ErrInvalidOption)
 		}
 		f.breaker.changes.changed = changed
 		return nil
 	}
 }
 
-const maxChanges = 64 // that are not told yet
+const maxChanges = 64 // that have not been reported yet
 
-// changes are those of a breaker.
+// changes are the state changes of a breaker.
 type changes struct {
 	changed func(State, time.Time) // or nil
-	some    atomic.Bool            // whether there are untold ones, so that no other call takes the lock
+	some    atomic.Bool            // whether there are unreported ones, so that other calls need not take the lock
 
 	mu      sync.Mutex // protects what follows; never held while changed is called
 	state   State
@@ -123,7 +123,7 @@ type change struct {
 	since time.Time
 }
 
-// add notes a change. It is called under the breaker's lock, and so in order.
+// add records a change. It is called under the breaker's lock, and therefore in order.
 func (c *changes) add(s State, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,7 +138,7 @@ func (c *changes) add(s State, since time.Time) {
 	c.some.Store(true)
 }
 
-// tell tells what is untold, unless another call is doing so.
+// tell reports the changes, unless another call is doing so.
 func (c *changes) tell() {
 	for c.some.Load() {
 		next, ok := c.next()
@@ -150,7 +150,7 @@ func (c *changes) tell() {
 }
 
 func (c *changes) tellOf(next change) {
-	defer func() { // also if it panics
+	defer func() { // even if it panics
 		c.mu.Lock()
 		c.telling = false
 		c.mu.Unlock()
@@ -158,7 +158,7 @@ func (c *changes) tellOf(next change) {
 	c.changed(next.state, next.since)
 }
 
-// next returns the first change that is untold, which the caller is to tell.
+// next returns the first unreported change, which the caller must report.
 func (c *changes) next() (first change, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,13 +176,13 @@ type breaker struct {
 	failures uint32
 	pause    time.Duration // from opening to the probe
 	changes  changes
-	base     time.Time    // of the times below, which are monotonic
+	base     time.Time    // of the times below
 	probeAt  atomic.Int64 // ns since base; 0 unless it is open
-	halfOpen atomic.Bool  // whether it is
-	failing  atomic.Bool  // whether the last call of the store has failed
+	halfOpen atomic.Bool
+	failing  atomic.Bool // whether the last call to the store failed
 }
 
-// begin makes the circuit, which is closed at first.
+// begin makes the circuit breaker, which is closed at first.
 func (b *breaker) begin() {
 	b.base = time.Now()
 	b.changes.since = b.base
@@ -197,7 +197,7 @@ func (b *breaker) begin() {
 			if to == gobreaker.StateOpen {
 				probeAt = now.Sub(b.base) + b.pause
 			}
-			b.halfOpen.Store(to == gobreaker.StateHalfOpen) // first: one of both says that it is not closed
+			b.halfOpen.Store(to == gobreaker.StateHalfOpen) // before probeAt, so that one of them always says that it is not closed
 			b.probeAt.Store(int64(probeAt))
 			b.changes.add(stateOf[to], now)
 		},
@@ -225,26 +225,26 @@ func (b *breaker) retryAfter() time.Duration {
 	return max(until, leastRetryAfter)
 }
 
-// call runs do, which calls the limiter for key, if the breaker is closed or do is the probe.
+// call runs do, which calls the limiter for key, if the breaker is closed or do may be the probe.
 func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Result, error)) (r ratelimit.Result, err error) {
 	b := &f.breaker
-	if b.untilProbe() > 0 { // it would say the same, behind its lock
+	if b.untilProbe() > 0 { // the breaker would return the same, but it takes a lock
 		return ratelimit.Result{}, errOpen
 	}
-	defer b.changes.tell() // also if the limiter panics
+	defer b.changes.tell() // even if the limiter panics
 	if b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load() {
 		r, err = b.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, key, do) })
-	} else { // it is closed, and all is well
+	} else { // it is closed and the last call succeeded
 		r, err = b.circuit.Execute(do)
 	}
 	return r, b.learned(err)
 }
 
-// learned notes whether the store has failed with err, and returns what the caller is told.
+// learned records whether the store failed with err, and returns the error for the caller.
 func (b *breaker) learned(err error) error {
 	switch {
 	case err == nil:
-		if b.failing.Load() { // to write each time would cost
+		if b.failing.Load() { // writing each time would be slow
 			b.failing.Store(false)
 		}
 	case errors.Is(err, errUnasked):
@@ -257,13 +257,13 @@ func (b *breaker) learned(err error) error {
 	return err
 }
 
-// carefully has the circuit run do. It does not see a runtime.Goexit, and would wait for ever for the end of
-// that probe. So it is told of a panic.
+// carefully lets the circuit breaker run do. gobreaker does not notice a runtime.Goexit and would
+// wait forever for the end of that probe, so it gets a panic instead.
 func (b *breaker) carefully(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	gone := false
 	defer func() {
 		if gone {
-			_ = recover() // and the goroutine ends
+			_ = recover() // the goroutine ends
 		}
 	}()
 	return b.circuit.Execute(func() (ratelimit.Result, error) {
@@ -283,14 +283,14 @@ func (b *breaker) carefully(do func() (ratelimit.Result, error)) (ratelimit.Resu
 	})
 }
 
-// lookAndDo runs do. While the store may be standing still it is looked at first: it would run afterwards whatever
-// it was sent, and nobody would know.
+// lookAndDo runs do. While the store may be hanging, it first sends a Peek, because a hanging store
+// later executes everything it was sent, and nobody would learn the result.
 func (f *Limiter) lookAndDo(ctx context.Context, key string, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	looked := false
 	if f.breaker.halfOpen.Load() || f.breaker.failing.Load() && f.owed.owes(key, f.breaker.now()) {
 		err := f.look(ctx, key)
 		looked = err == nil
-		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // or it has answered
+		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // or the Peek was answered, with err
 			return ratelimit.Result{}, err
 		}
 	}
@@ -301,15 +301,15 @@ func (f *Limiter) lookAndDo(ctx context.Context, key string, do func() (ratelimi
 	return r, err
 }
 
-// look asks the store, as the Peek of a lease or a deny cache does too. These can answer a key without the store
-// for so long that nothing else would ever end a probe.
+// look asks the store, which even a lease or a deny cache does for a Peek. For other calls they can
+// answer a key from memory for so long that a probe would never end.
 func (f *Limiter) look(ctx context.Context, key string) error {
 	r, err := f.limiter.Peek(ctx, key)
 	return unasked(r, err)
 }
 
-// unasked returns err, or errUnasked if the store had no part in r, so that the breaker
-// learns nothing from it.
+// unasked returns err, or errUnasked if the store had no part in r, so that the breaker learns
+// nothing from it.
 func unasked(r ratelimit.Result, err error) error {
 	if err != nil {
 		return err
@@ -321,8 +321,8 @@ func unasked(r ratelimit.Result, err error) error {
 	return errUnasked
 }
 
-// ofTheStore reports whether err concerns the store as a whole. A corrupt state does not, nor
-// clocks that differ, nor a full queue of this process: none is a failure or a success.
+// ofTheStore reports whether err concerns the store as a whole. A corrupt state, clocks that
+// differ, and a full queue of this process do not, and are neither failures nor successes.
 func ofTheStore(err error) bool {
 	return errors.Is(err, ratelimit.ErrStore) &&
 		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) && !errors.Is(err, store.ErrOverloaded)

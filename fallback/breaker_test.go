@@ -81,7 +81,7 @@ func TestChangesOfTheStateAreToldInOrder(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
-// Who is told slowly holds up nobody else, and misses nothing.
+// A slow listener does not hold up other callers, and misses nothing.
 func TestASlowListenerHoldsUpItsCallerAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -141,7 +141,7 @@ func TestAListenerThatPanicsIsCalledAgain(t *testing.T) {
 	})
 }
 
-// What nobody is told of is not kept.
+// Changes that nobody listens for are not kept.
 func TestUntoldChangesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told, hold := 0, make(chan struct{})

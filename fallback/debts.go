@@ -9,33 +9,33 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
 
-// maxDebts is how many keys are remembered at once. They take some 6 MB.
+// maxDebts is how many keys that owe are remembered at once. They take about 6 MB.
 const maxDebts = 1 << 16
 
-// debts holds the events that the local limiter has admitted, key by key, until the store
-// is charged with them.
+// debts holds the events that the local limiter has admitted, by key, until the store is charged
+// with them.
 type debts struct {
 	seeds keyhash.Seeds
-	keys  atomic.Int64 // len(byKey), so that no call takes the lock without debts
+	keys  atomic.Int64 // len(byKey), so that calls take no lock if nothing is owed
 
 	mu    sync.Mutex // protects what follows; never held during a call of a limiter
 	byKey map[keyhash.Hash]debt
-	until time.Duration // the latest of all
+	until time.Duration // the latest of all keys
 }
 
-// charge is events, and the calls that admitted them.
+// charge is a number of events, and of the calls that admitted them.
 type charge struct{ events, calls int }
 
 // debt is what a key owes.
 type debt struct {
 	charge
-	until   time.Duration // from then on the local limiter has forgotten them
-	handing bool          // a call is at the store for them
+	until   time.Duration // when the local limiter will have forgotten them
+	handing bool          // whether a call is charging the store with them
 }
 
-// add remembers c of key, admitted now, which the local limiter holds for the time life. How much
-// of it still counts is asked when it is handed back. It is not kept here, since concurrent calls
-// arrive in another order than they were decided in.
+// add remembers c of key, admitted now, which the local limiter counts for the time life. How much
+// of it still counts is determined when the store is charged. It cannot be tracked here, because
+// concurrent calls arrive in a different order than they were decided in.
 func (d *debts) add(key string, c charge, now, life time.Duration) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
@@ -58,7 +58,7 @@ func (d *debts) add(key string, c charge, now, life time.Duration) {
 	d.keys.Store(int64(len(d.byKey)))
 }
 
-// dropLeast makes room by the key that owes the least of a few. It takes no lock.
+// dropLeast samples a few keys and drops the one that owes least. It takes no lock.
 func (d *debts) dropLeast(now time.Duration) {
 	const sampled = 8 // as many as memstore looks at
 	var victim keyhash.Hash
@@ -89,7 +89,8 @@ func (d *debts) owes(key string, now time.Duration) bool {
 	return found && now < owed.until
 }
 
-// take returns what key owes, for the caller to hand back, or nothing if another call is doing so.
+// take returns what key owes, for the caller to charge to the store, or nothing if another call is
+// doing so.
 func (d *debts) take(key string, now time.Duration) charge {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
@@ -108,14 +109,15 @@ func (d *debts) take(key string, now time.Duration) charge {
 	return owed.charge
 }
 
-// paid ends what take began: c of key is no longer owed.
+// paid ends what take began: key no longer owes c.
 func (d *debts) paid(key string, c charge) {
 	d.change(key, func(owed *debt) {
 		owed.handing, owed.events, owed.calls = false, owed.events-c.events, owed.calls-c.calls
 	})
 }
 
-// forgive reduces what key owes by n events. Which calls are whole is asked when they are handed back.
+// forgive reduces what key owes by n events. Which calls still count is determined when the store
+// is charged.
 func (d *debts) forgive(key string, n int) {
 	if d.keys.Load() == 0 {
 		return
@@ -137,7 +139,7 @@ func (d *debts) change(key string, by func(*debt)) {
 		return
 	}
 	by(&owed)
-	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // what was given back meanwhile is paid twice
+	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // below 0 if events were refunded in the meantime: they are paid twice
 	if d.byKey[id] = owed; owed.events <= 0 && owed.calls <= 0 && !owed.handing {
 		delete(d.byKey, id)
 	}

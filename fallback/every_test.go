@@ -215,7 +215,8 @@ func (w *world) String() string {
 	return b.String()
 }
 
-// End has the store answer all, and the limiter pay what it owes. Then it compares the books.
+// End lets the store answer everything, and the limiter pay what it owes. It then compares the
+// counts.
 func (w *world) End() error {
 	w.mu.Lock()
 	w.healed = true

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// Three instances of a service share a limit on Redis. While an instance does not
-// reach it, here since nothing listens there, it takes its third of the limit.
+// Three instances of a service share a limit on Redis. While an instance cannot reach Redis, as
+// here, where nothing listens, it admits a third of the limit.
 func Example() {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer func() { _ = client.Close() }()
@@ -34,8 +34,8 @@ func Example() {
 	// false 0 local <nil>
 }
 
-// A service that is not to be harder to reach than Redis admits everything meanwhile, and
-// one that protects something refuses everything.
+// A service that must not be less available than Redis admits everything in an outage. A service
+// that protects something denies everything.
 func ExampleFailOpen() {
 	down, err := ratelimit.NewTokenBucket(broken{}, ratelimit.PerSecond(10), ratelimit.WithName("api"))
 	if err != nil {
@@ -54,7 +54,7 @@ func ExampleFailOpen() {
 	// false fail_closed 1s <nil>
 }
 
-// The local limiter can be any, such as a stricter one.
+// The local limiter can be any limiter, such as a stricter one.
 func ExampleFailTo() {
 	down, err := ratelimit.NewTokenBucket(broken{}, ratelimit.PerSecond(10), ratelimit.WithName("api"))
 	if err != nil {

@@ -1,12 +1,11 @@
-// Package fallback decides while the store of a limiter fails: it lets events through,
-// refuses them, or asks a local limiter.
+// Package fallback decides while the store of a limiter fails. It admits events, denies them, or
+// asks a local limiter.
 //
 //	limiter, err := fallback.New(bucket, fallback.FailLocal(4)) // of 4 instances
 //
-// The right [Answer] depends on what the limit protects. Use [FailOpen] where an outage of the
-// store must not become an outage of the service. Use [FailClosed] where one event too many
-// costs more than a refusal. Use [FailLocal] or [FailTo] where the limit should roughly
-// hold all the same.
+// The right [Answer] depends on what the limit protects. Use [FailOpen] if an outage of the store
+// must not become an outage of the service. Use [FailClosed] if one event too many costs more than
+// a denial. Use [FailLocal] or [FailTo] if the limit should still roughly hold.
 package fallback
 
 import (
@@ -25,73 +24,73 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Limiter wraps a [ratelimit.Limiter] and gives an [Answer] while its store fails.
-// [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in a
-// row a circuit breaker opens, and calls no longer go to the store: an answer then takes some
-// 100 ns. Every second one call is a probe, which begins with a Peek. One that succeeds closes
-// the breaker. See [WithBreaker] and [WithOnChange].
+// Limiter wraps a [ratelimit.Limiter] and decides with an [Answer] while its store fails.
+// [ratelimit.Result.Source] distinguishes these decisions from those of the store. After 5
+// consecutive failures a circuit breaker opens, and calls no longer go to the store: a decision
+// then takes about 100 ns. Each second, one call becomes a probe, which begins with a Peek. A probe
+// that succeeds closes the breaker. See [WithBreaker] and [WithOnChange].
 //
-// It goes around a [ratelimit.All] as a whole.
+// Wrap a [ratelimit.All] as a whole.
 //
 // Bound: that of the answer. See [FailOpen], [FailClosed] and [FailTo].
 //
-// A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too, and its
-// charge may stand. Denials, invalid input, errors of a limit function and the end of the
-// caller's ctx are none. Let the limit function answer while its database fails, as package
-// plancache does. Give the store a shorter timeout than the callers' deadlines: until the breaker
-// opens, and in a probe, a call takes that long.
+// A failure is an error that wraps [ratelimit.ErrStore]. This includes lost replies, although their
+// charge may stand. Denials, invalid input, errors of a limit function and the end of the caller's
+// ctx are not failures. A limit function should keep working while its database fails, as with
+// package plancache. Give the store a shorter timeout than the callers' deadlines, because until
+// the breaker opens, and in a probe, a call takes that long.
 //
-// Three errors are answered and are no failures: [store.ErrCorrupt], which concerns one key,
-// [store.ErrClock], and [store.ErrOverloaded], since the store still decides other calls. What
-// a lease or a deny cache answers from memory is neither a failure nor a success.
+// Three errors are replaced by the answer and are not failures: [store.ErrCorrupt], which concerns
+// one key, [store.ErrClock], and [store.ErrOverloaded], because the store still decides other
+// calls. What a lease or a deny cache answers from memory is neither a failure nor a success.
 //
-// It takes a few hundred bytes. A local limiter takes some 40 bytes a key, also without an outage,
-// and up to 6 MB for keys that are not handed back yet: see [Answer.On]. It has nothing to close.
-// It is safe for concurrent use. Make it by [New].
+// A Limiter takes a few hundred bytes. A local limiter takes about 40 bytes per key, even without
+// an outage, and up to 6 MB for keys that still owe: see [Answer.On]. A Limiter has nothing to
+// close and is safe for concurrent use. Use [New] to create one.
 type Limiter struct {
 	traits
 
 	limiter ratelimit.Limiter
 	source  ratelimit.Source // of the answer
 	local   ratelimit.Limiter
-	counts  ratelimit.Limiter // local without its bans, which say nothing of what a key has spent
-	asks    bool              // whether one decision may ask a limit function more than once
-	frees   bool              // whether keys may be Unlimited, which is admitted while the breaker is open
+	counts  ratelimit.Limiter // local without its bans, which do not show how much a key has spent
+	asks    bool              // whether one decision may call a limit function more than once
+	frees   bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
 	breaker breaker
-	mark    *ratelimit.Mark  // on its answers
-	plain   *ratelimit.Mark  // on those of the local limiter whose source stays
-	made    ratelimit.Result // its answer without a local limiter, except RetryAfter
+	mark    *ratelimit.Mark  // on its own answers
+	plain   *ratelimit.Mark  // on answers of the local limiter that keep their source
+	made    ratelimit.Result // the answer without a local limiter, except for RetryAfter
 	owed    debts
 }
 
 type traits = see.Traits
 
-var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ratelimit.ErrInvalidN)
+var errNothingCharged = fmt.Errorf("%w: the Result of a denial cannot be refunded, because it charged nothing", ratelimit.ErrInvalidN)
 
 // Option configures a [Limiter].
 type Option func(*Limiter) error
 
-// New returns a limiter that decides as l does, and as p says while l's store fails.
+// New returns a limiter that decides like l, or like p while l's store fails.
 //
-// It returns [ratelimit.ErrInvalidOption] if l, the local limiter or an option is nil, or
-// an option is out of range. The same goes for a p not made by its constructor, and with
-// FailLocal for an l that is none of the five types or slots, nor an All or a Ban of such. If a limit has no such share,
-// the error is [ratelimit.ErrInvalidLimit].
+// It returns [ratelimit.ErrInvalidOption] if l, the local limiter or an option is nil, if an option
+// is out of range, or if p was not made by one of its constructors. For FailLocal, l must be a
+// built-in algorithm, a limiter of package inflight, or an All or Ban of these. If a limit cannot
+// be divided into shares, the error is [ratelimit.ErrInvalidLimit].
 //
-// A shadow, an accesslist and the limiters of package throttle go around a fallback. New
-// refuses them in l and in the local limiter: they answer for the store themselves, or
-// sleep while they hold the breaker. It also finds them in an All, and in wrappers that
-// have a method Unwrap() ratelimit.Limiter. Give such a method to your own.
+// Put a shadow, an accesslist and the limiters of package throttle outside a fallback. New refuses
+// them inside l and inside the local limiter, because they decide in place of the store, or sleep
+// while the breaker waits for them. New also finds them in an All, and in wrappers that have a
+// method Unwrap() ratelimit.Limiter. Give your own wrappers such a method.
 func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	switch {
 	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	case p.source == ratelimit.SourceStore:
-		return nil, fmt.Errorf("%w: no failure policy", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: the zero Answer: use FailOpen, FailClosed, FailTo or FailLocal", ratelimit.ErrInvalidOption)
 	}
 	for _, inside := range []ratelimit.Limiter{l, p.local} {
 		if out, ok := see.Answering(inside); ok {
-			return nil, fmt.Errorf("%w: a %T in a fallback: put the %[2]T around the fallback", ratelimit.ErrInvalidOption, out)
+			return nil, fmt.Errorf("%w: a fallback cannot contain a %T: put the %[2]T around the fallback", ratelimit.ErrInvalidOption, out)
 		}
 	}
 	f := &Limiter{traits: traits{Mirrors: true}, limiter: l, source: p.source}
@@ -109,7 +108,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 		return nil, err
 	}
 	f.counts = withoutBans(f.local)
-	_, bans := see.First[*ratelimit.Ban](l) // which are asked of the store also for who is Unlimited
+	_, bans := see.First[*ratelimit.Ban](l) // even for unlimited keys, the store is asked for bans
 	f.frees = p.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(l)
 	f.asks = f.frees || f.local != nil && !see.ByKey(l)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
@@ -120,15 +119,15 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	return f, nil
 }
 
-// Owes reports whether the local limiter has admitted events of key that the store is yet
-// to be charged with ([FailTo]). A program that changes to another answer should ask this
-// limiter about key until Owes is false. Otherwise those events are forgotten.
+// Owes reports whether the local limiter has admitted events of key that the store has not been
+// charged with yet ([FailTo]). Before a program changes to another answer, it should ask this
+// limiter about key until Owes returns false. Otherwise those events are forgotten.
 func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.breaker.now()) }
 
 // Unwrap returns the wrapped limiter.
 func (f *Limiter) Unwrap() ratelimit.Limiter { return f.limiter }
 
-// question is what a call asks of a limiter.
+// question is what a call asks a limiter.
 type question struct {
 	key    string
 	n      int
@@ -154,28 +153,27 @@ func (q question) ask(ctx context.Context, l ratelimit.Limiter) (ratelimit.Resul
 	return l.AllowN(ctx, q.key, q.n)
 }
 
-// Allow is AllowN of 1.
+// Allow is shorthand for AllowN with n = 1.
 func (f *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key: key, n: 1})
 }
 
-// AllowN decides on n events at once. [ratelimit.Result.Source] says which limiter has
-// decided. Errors are those of invalid input, of limit functions, of the local limiter, and
-// ctx's own.
+// AllowN decides on n events together. [ratelimit.Result.Source] reports which limiter decided. It
+// returns errors of invalid input, of limit functions and of the local limiter, and ctx's error.
 func (f *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key: key, n: n})
 }
 
-// AllowWithin decides on n events whose turn must come within d: see
-// [ratelimit.AllowWithin]. With a local limiter, what the store admits ahead of its turn is
-// charged to the local one only as far as that has room. What the local one admits ahead of
-// its turn is not handed back.
+// AllowWithin decides on n events that may have to wait for at most d: see [ratelimit.AllowWithin].
+// With a local limiter, events that the store admits ahead of their time are charged to the local
+// limiter only as far as it has room. Events that the local limiter admits ahead of their time are
+// not charged to the store later.
 func (f *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key, n, allowWithin, d})
 }
 
-// Peek returns what Allow would. It charges only what the key owes to the store after an
-// outage ([FailTo]).
+// Peek returns what Allow would return. It charges nothing except what the key owes to the store
+// after an outage ([FailTo]).
 func (f *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key: key, n: 1, method: peek})
 }
@@ -188,7 +186,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	r, err := f.call(ctx, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case f.frees && errors.Is(err, errOpen) && f.unlimited(ctx, q.key):
-		return q.ask(ctx, f.limiter) // which asks no store
+		return q.ask(ctx, f.limiter) // which does not ask the store
 	case errors.Is(err, ratelimit.ErrStore):
 		return f.answer(ctx, q)
 	case err != nil:
@@ -199,8 +197,8 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	return r, nil
 }
 
-// context is ctx for one decision, which the local limiter makes too. A limit function is asked
-// once for both, and for what the key owes.
+// context returns ctx for one decision, including that of the local limiter. A limit function is
+// called once for both, and for what the key owes.
 func (f *Limiter) context(ctx context.Context) context.Context {
 	if !f.asks {
 		return ctx
@@ -208,14 +206,14 @@ func (f *Limiter) context(ctx context.Context) context.Context {
 	return kept.New[ratelimit.Limit](ctx, true)
 }
 
-// unlimited reports whether all limits of key are.
+// unlimited reports whether all limits of key are Unlimited.
 func (f *Limiter) unlimited(ctx context.Context, key string) bool {
 	policies, err := ratelimit.AppendPolicies(ctx, nil, f.limiter, key)
 	limited := func(p ratelimit.Policy) bool { return p.Limit != ratelimit.Unlimited() }
 	return err == nil && len(policies) > 0 && !slices.ContainsFunc(policies, limited)
 }
 
-// check refuses invalid input, even if the limiter will not be asked.
+// check refuses invalid input even if the limiter is not asked.
 func (f *Limiter) check(ctx context.Context, key string, n int) error {
 	if f.limiter == nil {
 		return unmade.Err
@@ -223,7 +221,7 @@ func (f *Limiter) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// askStore hands back what the key owes, and then asks the limiter.
+// askStore charges the limiter with what the key owes, and then asks it.
 func (f *Limiter) askStore(ctx context.Context, q question) (ratelimit.Result, error) {
 	if err := f.handBack(ctx, q.key); err != nil {
 		return ratelimit.Result{}, err
@@ -232,7 +230,7 @@ func (f *Limiter) askStore(ctx context.Context, q question) (ratelimit.Result, e
 	return r, unasked(r, err)
 }
 
-// answered is the note on Results that were made in place of the store's.
+// answered is the note on Results made in place of the store's.
 type answered struct{ _ byte }
 
 // answer decides in place of the store.
@@ -257,7 +255,8 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	return f.says(r), nil
 }
 
-// says is local as the answer of the local limiter, which keeps what that says of a ban and of Unlimited.
+// says returns local, an answer of the local limiter, with the right source: that of bans and of
+// Unlimited is kept.
 func (f *Limiter) says(local ratelimit.Result) ratelimit.Result {
 	if s := local.Source(); s == ratelimit.SourceBan || s == ratelimit.SourceUnlimited {
 		return local.WithMark(f.plain)
@@ -265,8 +264,8 @@ func (f *Limiter) says(local ratelimit.Result) ratelimit.Result {
 	return local.WithMark(f.mark)
 }
 
-// lasting returns ctx, without its end if that has come: what the store has done must be
-// recorded even then.
+// lasting returns ctx, without its end if it has ended: what the store has done must be recorded
+// even then.
 func lasting(ctx context.Context) context.Context {
 	if ctx.Err() != nil {
 		return context.WithoutCancel(ctx)
@@ -274,12 +273,12 @@ func lasting(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Charge charges n events that have happened already, whether they fit or not. While the
-// store fails it charges nothing, and the error wraps [ratelimit.ErrStore]. While the
-// breaker is open the error is [store.ErrUnavailable].
+// Charge charges n events that have already happened, whether they fit or not. While the store
+// fails it charges nothing and returns an error that wraps [ratelimit.ErrStore]. While the breaker
+// is open, that error is [store.ErrUnavailable].
 //
-// With [FailTo] it charges the local limiter instead. These events are handed back like
-// those that it has admitted, but not what goes beyond its limit.
+// With [FailTo] it then charges the local limiter instead. The store is charged with these events
+// later, as with those that the local limiter admits, but not with any that exceed the local limit.
 func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
@@ -304,10 +303,10 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	return f.says(r), nil
 }
 
-// Refund gives back n of the events that charged admitted, to the limiter that admitted
-// them. It does nothing if that was [FailOpen]. The store alone answers here.
-// If the store fails the error wraps [ratelimit.ErrStore], and while the breaker is open it
-// is [store.ErrUnavailable].
+// Refund refunds n of the events that charged admitted, to the limiter that admitted them. It does
+// nothing if that was [FailOpen]. There is no fallback for refunds to the store: if the store
+// fails, the error wraps [ratelimit.ErrStore], and while the breaker is open it is
+// [store.ErrUnavailable].
 func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if err := f.check(ctx, key, n); err != nil {
 		return err
@@ -318,7 +317,7 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	under, note, _ := charged.Unmark(f)
 	_, ours := note.(*answered)
 	m, besides := note.(*mirrored)
-	alone := see.PartOf(ctx) == see.Mirrored // the slots of the store are given back by themselves
+	alone := see.PartOf(ctx) == see.Mirrored // the slots of the store are released separately
 	if alone {
 		ctx = see.Only(ctx, see.Slots)
 	}
@@ -332,20 +331,20 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 			return err
 		}
 	}
-	if besides && n > m.short { // what the local limiter was not charged with is refunded first
+	if besides && n > m.short { // events that the local limiter was not charged with are refunded first
 		_ = f.local.Refund(lasting(ctx), key, m.local, n-m.short)
 	}
 	return nil
 }
 
-// refundStore gives back what the limiter admitted.
+// refundStore refunds what the limiter admitted.
 func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if free(charged) { // which needs no store, so that an open breaker does not matter
+	if free(charged) { // needs no store, so it works even if the breaker is open
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
 	_, err := f.call(ctx, key, func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
-		if err == nil { // a lease takes it back by itself, and does not say so
+		if err == nil { // a lease refunds in memory, which cannot be seen here
 			err = errUnasked
 		}
 		return ratelimit.Result{}, err
@@ -359,7 +358,7 @@ func free(r ratelimit.Result) bool {
 		!slices.ContainsFunc(each(nil, r), func(p ratelimit.Part) bool { return p.Charged() > 0 })
 }
 
-// refundAnswer gives back what was admitted in place of the store.
+// refundAnswer refunds what was admitted in place of the store.
 func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if f.local == nil {
 		return nil
@@ -367,24 +366,24 @@ func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimi
 	if err := f.local.Refund(ctx, key, charged, n); err != nil {
 		return err
 	}
-	if see.PartOf(ctx) == see.Slots || uncounted(charged) { // what they were charged with is still owed, and what nobody counts never was
+	if see.PartOf(ctx) == see.Slots || uncounted(charged) { // what they were charged with is still owed, and uncounted events never were
 		return nil
 	}
-	if c := charged.Charged(); c > 0 { // 0 if the local limiter does not say
+	if c := charged.Charged(); c > 0 { // 0 if the local limiter does not report it
 		n = min(n, c)
 	}
 	f.owed.forgive(key, n)
 	return nil
 }
 
-// Reset forgets key at the store and at the local limiter. If one of them fails, the other
-// is still reset, and the error is returned.
+// Reset resets key at the store and at the local limiter. If one of them fails, the other is still
+// reset, and the error is returned.
 func (f *Limiter) Reset(ctx context.Context, key string) error {
 	if err := f.check(ctx, key, 1); err != nil {
 		return err
 	}
 	_, err := f.call(ctx, key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
-	if f.local != nil { // which then holds nothing, so nothing is owed
+	if f.local != nil { // which then counts nothing, so nothing is owed
 		err = errors.Join(err, f.local.Reset(lasting(ctx), key))
 	}
 	return err
@@ -399,7 +398,7 @@ func (f *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 }
 
 // AppendLocalPolicies appends the policies of the local limiter, which are enforced while it
-// decides, and nothing if there is none.
+// decides. It appends nothing if there is no local limiter.
 func (f *Limiter) AppendLocalPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	return ratelimit.AppendPolicies(ctx, dst, f.local, key)
 }

@@ -238,7 +238,7 @@ func TestOneOf1000CallersIsTheProbe(t *testing.T) {
 	})
 }
 
-// What is no failure may be anything else: a success or nothing.
+// Anything that is not a failure may count as a success or as nothing.
 func TestWhatIsNotTheStoresFaultNeverTrips(t *testing.T) {
 	type call func(t *testing.T, lim ratelimit.Limiter, inner *faulty) error
 	allow := func(t *testing.T, lim ratelimit.Limiter) error {
@@ -406,7 +406,7 @@ func TestFailOpenAdmitsAndKnowsNothingElse(t *testing.T) {
 	})
 }
 
-// Who asks for no probe at all may ask for one in 290 years.
+// A caller that wants no probe at all may ask for one in 290 years.
 func TestAProbeThatIsFarAwayIsNotSaidToBeNear(t *testing.T) {
 	for _, after := range []time.Duration{math.MaxInt64, math.MaxInt64 - time.Microsecond, 100 * 365 * 24 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -566,8 +566,8 @@ func TestAChargeThatIsLargerThanTheShareUsesItUp(t *testing.T) {
 	}
 }
 
-// One bad value, or a time that somebody's wrong clock has written, is no outage of the store: it
-// has answered, and answers for other keys.
+// A corrupt value, or a time written by a wrong clock, is not an outage of the store, which has
+// answered and answers for other keys.
 func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
 	for _, class := range []error{store.ErrCorrupt, store.ErrClock} {
 		t.Run(class.Error(), func(t *testing.T) { opensForNoOther(t, class) })
@@ -652,7 +652,7 @@ func TestAFullQueueOfThisProcessIsNoOutage(t *testing.T) {
 	})
 }
 
-// What no policy answers is an error while the breaker is open.
+// An error that no policy handles is returned while the breaker is open.
 func TestAnOpenBreakerSaysThatTheStoreIsUnavailable(t *testing.T) {
 	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Minute))
@@ -809,8 +809,9 @@ type foreign struct{ ratelimit.Limiter }
 
 func (f foreign) Unwrap() ratelimit.Limiter { return f.Limiter }
 
-// A probe that sleeps keeps the breaker half open: every other key was refused for 29 s. What
-// answers for its store would hide the failures, and Open would overrule a deny list.
+// A probe that sleeps would keep the breaker half open: every other key was refused for 29 s. A
+// wrapper that decides in place of its store would hide failures, and FailOpen would overrule a
+// deny list.
 func TestWhatSleepsOrAnswersForItsStoreIsRefusedHoweverDeepItIs(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// standing is a store that stands still at times. What it is sent meanwhile it runs afterwards.
+// standing is a store that hangs at times, and afterwards executes everything it was sent.
 type standing struct {
 	store.Store
 	mu    sync.Mutex
@@ -94,9 +94,9 @@ func (s *standing) ask(call func() (store.Reply, error)) (store.Reply, error) {
 	return reply, err
 }
 
-// A server that stood still runs what it was sent meanwhile, and nobody knows. So the breaker asks it without a
-// charge, and what is owed comes when it has answered: all that is charged in vain are the calls before the
-// breaker opened.
+// A server that hung executes everything it was sent in the meantime, and nobody learns the result.
+// The breaker therefore asks it without a charge, and what is owed is charged after it has
+// answered. Only the calls before the breaker opened are charged for nothing.
 func TestAStoreThatStoodStillIsChargedWithWhatWasAdmitted(t *testing.T) {
 	for _, callers := range []int{1, 4} {
 		synctest.Test(t, func(t *testing.T) {
@@ -144,7 +144,8 @@ func TestAStoreThatStoodStillIsChargedWithWhatWasAdmitted(t *testing.T) {
 	}
 }
 
-// Whatever is the probe changes nothing of a store that stands still. Each of these is said to have failed.
+// Whatever the probe is, it changes nothing at a store that hangs. Each of these calls counts as
+// failed.
 func TestNoProbeIsRunAfterwards(t *testing.T) {
 	for name, probe := range map[string]func(ctx context.Context, l *fallback.Limiter, charged ratelimit.Result) error{
 		"Charge": func(ctx context.Context, l *fallback.Limiter, _ ratelimit.Result) error {
@@ -327,7 +328,8 @@ func (g *gated) TakeAll(ctx context.Context, requests []store.Request, replies [
 	return g.breakable.Decide(ctx, requests, replies)
 }
 
-// What is refunded while it is on its way to the store is paid all the same, and nothing below zero is owed.
+// What is refunded while it is being charged to the store is still paid, and the debt never becomes
+// negative.
 func TestARefundOfWhatIsOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &gated{breakable: newBreakable(t), in: make(chan struct{}), out: make(chan struct{})}

@@ -8,10 +8,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// mirrored is the note on admissions of the store that the local limiter was also charged
-// with.
+// mirrored is the note on admissions of the store that were also charged to the local limiter.
 type mirrored struct {
-	mark  ratelimit.Mark // whose note it is: one allocation for both
+	mark  ratelimit.Mark // of this note, in the same allocation
 	local ratelimit.Result
 	short int // events that local was not charged with
 }
@@ -19,8 +18,9 @@ type mirrored struct {
 // upTo charges a limiter with as many of n events as it has room for.
 type upTo func(ctx context.Context, l ratelimit.Limiter, key string, n int) (granted int, r ratelimit.Result, err error)
 
-// mirror charges n events, which the store has decided on as r, to the local limiter too,
-// as far as it has room. Errors are ignored: the local limiter would only start cold.
+// mirror charges n events, which the store has decided on as r, to the local limiter too, as far as
+// it has room. Errors are ignored, because the only consequence is that the local limiter knows
+// less.
 func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Result, charge upTo) ratelimit.Result {
 	if f.local == nil || !r.Allowed || uncounted(r) {
 		return r
@@ -34,8 +34,8 @@ func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Res
 	return r.WithMark(&m.mark)
 }
 
-// chargeUpTo is upTo by a Charge, of no call and no slot: it is for a call that has been charged with these. Others
-// that do so at the same time see the same room.
+// chargeUpTo is an upTo that uses Charge and counts neither calls nor slots, because the call has
+// already been charged with them. Concurrent calls see the same room.
 func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key string, n int) (int, ratelimit.Result, error) {
 	p, err := f.counts.Peek(ctx, key)
 	if err != nil {
@@ -53,15 +53,15 @@ func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key strin
 	return n, r, err
 }
 
-// handBack charges the limiter with what the local one has admitted to key in its place and
-// still holds against it. The store may know a part of that already. So at worst the key
-// pays that part twice, and never more than it has spent locally.
+// handBack charges the limiter with what the local limiter has admitted to key in its place and
+// still counts. The store may have been charged with a part of that already. At worst, the key pays
+// that part twice, and never more than it has spent locally.
 func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
 	owed := f.owed.take(key, f.breaker.now())
-	if owed == (charge{}) { // or another call hands it back: the store is well, and decides this one
+	if owed == (charge{}) { // or another call is charging it: the store works, and decides this call
 		return nil
 	}
 	var paid charge
@@ -69,7 +69,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 
 	due := owed
 	if p, err := f.counts.Peek(ctx, key); err == nil {
-		if uncounted(p) || p.Limit == 0 { // by the current limit, which may change
+		if uncounted(p) || p.Limit == 0 { // by the current limit, which may have changed
 			return nil
 		}
 		due = due.still(held(f.counts, p))
@@ -82,7 +82,8 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	return nil
 }
 
-// still is as much of c as is held. Of what nobody counts, which is below 0, it is the same part.
+// still returns as much of c as is held. A part that nobody counts (-1) is reduced by the same
+// ratio as the other.
 func (c charge) still(held charge) charge {
 	part := func(n, of, whole int) int {
 		if whole == 0 {
@@ -102,8 +103,8 @@ func (c charge) still(held charge) charge {
 	return all
 }
 
-// held is what a local limiter holds against a key, by its Peek p: of several limits the one that holds
-// the most. What none of them counts is -1.
+// held returns what a local limiter counts for a key, by its Peek p. With several limits, the one
+// that counts most is used. If no limit counts events or calls, that number is -1.
 func held(local ratelimit.Limiter, p ratelimit.Result) charge {
 	most := charge{-1, -1}
 	for _, part := range each(local, p) {
@@ -112,7 +113,7 @@ func held(local ratelimit.Limiter, p ratelimit.Result) charge {
 			n = 0
 		}
 		switch {
-		case l.Held: // whoever holds a slot takes it up again
+		case l.Held: // holders of slots take them again
 		case l.Calls:
 			most.calls = max(most.calls, n)
 		default:
@@ -122,14 +123,14 @@ func held(local ratelimit.Limiter, p ratelimit.Result) charge {
 	return most
 }
 
-// owing is one of the limits of a limiter, as it is charged with what is owed.
+// owing is one limit of a limiter, with what it is charged with.
 type owing struct {
 	ratelimit.Limiter
 	calls bool
 }
 
-// owingOf are those of l, without slots: whoever holds one takes it up again. What is around others by another
-// package may make keys or numbers of its own, and is asked itself.
+// owingOf returns the limits of l, without slots, because holders take their slots again. Wrappers
+// of other packages may change keys or costs, so they are asked as a whole.
 func owingOf(l ratelimit.Limiter) (limits []owing) {
 	k := see.Of(l)
 	switch {
@@ -146,11 +147,11 @@ func owingOf(l ratelimit.Limiter) (limits []owing) {
 	return limits
 }
 
-// payTries is how often the limiter is asked for what is owed, and once more for each limit: a denial says
-// for how much there is room.
+// payTries is how often the limiter is asked for what is owed, in addition to once per limit. A
+// denial shows how much room there is.
 const payTries = 3
 
-// pay charges the limiter with as much of due as there is room for.
+// pay charges the limiter with as much of due as it has room for.
 func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted charge, err error) {
 	limits := owingOf(f.limiter)
 	if len(limits) == 1 && !limits[0].calls && due.events > 0 {
@@ -187,7 +188,7 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 	return charge{}, nil
 }
 
-// part is the part of c that l is charged with.
+// part returns the part of c that l is charged with.
 func (l *owing) part(c *charge) *int {
 	if l.calls {
 		return &c.calls
@@ -195,7 +196,7 @@ func (l *owing) part(c *charge) *int {
 	return &c.events
 }
 
-// each is the parts of r, which is of l, or r if it is of one limit.
+// each returns the parts of r, a Result of l, or r itself if l is a single limit.
 func each(l ratelimit.Limiter, r ratelimit.Result) []ratelimit.Part {
 	if parts := r.Parts(); parts != nil {
 		return parts
@@ -203,7 +204,7 @@ func each(l ratelimit.Limiter, r ratelimit.Result) []ratelimit.Part {
 	return []ratelimit.Part{{Result: r, Limiter: l}}
 }
 
-// uncounted reports whether no limit counts r, so that it pays no debt.
+// uncounted reports whether no limit counts r, so that it does not reduce what is owed.
 func uncounted(r ratelimit.Result) bool {
 	s := r.Source()
 	return s == ratelimit.SourceUnlimited || s == ratelimit.SourceList

@@ -135,7 +135,7 @@ func TestAPeekThatTheStoreHasNotAnsweredClosesNoBreaker(t *testing.T) {
 	})
 }
 
-// What no limit has counted is given back without the store.
+// A Result that no limit has counted is refunded without the store.
 func TestARefundOfWhatNoLimitHasCountedClosesNoBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Unlimited()
@@ -181,7 +181,7 @@ func TestADebtIsNotPaidByALimitThatCountsNothing(t *testing.T) {
 	}
 }
 
-// Who only looks on is no reason to have no share.
+// A wrapper that only observes does not prevent a share.
 func TestALocalShareOfWhatIsObserved(t *testing.T) {
 	inner := inMemory(t, "fixed_window", ratelimit.PerDay(10))
 	watched, err := observe.Around(inner, nobody{})
@@ -217,7 +217,7 @@ func TestALimitFunctionIsAskedOnceForTheStoreAndTheLocalLimiter(t *testing.T) {
 	}
 }
 
-// What stands in for a store cannot say what a key's limit is.
+// A local limiter cannot find out what a key's limit is.
 func TestAFailureOfALimitFunctionIsNotTheStores(t *testing.T) {
 	wrong := errors.New("the database of plans is down")
 	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, wrong })
@@ -301,7 +301,7 @@ func TestWhoIsUnlimitedIsNotRefused(t *testing.T) {
 	}
 }
 
-// So it is with a local limiter: what no limit counts has no numbers, and is not owed.
+// Events that no limit counts have no numbers at a local limiter either, and are not owed.
 func TestWhoIsUnlimitedIsNotCountedLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := onSwitch(t)
@@ -376,7 +376,7 @@ func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
 	require.Equal(t, ratelimit.SourceBan, peek(t, lim, "key").Source())
 }
 
-// What a key has spent before its local ban is owed during the ban, too.
+// What a key has spent before its local ban is also owed during the ban.
 func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
 	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
 	for name, around := range map[string]func(ban ratelimit.Limiter, s store.Store) ratelimit.Limiter{
@@ -401,7 +401,8 @@ func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
 	}
 }
 
-// A Charge is of a call that is charged already. So it is none to a local limiter that counts calls.
+// A Charge belongs to a call that is already charged, so a local limiter that counts calls does not
+// count it.
 func TestAChargeIsNoCallOfTheLocalLimiter(t *testing.T) {
 	s := onSwitch(t)
 	l := all(t, newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.CountCalls()),

@@ -16,8 +16,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// Of 60 calls at once five are admitted, and the others begin one ban. What comes after them makes
-// it no longer.
+// Of 60 concurrent calls, five are admitted, and the others begin one ban. Later calls do not make
+// it longer.
 func TestABannedCallerIsToldWhenTheBanEnds(t *testing.T) {
 	var now atomic.Int64 // Unix µs
 	now.Store(start.UnixMicro())

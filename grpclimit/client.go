@@ -20,21 +20,21 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
-// UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a
-// limit, such as that of somebody else's service. Each waits until the limiter admits it
+// UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a limit,
+// such as the limit of somebody else's service. Each call waits until the limiter admits it
 // ([ratelimit.Wait]), as long as its context lasts. A call that would have to wait beyond its
-// deadline is [codes.DeadlineExceeded] at once, and one that no waiting will admit is
-// [codes.ResourceExhausted]. With [WithoutWaiting] nothing waits. Other statuses are those of
-// [UnaryServerInterceptor].
+// deadline fails immediately with [codes.DeadlineExceeded]. A call that will never be admitted
+// fails with [codes.ResourceExhausted]. With [WithoutWaiting], no call waits. Other statuses are
+// those of [UnaryServerInterceptor].
 //
-// If l counts slots (package inflight), a call waits for one ([inflight.Wait]), and holds it until
-// it ends. A stream ends when RecvMsg says so, or its context.
+// If l counts slots (package inflight), a call waits for a slot ([inflight.Wait]), and holds it
+// until the call ends. A stream ends when RecvMsg returns its end, or with its context.
 //
-// A call is counted when it is made. What gRPC's own retry policy sends again is not counted
-// again. With [WithMaxPause] the client heeds the server.
+// A call is counted when it is made, and not again when gRPC's own retry policy sends it again.
+// With [WithMaxPause], the client heeds the server.
 //
-// Its errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil, or an
-// option is out of range.
+// It returns [ratelimit.ErrInvalidOption] if l, an option or a function is nil, or if an option is
+// out of range.
 func UnaryClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.UnaryClientInterceptor, error) {
 	c, err := newClient(l, opts)
 	if err != nil {
@@ -43,8 +43,8 @@ func UnaryClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.Una
 	return c.unary, nil
 }
 
-// StreamClientInterceptor is [UnaryClientInterceptor] for streams. The opening of each is
-// counted, and messages are not.
+// StreamClientInterceptor is like [UnaryClientInterceptor], for streams. It counts the opening of
+// each stream, but not its messages.
 func StreamClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.StreamClientInterceptor, error) {
 	c, err := newClient(l, opts)
 	if err != nil {
@@ -53,7 +53,7 @@ func StreamClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.St
 	return c.stream, nil
 }
 
-// client has the interceptors of a client.
+// client implements the interceptors of a client.
 type client struct{ *config }
 
 func newClient(l ratelimit.Limiter, opts []ClientOption) (client, error) {
@@ -77,7 +77,7 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 		said = make([]metadata.MD, 2)
 		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
 	}
-	code := codes.Internal // of an invoker that panics
+	code := codes.Internal // if the invoker panics
 	defer ch.slot.Release()
 	defer func() { c.refundBy(ctx, ch, code) }()
 	err = invoker(ctx, fullMethod, req, reply, cc, opts...)
@@ -91,14 +91,14 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	if err != nil {
 		return nil, err
 	}
-	code, opened := codes.Internal, false // of a streamer that panics
+	code, opened := codes.Internal, false // if the streamer panics
 	defer func() {
 		if !opened {
 			defer ch.slot.Release()
 			c.refundBy(ctx, ch, code)
 		}
 	}()
-	if ch.slot != nil { // also if nobody receives the end; the Context of a stream would end gRPC's retries
+	if ch.slot != nil { // even if nobody receives the end; using the Context of a stream would end gRPC's retries
 		opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { ch.slot.Release() }))
 	}
 	stream, err := streamer(ctx, desc, cc, fullMethod, opts...)
@@ -117,8 +117,8 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	return &clientStream{ClientStream: stream, client: c, charge: ch, single: !desc.ServerStreams}, nil
 }
 
-// admit waits until a call may be made, or refuses it. Without a key in the answer
-// the call is not limited. Nothing is charged beside an error.
+// admit waits until a call may be made, or refuses it. If the charge has no key, the call is not
+// limited. If there is an error, nothing is charged.
 func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, error) {
 	key, counted, err := c.subject(ctx, fullMethod)
 	if err != nil || !counted {
@@ -129,11 +129,11 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 	paused, isPaused := errors.AsType[guard.Paused](err)
 	switch {
 	case isPaused:
-		return charge{}, refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", time.Duration(paused)).Err()
+		return charge{}, refusal(codes.ResourceExhausted, "rate limit: the server asked to wait", time.Duration(paused)).Err()
 	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
 		return charge{}, errTooLate
 	case errors.Is(err, inflight.ErrFull):
-		return charge{}, refusal(codes.ResourceExhausted, "rate limit: too many calls wait", time.Second).Err()
+		return charge{}, refusal(codes.ResourceExhausted, "rate limit: too many calls are waiting", time.Second).Err()
 	case errors.Is(err, ratelimit.ErrNever):
 		return charge{}, c.denied(ctx, key, ratelimit.Result{RetryAfter: ratelimit.Never})
 	case err != nil:
@@ -144,7 +144,7 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 	return charge{Decision{Result: r, Key: key, slot: slot}, n}, nil
 }
 
-var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call would have its turn after its deadline")
+var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call would be admitted only after its deadline")
 
 func (c client) denied(ctx context.Context, key string, r ratelimit.Result) error {
 	a := c.answer(ctx, key, r, false)
@@ -152,10 +152,10 @@ func (c client) denied(ctx context.Context, key string, r ratelimit.Result) erro
 	return denial(&a.Decision).Err()
 }
 
-// heeds reports whether servers can make later calls wait.
+// heeds reports whether responses of servers can make later calls wait.
 func (c client) heeds() bool { return c.MaxPause > 0 }
 
-// heed begins a cooldown of key if the server that ended a call with err says so.
+// heed begins a cooldown of key if the server, which ended a call with err, asks for one.
 func (c client) heed(key string, err error, mds ...metadata.MD) {
 	if !c.heeds() || err == nil {
 		return
@@ -164,11 +164,11 @@ func (c client) heed(key string, err error, mds ...metadata.MD) {
 	if s.Code() != codes.ResourceExhausted && s.Code() != codes.Unavailable {
 		return
 	}
-	c.Pauses.Add(key, min(retryAfter(s, mds), c.MaxPause)) // none of 0
+	c.Pauses.Add(key, min(retryAfter(s, mds), c.MaxPause)) // not if it is 0
 }
 
-// retryAfter returns how long a server asks to be left alone: RetryInfo of its status, or
-// else retry-after of the metadata, as httplimit reads it, and 0 if it says neither.
+// retryAfter returns how long a server asks the client to wait. It reads RetryInfo of its status,
+// or retry-after of the metadata as httplimit does. It returns 0 if there is neither.
 func retryAfter(s *status.Status, mds []metadata.MD) time.Duration {
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().IsValid() {
@@ -185,16 +185,16 @@ func retryAfter(s *status.Status, mds []metadata.MD) time.Duration {
 	return 0
 }
 
-// clientStream is a stream of which it matters how it ends.
+// clientStream is a stream whose end is watched.
 type clientStream struct {
 	grpc.ClientStream
 	client client
 	charge charge
-	single bool // the server answers with one message, so that the stream ends with it
+	single bool // the server answers with one message, and the stream ends with it
 	ended  atomic.Bool
 }
 
-// RecvMsg receives the next message, and sees the end of the stream.
+// RecvMsg receives the next message, and notices the end of the stream.
 func (s *clientStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if (err != nil || s.single) && s.ended.CompareAndSwap(false, true) {
@@ -210,7 +210,7 @@ func (s *clientStream) end(err error) {
 		code = codeOf(err)
 	}
 	if code != codes.OK && s.client.heeds() {
-		header, _ := s.Header() // there since the stream has ended
+		header, _ := s.Header() // available, because the stream has ended
 		s.client.heed(s.charge.Key, err, header, s.Trailer())
 	}
 	defer s.charge.slot.Release()

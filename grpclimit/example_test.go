@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// A server that limits all of its calls, and a client that waits for its turn.
+// A server that limits all of its calls, and a client that waits until it may call.
 func Example() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -63,7 +63,7 @@ func Example() {
 	// Output:
 }
 
-// A server with two calls a day for each API key, or else for each address.
+// A server that allows two calls per day for each API key, or otherwise for each address.
 func ExampleUnaryServerInterceptor() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -93,8 +93,8 @@ func ExampleUnaryServerInterceptor() {
 	// ResourceExhausted ["daily";q=2;w=86400]
 }
 
-// A client has two calls an hour of each method, and three in all. Both are decided at once: who is
-// denied by one has spent nothing of the other.
+// A client can make two calls per hour of each method, and three in total. Both are decided
+// together: a call that one limit denies is not charged to the other.
 func ExampleCombined() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -138,7 +138,7 @@ func ExampleCombined() {
 	// List ResourceExhausted
 }
 
-// Each client has one List an hour, and two of each other method.
+// Each client can make one List call per hour, and two of each other method.
 func Example_methods() {
 	ofMethod := func(ctx context.Context, _ string) (ratelimit.Limit, error) {
 		if method, _ := grpc.Method(ctx); method == healthpb.Health_List_FullMethodName {
@@ -163,9 +163,10 @@ func Example_methods() {
 	// ResourceExhausted ResourceExhausted
 }
 
-// Calls that do not decode, and unknown methods, reach no interceptor. A tap counts them: here a
-// server hears five calls an hour of each address, whatever they are. It holds up its connection
-// while it decides, so its limiter is in memory. Interceptors go on counting what they see.
+// Calls that cannot be decoded, and unknown methods, do not reach an interceptor. A tap counts
+// them. Here, a server accepts five calls per hour from each address, whatever they are. A tap
+// blocks its connection while it decides, so its limiter is in memory. Interceptors still count the
+// calls that they see.
 func Example_flood() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -207,7 +208,7 @@ func Example_flood() {
 	// ResourceExhausted
 }
 
-// A stream costs nothing to open, and each message that the server receives is one event.
+// Opening a stream costs nothing, and each message that the server receives is one event.
 func ExampleStreamServerInterceptor() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -243,8 +244,8 @@ func ExampleStreamServerInterceptor() {
 	// ResourceExhausted
 }
 
-// A client that keeps under the limit of somebody else's server, and would rather fail than
-// wait. Without WithoutWaiting the second call would be sent after half a minute.
+// A client that keeps to the limit of somebody else's server, and fails instead of waiting. Without
+// WithoutWaiting, the second call would be sent after half a minute.
 func ExampleUnaryClientInterceptor() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -270,7 +271,7 @@ func ExampleUnaryClientInterceptor() {
 	// ResourceExhausted
 }
 
-// Streams of each method and each user have a limit of their own.
+// Streams of each method and each user have their own limit.
 func ExampleStreamClientInterceptor() {
 	limit, err := grpclimit.StreamClientInterceptor(
 		ratelimittest.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil),
@@ -291,7 +292,7 @@ func ExampleStreamClientInterceptor() {
 	// true
 }
 
-// loopback is a health service and a client of it.
+// loopback returns a health service and a client of it.
 func loopback(server []grpc.ServerOption, client ...grpc.DialOption) (healthpb.HealthClient, func()) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

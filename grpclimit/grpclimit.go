@@ -1,5 +1,5 @@
-// Package grpclimit keeps the calls of a gRPC server, and those that a client makes, within
-// the limits of a [ratelimit.Limiter]:
+// Package grpclimit limits the calls that a gRPC server accepts or a client makes, with a
+// [ratelimit.Limiter]:
 //
 //	perClient, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
 //	...
@@ -7,23 +7,23 @@
 //	...
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limit))
 //
-// Each client, by its address, can make 100 calls a minute here. The header metadata of each
-// answer reports how many are left. The 101st call is [codes.ResourceExhausted] and is told
-// when to come back.
+// Here, each client, identified by its address, can make 100 calls per minute. The header metadata
+// of each response reports how many are left. The 101st call fails with [codes.ResourceExhausted],
+// and the client is told when to come back.
 //
-// A [Key] says which calls are counted together. Behind a proxy use [ClientIP], or all
-// clients share the limit of the proxy. Keys are never reported to clients.
+// A [Key] determines which calls are counted together. Behind a proxy, use [ClientIP]; otherwise
+// all clients share the limit of the proxy. Keys are never shown to clients.
 //
-// For several limits at once use one limiter of them, such as a [ratelimit.All]. It charges a
-// call to all or none, and the answer reports each.
+// For several limits at the same time, use a limiter that combines them, such as a [ratelimit.All].
+// It charges a call to all limits or to none, and the response reports each.
 //
-// gRPC answers some calls before any interceptor: those of unknown methods, and unary ones whose
-// message is too large or does not decode. They are not counted. A [grpc.UnknownServiceHandler]
-// takes the unknown methods through the stream interceptor. A
+// gRPC itself answers some calls before any interceptor runs, and they are not counted: calls of
+// unknown methods, and unary calls whose message is too large or cannot be decoded. A
+// [grpc.UnknownServiceHandler] sends unknown methods through the stream interceptor. A
 // [google.golang.org/grpc/tap.ServerInHandle] sees every call: an example counts there.
 //
-// A client of somebody else's service waits for its turn: see [UnaryClientInterceptor].
-// Package httplimit is the same for HTTP, and makes the same keys.
+// A client of somebody else's service should wait until it may call: see [UnaryClientInterceptor].
+// Package httplimit does the same for HTTP, and makes the same keys.
 package grpclimit
 
 import (
@@ -38,15 +38,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
-// charge is a decision, with its slot if the limiter counts some, and how many events were charged for
-// it: 0 for a call that is free or not limited.
+// charge is a decision, its slot if the limiter counts slots, and the number of events that were
+// charged, which is 0 for a call that is free or not limited.
 type charge struct {
 	Decision
 	n int
 }
 
-// subject returns the key of a call, and whether it is counted at all. The error is
-// the call's.
+// subject returns the key of a call, and whether the call is counted. The error is the one to
+// return for the call.
 func (c *config) subject(ctx context.Context, fullMethod string) (key string, counted bool, err error) {
 	of := call{ctx: ctx, fullMethod: fullMethod}
 	if c.Skips(of) {
@@ -58,7 +58,7 @@ func (c *config) subject(ctx context.Context, fullMethod string) (key string, co
 	return key, true, nil
 }
 
-// limiterFailed returns what becomes of a call after an error of the limiter.
+// limiterFailed returns the result of a call after an error of the limiter.
 func (c *config) limiterFailed(ctx context.Context, fullMethod string, err error) error {
 	handler := c.failed
 	if errors.Is(err, ratelimit.ErrInvalidKey) {
@@ -67,7 +67,7 @@ func (c *config) limiterFailed(ctx context.Context, fullMethod string, err error
 	return c.handled(ctx, fullMethod, err, handler)
 }
 
-// handled returns what handler makes of err, unless err is that ctx has ended.
+// handled returns what handler returns for err, unless err means that ctx has ended.
 func (c *config) handled(ctx context.Context, fullMethod string, err error, handler ErrorHandler) error {
 	if end := ctx.Err(); end != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		return status.FromContextError(end).Err()
@@ -77,13 +77,13 @@ func (c *config) handled(ctx context.Context, fullMethod string, err error, hand
 		return said
 	}
 	alarm(&c.unset, err)
-	if said == nil { // no reason to let a call through
+	if said == nil { // a configuration error must not let calls through
 		said = misconfigured.Err()
 	}
 	return said
 }
 
-// standard is the default of handlers.
+// standard is the default ErrorHandler.
 func (c *config) standard(_ context.Context, _ string, err error) error {
 	s := ErrorStatus(err)
 	if s == unavailable {
@@ -92,23 +92,23 @@ func (c *config) standard(_ context.Context, _ string, err error) error {
 	return s.Err()
 }
 
-// alarm tells the operator err, which goes wrong now, unless a was told within a minute.
+// alarm logs err, at most once per minute for each a.
 func alarm(a *guard.Alarm, err error) {
 	if a.Due() {
 		grpclog.Component("grpclimit").Error(err)
 	}
 }
 
-// refundBy gives back what was charged for a call that ended with code, if it is to be.
+// refundBy refunds the charge of a call that ended with code, if the option asks for it.
 func (c *config) refundBy(ctx context.Context, ch charge, code codes.Code) {
 	if ch.n == 0 || c.refund == nil || !c.refund(code) {
 		return
 	}
-	// An error leaves the charge: the call has its answer already.
+	// If the refund fails, the charge stands, because the call already has its result.
 	_ = (&guard.Charge{Limiter: c.Limiter, N: ch.n, Slot: ch.slot}).Refund(ctx, ch.Key, &ch.Result)
 }
 
-// codeOf returns the code that gRPC makes of a handler's error.
+// codeOf returns the code that gRPC uses for a handler's error.
 func codeOf(err error) codes.Code {
 	if s, ok := status.FromError(err); ok {
 		return s.Code()

@@ -148,8 +148,8 @@ func TestAnAddressThatNoKeyHasIsAnError(t *testing.T) {
 	}
 }
 
-// Of two interceptors each has the address that it finds, but for one that has none, and what
-// was said overrides what is found. A handler has the inner one's.
+// If two interceptors are nested, each uses the address that it finds, unless it has none, and an
+// address in the context takes precedence. The handler gets that of the inner one.
 func TestInterceptorsAroundEachOtherHaveTheirOwnAddresses(t *testing.T) {
 	saying := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		return handler(clientaddr.NewContext(ctx, netip.MustParseAddr("203.0.113.66")), req)

@@ -21,16 +21,16 @@ const (
 // unnamed is the name of a policy that the limiter does not describe.
 const unnamed = "default"
 
-// answer is what is reported about one decision, and memory for it.
+// answer is the report of one decision, and memory for it.
 type answer struct {
 	report.Decision
-	kept bool // Policies outlive the answer
+	kept bool // Policies are used after the answer
 	text []byte
 }
 
 var answers = sync.Pool{New: func() any { return new(answer) }}
 
-// answer returns what to report about r. Free it.
+// answer returns the report of r. The caller must free it.
 func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, keep bool) *answer {
 	a := answers.Get().(*answer)
 	a.Result, a.kept = r, keep
@@ -44,16 +44,16 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 	return a
 }
 
-// Metadata returns what the interceptors send of d in the header, for [grpc.SetHeader] and
-// [grpc.SetTrailer]: ratelimit-policy, ratelimit and, of a denial, retry-after. It is nil if
-// there is nothing to report. It is for handlers without an interceptor, and for what has
-// changed since, as after [ratelimit.Reservation.Settle].
+// Metadata returns what the interceptors send in the header for d: ratelimit-policy, ratelimit and,
+// for a denial, retry-after. It is nil if there is nothing to report. Use it with [grpc.SetHeader]
+// and [grpc.SetTrailer] in handlers without an interceptor, or if the counts have changed since, as
+// after [ratelimit.Reservation.Settle].
 func Metadata(d Decision) metadata.MD {
 	a := answer{Decision: d.report()}
 	return a.metadata()
 }
 
-// free makes a available again.
+// free returns a to the pool.
 func (a *answer) free() {
 	if a.kept {
 		a.Policies = nil
@@ -63,7 +63,7 @@ func (a *answer) free() {
 	answers.Put(a)
 }
 
-// metadata returns the headers, nil if there is nothing to report.
+// metadata returns the header metadata, or nil if there is nothing to report.
 func (a *answer) metadata() metadata.MD {
 	if len(a.Policies) == 0 && a.Result.Limit > 0 {
 		a.Policies = append(a.Policies, ratelimit.Policy{Name: unnamed, Quota: a.Result.Limit})
@@ -88,7 +88,7 @@ func (a *answer) metadata() metadata.MD {
 	return md
 }
 
-// policyList is `"burst";q=100;w=60,"daily";q=1000;w=86400`.
+// policyList returns a list such as `"burst";q=100;w=60,"daily";q=1000;w=86400`.
 func (a *answer) policyList() string {
 	a.text = a.text[:0]
 	for i := range a.Policies {
@@ -100,7 +100,7 @@ func (a *answer) policyList() string {
 	return string(a.text)
 }
 
-// limitList is `"burst";r=50;t=30,"daily";r=900;t=40000`.
+// limitList returns a list such as `"burst";r=50;t=30,"daily";r=900;t=40000`.
 func (a *answer) limitList() string {
 	a.text = a.text[:0]
 	for i := range a.Policies {
@@ -117,7 +117,7 @@ func (a *answer) limitList() string {
 	return string(a.text)
 }
 
-// item begins the next item of a list, that of p.
+// item begins the next item of a list, the one for p.
 func (a *answer) item(p *ratelimit.Policy) {
 	if len(a.text) > 0 {
 		a.text = append(a.text, ',')

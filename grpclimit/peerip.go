@@ -15,7 +15,7 @@ import (
 
 const forwardedFor = "x-forwarded-for"
 
-// IPOption sets what is optional about a [PeerIP] or a [ClientIP].
+// IPOption configures a [PeerIP] or a [ClientIP].
 type IPOption func(*ipKey) error
 
 type ipKey = guard.Prefixes
@@ -23,39 +23,42 @@ type ipKey = guard.Prefixes
 // address finds the address of a client.
 type address struct {
 	guard.Prefixes
-	proxies clientip.Proxies // that are trusted
+	proxies clientip.Proxies // trusted ones
 }
 
-// IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, each address
-// for itself. Many who share a network pay for one of them: so limit the address too, lower.
+// IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, which counts
+// each address separately. With fewer bits, everyone in a network pays for one abusive client, so
+// also set a lower limit per address.
 func IPv4Prefix(bits int) IPOption { return guard.IPv4Prefix(bits) }
 
-// IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
-// customer has at least a /64, often a /56 or a /48, and can use all its addresses.
+// IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. A customer of
+// a provider has at least a /64, often a /56 or a /48, and can use all its addresses.
 func IPv6Prefix(bits int) IPOption { return guard.IPv6Prefix(bits) }
 
-// PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
-// a network of IPv6 addresses such as "2001:db8::/64". [IPv4Prefix] and [IPv6Prefix] group more of
-// them. IPv4 addresses written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do
-// not count. An address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. One
-// of 6to4 (2002::/16) counts by its first 48 bits: they are one IPv4 address. It is that of [peer.FromContext].
+// PeerIP identifies clients by the address that opened the connection ([peer.FromContext]). It is
+// an IPv4 address such as "192.0.2.1", or an IPv6 network such as "2001:db8::/64". Use [IPv4Prefix]
+// and [IPv6Prefix] to group more addresses.
 //
-// Behind a proxy that is the address of the proxy: use [ClientIP]. A peer without an IP
-// address, such as at a Unix socket, is [ErrNoIdentity].
+// IPv4 addresses written as IPv6, including those of NAT64 (64:ff9b::/96), count as IPv4, and zones
+// are ignored. Each address of a network's own NAT64 (64:ff9b:1::/48) counts separately, as a /128.
+// A 6to4 address (2002::/16) counts by its first 48 bits, which stand for one IPv4 address.
+//
+// Behind a proxy, this is the address of the proxy: use [ClientIP] there. For a peer without an IP
+// address, such as on a Unix socket, the error is [ErrNoIdentity].
 func PeerIP(opts ...IPOption) Key {
 	return newIPKey("PeerIP", clientip.Proxies{}, opts)
 }
 
-// ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
-// is. The proxies are single addresses or networks, such as "10.0.0.7" or "2001:db8::/64", or
-// "unix" for all peers at a Unix socket. There must be at least one, and none may be a
-// network of all addresses. A client inside such a network can pretend to be anybody.
+// ClientIP identifies clients by their address behind trusted proxies, and otherwise as [PeerIP]
+// does. proxies are addresses or networks, such as "10.0.0.7" or "2001:db8::/64", or "unix" for all
+// peers on a Unix socket. There must be at least one, and none may include all addresses. A client
+// inside a trusted network can pretend to be anybody.
 //
-// If the peer is trusted, the client is the first address of x-forwarded-for in the
-// metadata, read from the right, that is not. At most 4 KiB and 32 hops are read, of all its
-// values together. Where these end, or at what is not an address, it is the last trusted
-// address before, and [ErrNoIdentity] if there is none. A client can write what it likes into
-// the left part of x-forwarded-for. No other metadata is believed.
+// If the peer is trusted, the client is the first untrusted address of x-forwarded-for in the
+// metadata, read from the right. Only the right end is reliable, because a client can write
+// anything into the left part. At most 4 KiB and 32 hops are read, of all values together. If the
+// addresses end there, or something is not an address, the client is the last trusted address
+// before it, or the error is [ErrNoIdentity] if there is none. No other metadata is used.
 func ClientIP(proxies []string, opts ...IPOption) Key {
 	trusted, err := clientip.ParseProxies(proxies)
 	if err != nil {
@@ -80,7 +83,7 @@ func (a *address) of(c call) (string, error) {
 	return a.Text(addr), nil
 }
 
-// addr returns the whole address, invalid if there is none.
+// addr returns the whole address, or an invalid one if there is none.
 func (a *address) addr(c call) netip.Addr {
 	p, ok := peer.FromContext(c.ctx)
 	if !ok || p.Addr == nil {
@@ -97,7 +100,7 @@ func (a *address) addr(c call) netip.Addr {
 	return a.proxies.Client(addr, metadata.ValueFromIncomingContext(c.ctx, forwardedFor))
 }
 
-// addrOf returns the address of a, invalid if it has none.
+// addrOf returns the address of a, or an invalid one if it has none.
 func addrOf(a net.Addr) netip.Addr {
 	if tcp, ok := a.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr()

@@ -14,34 +14,34 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
-// UnaryServerInterceptor returns an interceptor that puts l in front of unary calls. A call
-// that l denies does not reach its handler. The status is
+// UnaryServerInterceptor returns an interceptor that limits unary calls with l. A call that l
+// denies does not reach its handler. The status is
 //
-//   - [codes.ResourceExhausted] with QuotaFailure, which names the policies that denied
-//     ([ratelimit.PolicyAppender]), and RetryInfo, unless no waiting helps;
-//   - [codes.PermissionDenied] without metadata if a list denies ([ratelimit.SourceList]);
-//   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
-//   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
-//     otherwise [ErrorStatus];
-//   - [codes.Canceled] or [codes.DeadlineExceeded] if the call has ended meanwhile.
+//   - [codes.ResourceExhausted] with a QuotaFailure that names the policies that denied
+//     ([ratelimit.PolicyAppender]), and a RetryInfo unless waiting will not help
+//   - [codes.PermissionDenied] without metadata if a list denies ([ratelimit.SourceList])
+//   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage
+//     ([ratelimit.SourceFailClosed])
+//   - that of [WithKeyErrorHandler] or [WithErrorHandler] if there is no decision; the default is
+//     [ErrorStatus]
+//   - [codes.Canceled] or [codes.DeadlineExceeded] if the call has ended
 //
-// The header metadata of an answer has ratelimit-policy and ratelimit of
-// draft-ietf-httpapi-ratelimit-headers-10, and retry-after in a denial. Where an interceptor
-// before this one has sent the headers, they are left out.
+// The header metadata of a response has the ratelimit-policy and ratelimit of
+// draft-ietf-httpapi-ratelimit-headers-10, and a denial also has retry-after. They are left out if
+// an earlier interceptor has already sent the headers.
 //
-// The limiter, and the handler, get a context with the address of the client (package
-// clientaddr), which the Key or [WithClientAddr] finds when it is asked for.
+// The limiter and the handler get a context with the address of the client (package clientaddr),
+// which the Key or [WithClientAddr] finds when it is needed.
 //
-// If l counts slots (package inflight), alone or beside rates, a call holds one until its handler
-// is done, whether it returns or panics. retry-after of a denial by slots alone is a second
-// ([WithSlotRetryAfter]).
+// If l counts slots (package inflight), alone or with rates, a call holds a slot until its handler
+// returns or panics. If slots alone deny, retry-after is 1 s ([WithSlotRetryAfter]).
 //
-// The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
-// is to hold calls back. The interceptor keeps nothing that grows, starts no goroutine and has
-// nothing to close.
+// The interceptor does not wait for the Delay of a leaky bucket. To hold calls back, wrap the
+// limiter in a throttle.Waiter. The interceptor keeps nothing that grows, starts no goroutine and
+// has nothing to close.
 //
-// Its errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil, or an
-// option is out of range.
+// It returns [ratelimit.ErrInvalidOption] if l, an option or a function is nil, or if an option is
+// out of range.
 func UnaryServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.UnaryServerInterceptor, error) {
 	s, err := newServer(l, opts)
 	if err != nil {
@@ -50,8 +50,8 @@ func UnaryServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.Una
 	return s.unary, nil
 }
 
-// StreamServerInterceptor is [UnaryServerInterceptor] for streams. The opening of each is
-// counted, and with [WithMessages] each message that it receives.
+// StreamServerInterceptor is like [UnaryServerInterceptor], for streams. It counts the opening of
+// each stream and, with [WithMessages], each message that a stream receives.
 func StreamServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.StreamServerInterceptor, error) {
 	s, err := newServer(l, opts)
 	if err != nil {
@@ -60,7 +60,7 @@ func StreamServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.St
 	return s.stream, nil
 }
 
-// server has the interceptors of a server.
+// server implements the interceptors of a server.
 type server struct{ *config }
 
 func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
@@ -72,18 +72,18 @@ func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
 		return server{}, err
 	}
 	if c.messages && c.Holds() {
-		return server{}, guard.Invalid("WithMessages for a limiter with slots (package inflight): a stream holds one, and its messages none")
+		return server{}, guard.Invalid("WithMessages cannot be used with a limiter that counts slots (package inflight), because messages hold no slots")
 	}
 	if c.Addr == nil {
 		c.Addr = c.Key.Addr
 	}
-	if c.Addr != nil { // the context of a call is less to carry than the whole of it
+	if c.Addr != nil { // a context is cheaper to pass than the whole call
 		c.addr = func(ctx context.Context) netip.Addr { return c.Addr(call{ctx: ctx}) }
 	}
 	return server{c}, nil
 }
 
-// context returns ctx for the limiter, with the address of the client if that is known.
+// context returns ctx for the limiter, with the client's address if it is known.
 func (s server) context(ctx context.Context) context.Context {
 	ctx = ratelimit.KeepLimits(ctx)
 	if s.addr == nil {
@@ -131,9 +131,9 @@ func (s server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServe
 	})
 }
 
-// run calls the handler, and gives back what it was charged if it ends so.
+// run calls the handler, and refunds the charge if its code asks for it.
 func (s server) run(ctx context.Context, ch charge, handler func(context.Context) error) error {
-	code := codes.Internal // of a handler that panics
+	code := codes.Internal // if the handler panics
 	defer ch.slot.Release()
 	defer func() {
 		if code != codes.OK && ctx.Err() != nil && !errors.Is(context.Cause(ctx), inflight.ErrLost) { // of an outer interceptor
@@ -155,8 +155,8 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 	return err
 }
 
-// decide asks the limiter about a call or a message. The error is the call's. Without a key
-// in the answer no decision was made.
+// decide asks the limiter about a call or a message. The error is the one to return for the call.
+// If the charge has no key, no decision was made.
 func (s server) decide(ctx context.Context, fullMethod, key string, msg any, headers bool) (charge, error) {
 	n := s.Costs(call{ctx, fullMethod, msg})
 	if n == 0 {
@@ -177,7 +177,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	}
 	if headers {
 		if md := a.metadata(); md != nil {
-			_ = grpc.SetHeader(ctx, md) // an error: headers have been sent; the decision stands
+			_ = grpc.SetHeader(ctx, md) // fails if headers have been sent; the decision stands
 		}
 	}
 	switch {
@@ -189,7 +189,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	return charge{}, denial(&a.Decision).Err()
 }
 
-// serverStream is a stream whose handler finds its decision, and whose messages may count.
+// serverStream is a stream whose handler finds its decision, and whose messages may be counted.
 type serverStream struct {
 	grpc.ServerStream
 	ctx             context.Context
@@ -200,12 +200,12 @@ type serverStream struct {
 // Context returns the stream's context, with its decision.
 func (s *serverStream) Context() context.Context { return s.ctx }
 
-// RecvMsg receives the next message, and asks the limiter whether it may.
+// RecvMsg receives the next message, and asks the limiter whether to admit it.
 func (s *serverStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil || !s.server.messages {
 		return err
 	}
 	ch, err := s.server.decide(s.ctx, s.fullMethod, s.key, m, false)
-	ch.slot.Release() // of a limiter that has come to count slots: the stream holds one
+	ch.slot.Release() // if the limiter has begun to count slots in the meantime; the stream itself holds one
 	return err
 }

@@ -322,7 +322,7 @@ func code(t *testing.T, i grpc.UnaryServerInterceptor) codes.Code {
 	return status.Code(err)
 }
 
-// A handler that fails open is for outages. What is not set up correctly opens nothing.
+// A handler that fails open is for outages. A configuration error lets nobody through.
 func TestAnErrorOfTheConfigurationLetsNobodyThrough(t *testing.T) {
 	open := grpclimit.WithErrorHandler(func(context.Context, string, error) error { return nil })
 	for i, sentinel := range []error{ratelimit.ErrInvalidOption, ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidN} {
@@ -490,7 +490,8 @@ func TestACancelledCallIsGivenBackToo(t *testing.T) {
 	require.Eventually(t, func() bool { return lim.refunded() == 1 }, 10*time.Second, time.Millisecond)
 }
 
-// What a client can cause at will is not Failed, or its calls would be without end.
+// Codes that a client can cause at will are not Failed; otherwise it could make any number of
+// calls.
 func TestFailedIsWhatAServerHasCaused(t *testing.T) {
 	var failed []codes.Code
 	for code := range codes.Unauthenticated + 1 {

@@ -333,7 +333,7 @@ func TestAStreamWhoseConnectionIsClosedGivesBackItsSlot(t *testing.T) {
 	requireHeld(t, atOnce, 0)
 }
 
-// Whatever panics at the end of a call, its slot is given back.
+// Whatever panics at the end of a call, its slot is released.
 func TestAPanicOfTheRefundFunctionLeavesNoSlotTaken(t *testing.T) {
 	_, atOnce, _ := slots(t, 1)
 	panics := grpclimit.WithRefund(func(codes.Code) bool { panic("boom") })

@@ -15,20 +15,24 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
-// The texts of the statuses are constant: those of errors may name keys.
+// The texts of the statuses are constant, because those of errors may contain keys.
 var (
 	unidentified  = status.New(codes.InvalidArgument, "rate limit: the client cannot be identified")
-	misconfigured = status.New(codes.Internal, "rate limit: not set up correctly")
+	misconfigured = status.New(codes.Internal, "rate limit: the limits of this service are not set up correctly")
 	notAdmitted   = status.New(codes.PermissionDenied, "rate limit: the client is not admitted")
-	unavailable   = status.New(codes.Unavailable, "rate limit: no decision is known")
+	unavailable   = status.New(codes.Unavailable, "rate limit: the service cannot check its limits now")
 )
 
-// ErrorStatus returns the status by which the interceptors answer, by default, a call on which
-// no decision is known. It is for an [ErrorHandler] that handles some errors itself. It
-// is [codes.InvalidArgument] for a call that cannot be identified ([ErrNoIdentity],
-// [ErrAmbiguousIdentity], [ratelimit.ErrInvalidKey]), [codes.Internal] for an error of the
-// configuration ([ratelimit.ErrInvalidOption], ErrInvalidLimit, ErrInvalidN), and otherwise
-// [codes.Unavailable]. It does not have err's text.
+// ErrorStatus returns the status of a call for which there is no decision, as the interceptors
+// return it by default. Use it in an [ErrorHandler] that handles only some errors itself. It is
+//
+//   - [codes.InvalidArgument] if the client cannot be identified ([ErrNoIdentity],
+//     [ErrAmbiguousIdentity], [ratelimit.ErrInvalidKey])
+//   - [codes.Internal] for a configuration error ([ratelimit.ErrInvalidOption],
+//     [ratelimit.ErrInvalidLimit], [ratelimit.ErrInvalidN])
+//   - [codes.Unavailable] otherwise
+//
+// It does not contain err's text.
 func ErrorStatus(err error) *status.Status {
 	switch maker.FaultOf(err) {
 	case guard.Unidentified:
@@ -39,12 +43,14 @@ func ErrorStatus(err error) *status.Status {
 	return unavailable
 }
 
-// DeniedStatus returns the status of a denied call, as the interceptors answer it by default,
-// for a [DeniedHandler] that answers some calls itself. It is [codes.ResourceExhausted] with
-// QuotaFailure and RetryInfo, [codes.PermissionDenied] if a list denies
-// ([ratelimit.SourceList]), or [codes.Unavailable] with RetryInfo if the limiter is closed
-// by an outage ([ratelimit.SourceFailClosed]). If the call costs more than the limit ever admits
-// ([ratelimit.Never]), the message says so, and there is no RetryInfo.
+// DeniedStatus returns the status of a denied call, as the interceptors return it by default. Use
+// it in a [DeniedHandler] that answers only some calls itself. It is
+//
+//   - [codes.ResourceExhausted] with QuotaFailure and RetryInfo. If the call costs more than the
+//     limit ever admits ([ratelimit.Never]), the message says so, and there is no RetryInfo.
+//   - [codes.PermissionDenied] if a list denies ([ratelimit.SourceList])
+//   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage
+//     ([ratelimit.SourceFailClosed])
 func DeniedStatus(d Decision) *status.Status {
 	all := d.report()
 	return denial(&all)
@@ -56,7 +62,7 @@ func denial(d *report.Decision) *status.Status {
 	case d.ByList():
 		return notAdmitted
 	case d.Result.Source() == ratelimit.SourceFailClosed:
-		return refusal(codes.Unavailable, "rate limit: closed, no decision is known", d.Result.RetryAfter)
+		return refusal(codes.Unavailable, "rate limit: the service cannot check its limits now", d.Result.RetryAfter)
 	}
 	message := "rate limit exceeded"
 	switch {
@@ -77,10 +83,10 @@ func denial(d *report.Decision) *status.Status {
 	return refusal(codes.ResourceExhausted, message, d.Result.RetryAfter, failure)
 }
 
-// violation names p. Its subject stays empty, since that would be the key.
+// violation returns the violation of p. Its subject stays empty, because it would be the key.
 func violation(p *ratelimit.Policy) *errdetails.QuotaFailure_Violation {
 	v := &errdetails.QuotaFailure_Violation{
-		QuotaId:     strings.ToValidUTF8(p.Name, "\uFFFD"), // as protobuf wants it
+		QuotaId:     strings.ToValidUTF8(p.Name, "\uFFFD"), // as protobuf requires
 		QuotaValue:  int64(p.Quota),
 		Description: "rate limit exceeded",
 	}
@@ -90,7 +96,7 @@ func violation(p *ratelimit.Policy) *errdetails.QuotaFailure_Violation {
 	return v
 }
 
-// refusal returns a status with details, and with RetryInfo unless no waiting helps.
+// refusal returns a status with details, and with RetryInfo unless waiting will not help.
 func refusal(code codes.Code, message string, retryAfter time.Duration, details ...protoadapt.MessageV1) *status.Status {
 	s := status.New(code, message)
 	if retryAfter != ratelimit.Never {

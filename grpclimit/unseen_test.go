@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/grpclimit"
 )
 
-// garbled is a client's codec whose messages are none from the n-th on.
+// garbled is a client's codec that encodes garbage from the n-th message on.
 type garbled struct{ n *int }
 
 func (garbled) Name() string { return proto.Name }

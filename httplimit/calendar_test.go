@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Months differ in length, and w, a constant, would be wrong. What is left of this one is in t.
+// Months differ in length, so a constant w would be wrong. The rest of the current month is in t.
 func TestFieldsOfACalendarHaveNoWindow(t *testing.T) {
 	now := time.Date(2026, time.February, 27, 0, 0, 0, 0, time.UTC)
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))

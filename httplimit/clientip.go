@@ -11,7 +11,7 @@ import (
 
 const forwardedFor = "X-Forwarded-For"
 
-// IPOption sets what is optional about a [PeerIP] or a [ClientIP].
+// IPOption configures a [PeerIP] or a [ClientIP].
 type IPOption func(*ipKey) error
 
 type ipKey = guard.Prefixes
@@ -19,50 +19,53 @@ type ipKey = guard.Prefixes
 // address finds the address of a client.
 type address struct {
 	guard.Prefixes
-	proxies clientip.Proxies // that are trusted
-	notice  notice           // that there seems to be a proxy that is not trusted
+	proxies clientip.Proxies // trusted ones
+	notice  notice           // that there seems to be an untrusted proxy
 }
 
-const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: " +
-	"behind a proxy all clients share one limit. Trust the proxy by ClientIP, or of ratelimit-serve by -proxies"
+const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: if it comes from a proxy, " +
+	"all clients behind that proxy share one limit; trust the proxy with ClientIP, or with -proxies of ratelimit-serve"
 
-const unknownProxy = "httplimit: a request with X-Forwarded-For comes from none of the proxies of ClientIP, or of -proxies: " +
-	"if it is from a proxy, all clients behind that share one limit"
+const unknownProxy = "httplimit: a request with X-Forwarded-For comes from an address that is not among the proxies of ClientIP, or of -proxies: " +
+	"if that is a proxy, add it, because all clients behind it share one limit"
 
-// IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, each address
-// for itself. Many who share a network pay for one of them: so limit the address too, lower.
+// IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, which counts
+// each address separately. With fewer bits, everyone in a network pays for one abusive client, so
+// also set a lower limit per address.
 func IPv4Prefix(bits int) IPOption { return guard.IPv4Prefix(bits) }
 
-// IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
-// customer has at least a /64, often a /56 or a /48, and can use all its addresses.
+// IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. A customer of
+// a provider has at least a /64, often a /56 or a /48, and can use all its addresses.
 func IPv6Prefix(bits int) IPOption { return guard.IPv6Prefix(bits) }
 
-// PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
-// a network of IPv6 addresses such as "2001:db8::/64". [IPv4Prefix] and [IPv6Prefix] group more of
-// them. IPv4 addresses written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do
-// not count. An address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. One
-// of 6to4 (2002::/16) counts by its first 48 bits: they are one IPv4 address. It is that of [http.Request.RemoteAddr].
+// PeerIP identifies clients by the address that opened the connection ([http.Request.RemoteAddr]).
+// It is an IPv4 address such as "192.0.2.1", or an IPv6 network such as "2001:db8::/64". Use
+// [IPv4Prefix] and [IPv6Prefix] to group more addresses.
 //
-// Behind a proxy that is the address of the proxy: use [ClientIP]. The first request with
-// X-Forwarded-For makes the server's ErrorLog say so. A peer without an IP address, such as at
-// a Unix socket, is [ErrNoIdentity].
+// IPv4 addresses written as IPv6, including those of NAT64 (64:ff9b::/96), count as IPv4, and zones
+// are ignored. Each address of a network's own NAT64 (64:ff9b:1::/48) counts separately, as a /128.
+// A 6to4 address (2002::/16) counts by its first 48 bits, which stand for one IPv4 address.
+//
+// Behind a proxy, this is the address of the proxy: use [ClientIP] there. On the first request with
+// X-Forwarded-For, the server's ErrorLog says so. For a peer without an IP address, such as on a
+// Unix socket, the error is [ErrNoIdentity].
 func PeerIP(opts ...IPOption) Key {
 	return newIPKey("PeerIP", clientip.Proxies{}, opts)
 }
 
-// ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
-// is. The proxies are single addresses or networks, such as "10.0.0.7" or "2001:db8::/64", or
-// "unix" for all peers at a Unix socket. There must be at least one, and none may be a
-// network of all addresses. A client inside such a network can pretend to be anybody.
+// ClientIP identifies clients by their address behind trusted proxies, and otherwise as [PeerIP]
+// does. proxies are addresses or networks, such as "10.0.0.7" or "2001:db8::/64", or "unix" for all
+// peers on a Unix socket. There must be at least one, and none may include all addresses. A client
+// inside a trusted network can pretend to be anybody.
 //
-// If the peer is trusted, the client is the first address of X-Forwarded-For, read from
-// the right, that is not. At most 4 KiB and 32 hops are read, of all fields of that name
-// together. Where these end, or at what is not an address, it is the last trusted address
-// before, and [ErrNoIdentity] if there is none. A client can write what it likes into the left
-// part of X-Forwarded-For. No other field is believed.
+// If the peer is trusted, the client is the first untrusted address of X-Forwarded-For, read from
+// the right. Only the right end is reliable, because a client can write anything into the left
+// part. At most 4 KiB and 32 hops are read, of all fields of that name together. If the addresses
+// end there, or something is not an address, the client is the last trusted address before it, or
+// the error is [ErrNoIdentity] if there is none. No other header field is used.
 //
-// The first X-Forwarded-For from a peer that is not trusted is said in the server's ErrorLog. It
-// may be of a proxy that is missing from the list, or of a client that forges it.
+// The first X-Forwarded-For from an untrusted peer is reported in the server's ErrorLog. That peer
+// may be a proxy that is missing from the list, or a client that forges the field.
 func ClientIP(proxies []string, opts ...IPOption) Key {
 	trusted, err := clientip.ParseProxies(proxies)
 	if err != nil {
@@ -96,22 +99,22 @@ func (a *address) of(r *http.Request) (string, error) {
 	return a.Text(addr), nil
 }
 
-// addr returns the whole address, invalid if there is none.
+// addr returns the whole address, or an invalid one if there is none.
 func (a *address) addr(r *http.Request) netip.Addr {
 	a.warn(r)
 	addr, _ := a.find(r)
 	return addr
 }
 
-// warn says so if there seems to be a proxy, and none is trusted.
+// warn logs a message if there seems to be a proxy and none is trusted.
 func (a *address) warn(r *http.Request) {
 	if a.proxies.None() && len(r.Header[forwardedFor]) > 0 {
 		a.notice.say(r, notTrusted)
 	}
 }
 
-// find returns the address of the client, invalid if there is none. text is the address as a
-// part of RemoteAddr, if it is there in canonical form.
+// find returns the address of the client, or an invalid one if there is none. text is the address
+// as it appears in RemoteAddr, if it is there in canonical form.
 func (a *address) find(r *http.Request) (addr netip.Addr, text string) {
 	peer, text, trusted := a.proxies.Peer(r)
 	if !trusted {

@@ -187,12 +187,12 @@ func TestWhatPointsToAWrongKeyIsSaidOnceInTheServersLog(t *testing.T) {
 		want  string
 	}{
 		{"PeerIP behind a proxy", httplimit.PeerIP(), "X-Forwarded-For",
-			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: behind a proxy all clients share one limit. Trust the proxy by ClientIP, or of ratelimit-serve by -proxies\n"},
+			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: if it comes from a proxy, all clients behind that proxy share one limit; trust the proxy with ClientIP, or with -proxies of ratelimit-serve\n"},
 		{"within another Key", httplimit.Combined(httplimit.Method(), httplimit.PeerIP()), "X-Forwarded-For",
-			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: behind a proxy all clients share one limit. Trust the proxy by ClientIP, or of ratelimit-serve by -proxies\n"},
+			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: if it comes from a proxy, all clients behind that proxy share one limit; trust the proxy with ClientIP, or with -proxies of ratelimit-serve\n"},
 		{"PeerIP without a proxy", httplimit.PeerIP(), "Accept", ""},
 		{"ClientIP and a proxy that it does not know", httplimit.ClientIP([]string{"10.0.0.0/8"}), "X-Forwarded-For",
-			"httplimit: a request with X-Forwarded-For comes from none of the proxies of ClientIP, or of -proxies: if it is from a proxy, all clients behind that share one limit\n"},
+			"httplimit: a request with X-Forwarded-For comes from an address that is not among the proxies of ClientIP, or of -proxies: if that is a proxy, add it, because all clients behind it share one limit\n"},
 		{"ClientIP and a proxy that it knows", httplimit.ClientIP([]string{"192.0.2.1"}), "X-Forwarded-For", ""},
 		{"ClientIP without a proxy", httplimit.ClientIP([]string{"10.0.0.0/8"}), "Accept", ""},
 		{"Route outside of the mux", httplimit.Route(), "Accept",

@@ -10,59 +10,60 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
-// Decision is what the middleware knows of a request that the limiter has decided on.
+// Decision describes a request that the limiter has decided on.
 type Decision struct {
 	Result ratelimit.Result
-	// Policies are those of Key, if the limiter is a [ratelimit.PolicyAppender]. While a local
-	// limiter decides in an outage ([ratelimit.SourceLocal]) their quotas are that one's, and
-	// so are their windows, or these are 0.
+	// Policies are the policies for Key, if the limiter is a [ratelimit.PolicyAppender]. While a
+	// local limiter decides in an outage ([ratelimit.SourceLocal]), they have its quotas, and its
+	// windows or 0.
 	Policies []ratelimit.Policy
 	Key      string // see [Key]; API keys are hashed
 	bucket   bool   // whether the limit is known to be a bucket
 	charge   *charge
 
-	slotRetry time.Duration // to say of slots; 0 for a second
+	slotRetry time.Duration // what to report if slots deny; 0 for 1 s
 }
 
-// NewDecision returns the decision r that l has made of key, with the policies of l. It is for
-// [SetHeaders], [WriteProblem] and [WritePlainText] without the middleware.
+// NewDecision returns the decision r that l has made for key, with the policies of l. Use it with
+// [SetHeaders], [WriteProblem] and [WritePlainText] outside the middleware.
 func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) Decision {
 	d := report.Of(r)
 	d.Describe(ctx, l, key, nil)
 	return Decision{Result: r, Policies: d.Policies, Key: key, bucket: report.IsBucket(l)}
 }
 
-// report returns what is to be reported of d.
+// report returns the part of d that is reported to clients.
 func (d *Decision) report() report.Decision {
 	return report.Known(d.Result, d.Policies, d.bucket, d.slotRetry)
 }
 
-// Limiter returns the name of the limit that decided (see [ratelimit.Policy]): the one that
-// denied or, of an admission, the one with the least left. It is "" if that is not known.
+// Limiter returns the name of the limit that decided (see [ratelimit.Policy]): the one that denied
+// or, for an admission, the one with the fewest events left. It is "" if that is not known.
 func (d Decision) Limiter() string { return report.Limiter(&d.Result, d.Policies) }
 
-// Refund gives back what the request was charged, so far as it is still charged
-// ([ratelimit.Limiter]). A handler calls it where it knows that the request is not to count:
-// after a right password, say. Unlike [WithRefund], it does not depend on who writes the status.
+// Refund refunds what the request was charged, as far as it is still charged ([ratelimit.Limiter]).
+// A handler calls it when it finds that the request should not count, for example after a correct
+// password. Unlike [WithRefund], it does not depend on who writes the status.
 //
-// ctx is that of the request. The refund is made also if it has ended, within the store's own
-// timeout. It is tried once. Later calls return what the first did, and WithRefund does not give
-// the same charge back again. The answer's fields are those before the refund.
+// ctx is the request's context. The refund is made even if ctx has ended, within the store's own
+// timeout. It is tried once: later calls return the first result, and WithRefund does not refund
+// the same charge again. The response's fields show the state before the refund.
 //
-// It gives back the events and not the slot that the request holds: see [Decision.Slot].
+// Refund does not release the slot that the request holds: see [Decision.Slot].
 //
-// The error is the limiter's, [ratelimit.ErrInvalidN] if the request was denied, and
-// [ratelimit.ErrInvalidOption] unless the Decision is of [FromContext].
+// It returns the limiter's error, [ratelimit.ErrInvalidN] if the request was denied, and
+// [ratelimit.ErrInvalidOption] unless the Decision comes from [FromContext].
 func (d Decision) Refund(ctx context.Context) error {
 	if d.charge == nil {
-		return guard.Invalid("Refund: only a Decision of FromContext knows its charge")
+		return guard.Invalid("Refund: only a Decision returned by FromContext can be refunded")
 	}
 	return d.charge.refund(ctx, d.Key, &d.Result)
 }
 
-// Slot returns what the request holds of a limiter that counts slots (package inflight), such as to
-// settle its tokens, or to see whether it is lost. It is nil if the request holds none, and unless
-// the Decision is of [FromContext]. A handler may give it back before it returns.
+// Slot returns the slot that the request holds if the limiter counts slots (package inflight), for
+// example to settle its tokens or to see whether it is lost. It is nil if the request holds no
+// slot, and unless the Decision comes from [FromContext]. A handler may release the slot before it
+// returns.
 func (d Decision) Slot() *inflight.Slot {
 	if d.charge == nil {
 		return nil
@@ -70,8 +71,9 @@ func (d Decision) Slot() *inflight.Slot {
 	return d.charge.Slot
 }
 
-// FromContext returns the decision on the request whose context ctx is. It is false unless
-// the middleware was made [WithContext]. Of several middlewares it is the innermost one's.
+// FromContext returns the decision on the request that ctx belongs to. It returns false unless the
+// middleware was made with [WithContext]. If middlewares are nested, the decision is that of the
+// innermost one.
 func FromContext(ctx context.Context) (Decision, bool) {
 	d, ok := ctx.Value(decisionKey{}).(*Decision)
 	if !ok {
@@ -82,7 +84,7 @@ func FromContext(ctx context.Context) (Decision, bool) {
 
 type decisionKey struct{}
 
-// decisionContext carries a Decision at the price of one allocation.
+// decisionContext carries a Decision with a single allocation.
 type decisionContext struct {
 	context.Context
 	decision Decision

@@ -23,7 +23,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// Each client, by its address, can do two requests an hour.
+// Each client, identified by its address, can make two requests per hour.
 func Example() {
 	mem := ratelimit.Must(memstore.New()) // or redisstore.New(client)
 	perClient := ratelimit.Must(httplimit.LimitByIP(mem, "web", ratelimit.PerHour(2)))
@@ -51,7 +51,7 @@ func ExampleLimitByIP() {
 	http.Handle("/", limit(page))
 }
 
-// Any limiter will do: here one that refills all the time, with a burst of two.
+// Any limiter can be used. This one refills continuously, and has a burst of two.
 func ExampleMiddleware() {
 	mem := ratelimit.Must(memstore.New())
 	limit := ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 2}
@@ -69,9 +69,9 @@ func ExampleMiddleware() {
 	// 429 left: 0 "web";q=2;w=720
 }
 
-// login is what a middleware before the limit's puts into the context, once it has checked
-// who the user is. A name that the client only claims, such as that of an unchecked
-// Request.BasicAuth, would let it spend the limits of others, or have any number of its own.
+// login returns the user whom an earlier middleware has authenticated and put into the context. A
+// name that the client only claims, such as that of an unchecked Request.BasicAuth, would let it
+// spend the limits of others, or have any number of its own.
 type login struct{}
 
 func currentUser(r *http.Request) string {
@@ -79,9 +79,9 @@ func currentUser(r *http.Request) string {
 	return user
 }
 
-// A proxy with a limit of its own, in front of a backend that limits too. A ReverseProxy adds
-// the backend's fields to those that are there, so that clients would read two limits. Of the
-// backend's refusals Retry-After stays.
+// A proxy with its own limit is in front of a backend that limits too. A ReverseProxy adds the
+// backend's fields to those of the proxy, so that clients would read two limits. Of the backend's
+// refusals, only Retry-After is kept.
 func ExampleMiddleware_reverseProxy() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -116,8 +116,8 @@ func ExampleMiddleware_reverseProxy() {
 	// Output: 404 ["proxy";q=10;w=3600] [10]
 }
 
-// Scripts of another origin (CORS) read the limits, and a refusal too. The handler for it is
-// around the middleware, so that preflights are not counted.
+// Scripts of another origin (CORS) can read the limits, and refusals too. The CORS handler is
+// outside the middleware, so that preflight requests are not counted.
 func ExampleMiddleware_crossOrigin() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -155,8 +155,8 @@ func ExampleMiddleware_crossOrigin() {
 	// GET 429 https://app.example.com ["api";q=1;w=3600]
 }
 
-// Behind a load balancer whose network is 10.0.0.7 a client is known by its API key,
-// by its login or else by its address, and each has its own limit.
+// Behind a load balancer at 10.0.0.7, a client is identified by its API key, by its login, or else
+// by its address. Each has its own limit.
 func ExampleFirst() {
 	issued := map[string]bool{"secret-of-acme": true}
 	key := httplimit.First(
@@ -182,8 +182,8 @@ func ExampleFirst() {
 	// apikey:x-api-key:o1CqNLr-tUMlRM7QTKQ0OypG0jnOuPD0up5xp9MH_rI <nil>
 }
 
-// A host has 2 requests an hour and its network, a /24 or a /48, has 3. Both are decided at once:
-// who is denied by one has spent nothing of the other.
+// A host can make 2 requests per hour, and its network, a /24 or a /48, can make 3. Both are
+// decided together: a request that one limit denies is not charged to the other.
 func ExampleMiddleware_hostAndNetwork() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -230,7 +230,7 @@ func ExampleMiddleware_hostAndNetwork() {
 	// 198.51.100.1 404 left: 1
 }
 
-// Each route has a limit of its own, and those who pay have more of the first.
+// Each route has its own limit, and paying users have a higher limit on the first route.
 func ExampleWithKey_routesAndTiers() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -279,8 +279,8 @@ func ExampleWithKey_routesAndTiers() {
 	// /healthz bob has []
 }
 
-// Users are limited by their names, and a network is denied to all users. The
-// server is behind a load balancer in 10.0.0.7.
+// Users are limited by their names, and all users from one network are denied. The server is behind
+// a load balancer in 10.0.0.7.
 func ExampleWithClientAddr() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -316,7 +316,7 @@ func ExampleWithClientAddr() {
 	// 2001:db8::1 403 []
 }
 
-// The tiers of API keys are kept by their hashes, which are the keys of the limiter.
+// The tiers of API keys are stored by the hashes of the keys, which are the keys of the limiter.
 func ExampleHashedAPIKey() {
 	issued := map[string]string{"secret-of-acme": "paying", "secret-of-ann": "free"} // tiers
 	tiers := make(map[string]string)
@@ -354,7 +354,8 @@ func ExampleHashedAPIKey() {
 	// invented "api";q=10;w=3600
 }
 
-// What an answer costs is known at its end, and so is what is left. It follows the body.
+// The cost of a response, and what is left after it, are known only at its end. They follow the
+// body in a trailer.
 func ExampleSetHeaders() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -397,7 +398,7 @@ func ExampleSetHeaders() {
 	// "tokens";q=3600;w=3600 "tokens";r=3587;t=13
 }
 
-// A request over the limit gets the last answer again, if there is one.
+// A request over the limit gets the previous response again, if there is one.
 func ExampleWithDeniedHandler() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -440,7 +441,7 @@ func ExampleWithDeniedHandler() {
 	// 429 application/problem+json
 }
 
-// Only failed logins count: ten an hour from one address.
+// Only failed logins count, ten per hour from one address.
 func ExampleWithRefund() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -474,7 +475,7 @@ func ExampleWithRefund() {
 	// 401 8 <nil>
 }
 
-// The handler knows that the password is right, so it gives the charge back itself.
+// The handler knows that the password is correct, so it refunds the charge itself.
 func ExampleDecision_Refund() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -513,7 +514,7 @@ func ExampleDecision_Refund() {
 	// 303 8 <nil>
 }
 
-// What the limit said is in the context of the request.
+// The decision of the limit is in the context of the request.
 func ExampleFromContext() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -532,8 +533,8 @@ func ExampleFromContext() {
 	// Output: true api 192.0.2.1 99 true
 }
 
-// Our calls keep to the ten a second that a supplier allows, and to what its answers
-// say.
+// Calls stay within the ten per second that a supplier allows, and wait when its responses ask for
+// that.
 func ExampleNewTransport() {
 	supplier := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "30")
@@ -568,7 +569,8 @@ func ExampleNewTransport() {
 	// true
 }
 
-// The server reports with the second answer that nothing is left, so the third request is not sent, and not refused.
+// The server reports with the second response that nothing is left, so the third request is not
+// sent, and not refused.
 func ExampleWithRemaining() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -614,7 +616,7 @@ func ExampleWithRemaining() {
 	// not sent
 }
 
-// Other libraries count each path for itself. Route counts those of one pattern together.
+// Other libraries count each path separately. Route counts all paths of one pattern together.
 func ExamplePath() {
 	mem, err := memstore.New()
 	if err != nil {

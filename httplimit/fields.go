@@ -5,30 +5,31 @@ import (
 	"strings"
 )
 
-// maxFields is how many fields an answer has at most: three legacy ones, four of draft 6,
-// one of draft 7, Retry-After, Cache-Control and Content-Type.
-const maxFields = 11
+// usualFields is the largest number of fields in a response of this package: three legacy ones, four
+// of draft 6, one of draft 7, Retry-After, Cache-Control and Content-Type.
+const usualFields = 11
 
-// fields collects the header fields of an answer. Their values become parts of one
-// text, and their slices of one array, both cut from a supply. They are kept on the
-// stack, where writing them needs no write barrier, all but the text.
+// fields collects the header fields of a response. Their values become parts of one text, and their
+// slices parts of one array, both cut from a supply. All of it except the text is on the stack,
+// where writing needs no write barrier.
 type fields struct {
 	text []byte
 	n    int
-	left numeral     // how many requests
-	wait numeral     // how many seconds
-	only *policyText // of the policy, if there is one
-	list [maxFields]field
+	left numeral     // number of requests left
+	wait numeral     // number of seconds
+	only *policyText // of the policy, if there is exactly one
+	list [usualFields]field
+	more []field // beyond the list
 }
 
-// numeral is where a number stands in a text already: copying it is cheaper than to
-// format it again.
+// numeral is the place of a number in a text, because copying it is cheaper than formatting it
+// again.
 type numeral struct {
 	n          int64
-	start, end int // none if these are the same
+	start, end int // equal if there is none
 }
 
-// repeated appends n, which m may be.
+// repeated appends n, and copies it from m if that is the same number.
 func (f *fields) repeated(m *numeral, n int64) {
 	if m.n == n && m.start < m.end {
 		f.text = append(f.text, f.text[m.start:m.end]...)
@@ -39,33 +40,43 @@ func (f *fields) repeated(m *numeral, n int64) {
 	m.end = len(f.text)
 }
 
-// field is a name in canonical form, and its value, or where that ends in the text,
-// which begins where the last one ends.
+// field is a name in canonical form with its value, or the end of that value in the text. The value
+// begins where the previous one ends.
 type field struct {
 	name  string
 	value string // "" if it is in the text
 	end   int
 }
 
-// begin is where the field begins whose value is being appended to text.
+// begin returns where the value that is being appended to text begins.
 func (f *fields) begin() int {
 	if f.n == 0 {
 		return 0
 	}
-	return f.list[f.n-1].end
+	return f.at(f.n - 1).end
 }
 
-// end ends the value of the field name. A field without a value is removed: what another middleware has
-// said in it is of another limit.
+// at returns field i.
+func (f *fields) at(i int) *field {
+	if i < usualFields {
+		return &f.list[i]
+	}
+	return &f.more[i-usualFields]
+}
+
+// end ends the value of the field name. A field without a value is removed, because if another
+// middleware has set it, it describes another limit.
 func (f *fields) end(name string) { f.add(name, "") }
 
-// add adds the field name with a value that is known, or "" if that is in the text.
+// add adds the field name with a known value, or "" if the value is in the text.
 func (f *fields) add(name, value string) {
-	f.list[f.n] = field{name, value, len(f.text)}
-	f.n++
+	if f.n++; f.n > usualFields {
+		f.more = append(f.more, field{})
+	}
+	*f.at(f.n - 1) = field{name, value, len(f.text)}
 }
 
-// set puts all into h, in place of fields of the same names.
+// set puts all fields into h and replaces fields with the same names.
 func (f *fields) set(h http.Header, from *supply) {
 	if f.n == 0 {
 		return
@@ -73,7 +84,7 @@ func (f *fields) set(h http.Header, from *supply) {
 	text, start := from.text(f.text), 0
 	values := from.values(f.n)
 	for i := range values {
-		field := &f.list[i]
+		field := f.at(i)
 		if values[i] = field.value; values[i] == "" {
 			values[i] = text[start:field.end]
 		}
@@ -86,22 +97,21 @@ func (f *fields) set(h http.Header, from *supply) {
 	}
 }
 
-// The size of a supply is how much memory an answer can hold that outlives others, such
-// as that of a connection taken over: 1 KiB of values, and texts of 2 KiB that these
-// point to.
+// The sizes of a supply bound the memory that a long-lived response, such as a connection that was
+// taken over, can keep alive: 1 KiB of values, and the 2 KiB of text that they point to.
 const (
-	textSupply  = 2048 // bytes, of some 40 answers
-	valueSupply = 64   // of some 12 answers
+	textSupply  = 2048 // bytes, for about 40 responses
+	valueSupply = 64   // for about 12 responses
 )
 
-// supply has header values for several answers in one allocation. Nothing of it is given
-// out twice: what an answer gets belongs to it, and a handler may change it.
+// supply has header values for several responses in one allocation. Nothing in it is used twice:
+// the values belong to the response, and a handler may change them.
 type supply struct {
 	texts strings.Builder
 	slots []string
 }
 
-// text is b as a string.
+// text returns b as a string.
 func (s *supply) text(b []byte) string {
 	if s.texts.Cap()-s.texts.Len() < len(b) {
 		s.texts.Reset()
@@ -112,7 +122,7 @@ func (s *supply) text(b []byte) string {
 	return s.texts.String()[start:]
 }
 
-// values are n empty values.
+// values returns n empty values.
 func (s *supply) values(n int) []string {
 	if len(s.slots) < n {
 		s.slots = make([]string, valueSupply)

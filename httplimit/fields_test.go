@@ -41,3 +41,15 @@ func TestTheFieldsOfAnAnswerAreItsOwnAndStay(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 }
+
+func TestAnAnswerMayHaveMoreFieldsThanUsual(t *testing.T) {
+	f, want := fields{}, http.Header{}
+	for i := range 3 * usualFields {
+		name := "Field-" + strconv.Itoa(i)
+		f.number(name, int64(i))
+		want[name] = []string{strconv.Itoa(i)}
+	}
+	got := http.Header{}
+	f.set(got, new(supply))
+	require.Equal(t, want, got)
+}

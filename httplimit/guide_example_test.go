@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// perHour is a limiter in memory.
+// perHour returns a limiter in memory.
 func perHour(n int) ratelimit.Limiter {
 	mem, err := memstore.New()
 	if err != nil {
@@ -42,9 +42,8 @@ func show(handler http.Handler, requests ...*http.Request) {
 
 var page = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 
-// Behind trusted proxies the client's address is in X-Forwarded-For. What a client writes
-// there itself does not count: it is read from the right, up to the first address that is no
-// proxy's.
+// Behind trusted proxies, the client's address is in X-Forwarded-For. A client cannot forge it,
+// because the field is read from the right, up to the first address that is not a proxy's.
 func ExampleClientIP_trustedProxies() {
 	limit := httplimit.Middleware(perHour(1), httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.7"})))
 	from := func(forwarded string) *http.Request {
@@ -57,7 +56,7 @@ func ExampleClientIP_trustedProxies() {
 	// Output: 200 200 429
 }
 
-// Each client has two requests under way at once. More of them are told to come back in 5 s.
+// Each client can have two requests in progress. Further requests are told to come back in 5 s.
 func ExampleWithSlotRetryAfter() {
 	store := ratelimit.Must(memstore.New()) // or a redisstore.Store, for several processes
 	atOnce := ratelimit.Must(inflight.New(store, 2, time.Minute, ratelimit.WithName("at_once")))
@@ -65,7 +64,7 @@ func ExampleWithSlotRetryAfter() {
 
 	var server http.Handler
 	server = limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		second, _, _ := inflight.Hold(r.Context(), atOnce, "192.0.2.1", 1) // as another request does
+		second, _, _ := inflight.Hold(r.Context(), atOnce, "192.0.2.1", 1) // like another request
 		defer second.Release()
 		third := httptest.NewRecorder()
 		server.ServeHTTP(third, r)
@@ -77,7 +76,8 @@ func ExampleWithSlotRetryAfter() {
 	// 200
 }
 
-// At most 8 requests run at once, 100 more wait for up to 5 s, and the rest is refused at once.
+// At most 8 requests run at the same time, 100 more wait for up to 5 s, and all others are refused
+// immediately.
 func ExampleWithSlots_waiting() {
 	store := ratelimit.Must(memstore.New()) // or a redisstore.Store, for several processes
 	atOnce, err := inflight.New(store, 8, time.Minute, ratelimit.WithName("at_once"))
@@ -90,7 +90,7 @@ func ExampleWithSlots_waiting() {
 		httplimit.WithSlotRetryAfter(5*time.Second))
 
 	slots := make([]*inflight.Slot, 8)
-	for i := range slots { // as requests that are under way
+	for i := range slots { // like requests in progress
 		slots[i], _, _ = inflight.Hold(context.Background(), atOnce, "global", 1)
 	}
 	time.AfterFunc(10*time.Millisecond, slots[0].Release)
@@ -98,15 +98,16 @@ func ExampleWithSlots_waiting() {
 	// Output: 200
 }
 
-// estimate is the tokens that a prompt and its answer usually take. The handler reads the body again.
+// estimate returns how many tokens a prompt and its answer usually take. The handler reads the body
+// again.
 func estimate(r *http.Request) int {
 	prompt, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20))
 	r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(prompt), r.Body))
 	return 500 + len(prompt)/4
 }
 
-// Requests a minute, tokens a minute, and requests at once: a request is charged an estimate of its
-// tokens, holds a slot, and settles what it has used.
+// Requests per minute, tokens per minute, and concurrent requests are decided together. A request
+// is charged an estimate of its tokens, holds a slot, and settles the tokens that it has used.
 func ExampleDecision_Slot() {
 	store := ratelimit.Must(memstore.New()) // or a redisstore.Store, for several processes
 	requests := ratelimit.Must(ratelimit.NewTokenBucket(store, ratelimit.PerMinute(60), ratelimit.WithName("requests"), ratelimit.CountCalls()))
@@ -136,8 +137,7 @@ func ExampleDecision_Slot() {
 	// 200
 }
 
-// Each API key that has been issued has a limit of its own. The key itself is hashed before
-// it is stored.
+// Each issued API key has its own limit. The key is hashed before it is stored.
 func ExampleAPIKey() {
 	issued := map[string]bool{"key-of-ann": true, "key-of-bob": true}
 	key := httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] }))
@@ -151,8 +151,8 @@ func ExampleAPIKey() {
 	// Output: 200 429 200 400
 }
 
-// Each route has a limit for each client. The middleware goes around handlers of the mux,
-// since the mux finds the route.
+// Each route has a limit per client. The middleware wraps handlers of the mux, because the mux
+// finds the route.
 func ExampleRoute() {
 	limit := httplimit.Middleware(perHour(1),
 		httplimit.WithKey(httplimit.Combined(httplimit.Route(), httplimit.PeerIP())))
@@ -164,7 +164,7 @@ func ExampleRoute() {
 	// Output: 200 429 200
 }
 
-// An upload costs one event for each KiB.
+// An upload costs one event per KiB.
 func ExampleWithCost() {
 	limit := httplimit.Middleware(perHour(10), httplimit.WithCost(func(r *http.Request) int {
 		return 1 + int(max(0, r.ContentLength)/1024)
@@ -186,8 +186,8 @@ func ExampleWithSkip() {
 	// Output: 200 200 200 429
 }
 
-// Two requests a second to each host, and five to all hosts together. With a Burst of 1 each
-// bucket sends at even distances, also inside of an All.
+// Two requests per second to each host, and five to all hosts together. With a Burst of 1, each
+// bucket sends at even intervals, even inside an All.
 func ExampleNewTransport_perHostAndInAll() {
 	store, err := memstore.New()
 	if err != nil {

@@ -9,22 +9,24 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
-// HeaderStyle is a way to report limits in the header of each answer. All styles say how
-// many requests are left, and the seconds until the key's state is fully reset. If none is left,
-// these are the seconds until the next one is, where the limiter says so: the fixed window
-// and the buckets do. In a refusal they are the seconds until the same request would be
-// admitted. They are rounded up, and left out if no waiting helps. A refusal has them of the limits
-// that deny: waiting for another one is not needed.
+// HeaderStyle is a way to report limits in the header of each response. All styles report how many
+// requests are left, and a time in seconds, rounded up:
 //
-// Events that no limit has counted are not reported, such as those that a list lets through or
-// an outage. Neither is a denial by a list, nor the limit [ratelimit.Unlimited].
+//   - If requests are left, it is the time until the key's state is fully reset.
+//   - If none is left, it is the time until the next one is, if the limiter knows it. The fixed
+//     window and the buckets do.
+//   - In a refusal, it is the time until the same request would be admitted. Only the limits that
+//     deny have it, and it is left out if waiting will not help.
 //
-// Of several limits Draft10 reports each. The other styles have room for one: the one that
-// denied longest or, of an admission, the one with the least left.
+// Events that no limit counts are not reported, such as those that a list or an outage lets
+// through. Neither are denials by a list, nor the limit [ratelimit.Unlimited].
+//
+// With several limits, Draft10 reports each of them. The other styles have room for one: the limit
+// that denies longest or, for an admission, the one with the fewest events left.
 type HeaderStyle uint8
 
-// The header styles. Draft10 excludes Draft6 and Draft7, whose fields have the same names
-// and another syntax.
+// The header styles. Draft10 cannot be combined with Draft6 and Draft7, whose fields have the same
+// names and another syntax.
 const (
 	// Legacy is X-RateLimit-Limit, X-RateLimit-Remaining, and X-RateLimit-Reset in
 	// Unix seconds.
@@ -45,11 +47,11 @@ const (
 	withPolicies  = Draft10 | Draft7 | Draft6
 )
 
-// SetHeaders sets the fields of h that the middleware writes of d, in these styles or else in
-// [Legacy] and [Draft10]. Those of a denial include Retry-After and Cache-Control. With
-// Draft10 the older drafts are left out.
+// SetHeaders sets the fields in h that the middleware would write for d, in these styles, or in
+// [Legacy] and [Draft10] if there are none. For a denial, they include Retry-After and
+// Cache-Control. Together with Draft10, the older drafts are ignored.
 //
-// It is for handlers without the middleware, for trailers, and for what has changed since, as
+// Use it in handlers without the middleware, for trailers, or if the counts have changed since, as
 // after [ratelimit.Reservation.Settle].
 func SetHeaders(h http.Header, d Decision, styles ...HeaderStyle) {
 	all, chosen := d.report(), HeaderStyle(0)
@@ -168,7 +170,7 @@ func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
 	f.end(rateLimit)
 }
 
-// policies is RateLimit-Policy, an item for each policy.
+// policies adds RateLimit-Policy, with an item for each policy.
 func (f *fields) policies(d *report.Decision, item func(*policyText) string, texts *policyTexts) {
 	for i := range d.Policies {
 		if p := &d.Policies[i]; report.Limits(p) {
@@ -179,7 +181,7 @@ func (f *fields) policies(d *report.Decision, item func(*policyText) string, tex
 	f.end(rateLimitPolicy)
 }
 
-// item appends an item of draft 10, of part of d and its policy, if that is known.
+// item appends an item of draft 10 for part of d, whose policy is p, or nil if that is not known.
 func (f *fields) item(name string, d *report.Decision, part *ratelimit.Result, p *ratelimit.Policy) {
 	f.comma()
 	f.string(name)

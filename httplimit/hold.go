@@ -15,19 +15,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// deferring is a limiter whose slots [handler.holding] gives back by a defer.
+// deferring is a limiter whose slots [handler.holding] releases with a defer.
 type deferring struct {
 	see.Traits
 	ratelimit.Limiter
 }
 
-// holding answers a request that holds a slot, and gives that back.
+// holding answers a request that holds a slot, and releases the slot.
 func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Decision) {
 	w, taken := watch(w, t.Slot)
-	defer func() { // also when the handler panics, which goes on
+	defer func() { // even if the handler panics; the panic continues
 		if taken == nil || !taken.Load() {
 			t.Slot.Release()
-			if !h.InContext && !h.CancelLost { // no handler has the slot
+			if !h.InContext && !h.CancelLost { // then no handler has the slot
 				h.spent.Put(t.Slot)
 			}
 		}
@@ -42,8 +42,8 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 	h.answer(ctx, w, r, key, t, d)
 }
 
-// watch returns w, and whether the connection was taken over, nil if it cannot be. That gives the slot
-// back when it is closed.
+// watch returns w, and whether the connection was taken over, which is nil if it cannot be. A
+// connection that was taken over releases the slot when it is closed.
 func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *atomic.Bool) {
 	if !hijackable(w) {
 		return w, nil
@@ -52,7 +52,7 @@ func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *at
 	return watched(w, t), &t.done
 }
 
-// takeover is that of the connection of a request that holds a slot.
+// takeover watches the connection of a request that holds a slot.
 type takeover struct {
 	slot *inflight.Slot
 	done atomic.Bool
@@ -72,8 +72,8 @@ type conn struct {
 	slot *inflight.Slot
 }
 
-// newConn returns c with the slot, and with CloseWrite if it has that. One that is forgotten gives the
-// slot back: no defer does.
+// newConn returns c with the slot, and with CloseWrite if c has it. If the connection is garbage
+// collected without a Close, the slot is released too, because no defer does it.
 func newConn(c net.Conn, slot *inflight.Slot) net.Conn {
 	held := &conn{c, slot}
 	runtime.AddCleanup(held, (*inflight.Slot).Release, slot)
@@ -88,14 +88,14 @@ func newConn(c net.Conn, slot *inflight.Slot) net.Conn {
 
 type halfCloser interface{ CloseWrite() error }
 
-// Close closes the connection, and gives back the slot.
+// Close closes the connection and releases the slot.
 func (c *conn) Close() error {
 	c.slot.Release()
 	return c.Conn.Close()
 }
 
-// NetConn returns the connection itself, as that of package tls does.
+// NetConn returns the underlying connection, like the method of package tls.
 func (c *conn) NetConn() net.Conn { return c.Conn }
 
-// ReadFrom is the connection's own, if it has one.
+// ReadFrom uses the underlying connection's own method, if it has one.
 func (c *conn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }

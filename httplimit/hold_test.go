@@ -361,7 +361,7 @@ func TestARefundIsNotOfTheSlot(t *testing.T) {
 	require.Nil(t, httplimit.Decision{}.Slot())
 }
 
-// A connection that was taken over has the slot until it is closed, also if the handler panics
+// A connection that was taken over holds the slot until it is closed, even if the handler panics
 // afterwards.
 func TestAHijackedConnectionHoldsItsSlotUntilItIsClosed(t *testing.T) {
 	for name, opts := range map[string][]httplimit.ServerOption{"plain": nil, "with a refund": {httplimit.WithRefund(httplimit.Failed)}} {
@@ -632,7 +632,7 @@ func TestClientsThatHangUpLeaveNothing(t *testing.T) {
 	}
 }
 
-// Who has lost a slot is told, and goes on unless an option says otherwise.
+// A request that has lost its slot is notified, and continues unless an option ends it.
 func TestALostSlotIsTold(t *testing.T) {
 	for i := range 4 {
 		cancels, inContext := i%2 == 1, i > 1
@@ -672,7 +672,8 @@ func TestALostSlotIsTold(t *testing.T) {
 	}
 }
 
-// What fails since its slot is lost fails by the server's fault, and not because a client has gone.
+// A request that fails because its slot is lost fails through the server's fault, and not because
+// its client has disconnected.
 func TestARequestThatEndsWithItsSlotIsGivenBack(t *testing.T) {
 	lost, refund := httplimit.WithCancelLost(), httplimit.WithRefund(httplimit.Failed)
 	for name, wrap := range map[string]func(h http.Handler, l, rate ratelimit.Limiter) http.Handler{
@@ -705,7 +706,7 @@ func TestARequestThatEndsWithItsSlotIsGivenBack(t *testing.T) {
 	}
 }
 
-// What is inside of a limiter may change, such as when a file is loaded again.
+// The limiter inside a wrapper may change, for example when a file is loaded again.
 func TestALimiterThatComesToCountSlotsHoldsThem(t *testing.T) {
 	s := living(t)
 	l := slots(t, s, 1)

@@ -10,16 +10,16 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
-// Errors of key functions, for use with errors.Is. Their texts hold no values.
+// The errors of keys, for use with errors.Is. Their texts contain no values.
 var (
-	// ErrNoIdentity: the request has nothing of what a Key looks for.
+	// ErrNoIdentity means that the request does not have what a Key looks for.
 	ErrNoIdentity = errors.New("httplimit: no identity")
-	// ErrAmbiguousIdentity: the request has several values where a Key looks for one.
+	// ErrAmbiguousIdentity means that the request has several values where a Key looks for one.
 	ErrAmbiguousIdentity = errors.New("httplimit: more than one identity")
 )
 
-// Key says which requests are counted together: those for which it makes the same key.
-// The kind of a Key is part of the key, so that keys of different kinds are never equal:
+// Key determines which requests are counted together: those for which it makes the same key. A key
+// includes the kind of its Key, so that keys of different kinds are never equal:
 //
 //	PeerIP, ClientIP   192.0.2.1 or 2001:db8::/64
 //	APIKey             apikey:x-api-key:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0
@@ -32,54 +32,54 @@ var (
 //	Combined           combined:9:192.0.2.1,8:user:ann,
 //	First              that of the Key that applies
 //
-// Package grpclimit makes the same keys. A limiter behind both counts each client once.
+// Package grpclimit makes the same keys, so a limiter behind both counts each client once.
 //
-// A request whose key is not known is not counted: [WithKeyErrorHandler] answers it. The
-// error is [ErrNoIdentity], [ErrAmbiguousIdentity], one of a function's own, or
-// [ratelimit.ErrInvalidKey] for a key over 64 KiB. A panic is not recovered: nothing is
-// charged, and the server handles it like a panic of the protected handler.
+// A request whose key cannot be determined is not counted, and [WithKeyErrorHandler] answers it.
+// The error is [ErrNoIdentity], [ErrAmbiguousIdentity], one that your function returned, or
+// [ratelimit.ErrInvalidKey] for a key over 64 KiB. A panic in a key function is not recovered:
+// nothing is charged, and the server handles it like a panic of the protected handler.
 //
-// Invalid arguments of a constructor are an error of [New] and [NewTransport], and of each
-// call of [Key.Of]. A Key is safe for concurrent use. The zero Key is invalid.
+// If an argument of a constructor is invalid, [New], [NewTransport] and every call of [Key.Of]
+// return the error. A Key is safe for concurrent use. The zero Key is invalid.
 type Key struct{ key requestKey }
 
 type requestKey = guard.Key[*http.Request]
 
 var maker = &guard.KeyMaker[*http.Request]{None: ErrNoIdentity, Ambiguous: ErrAmbiguousIdentity}
 
-// Of returns the key of r. Its errors are those of the Key, and [ratelimit.ErrInvalidOption]
-// for an invalid one.
+// Of returns the key of r. Its errors are those of the Key, and [ratelimit.ErrInvalidOption] if the
+// Key is invalid.
 func (k Key) Of(r *http.Request) (string, error) { return k.key.Of(r) }
 
-// KeyFunc makes a Key of f. For a request that it does not apply to, f returns
-// [ErrNoIdentity] or wraps it. An empty text is that error too. f must be safe for concurrent use.
+// KeyFunc makes a Key from f. If f does not apply to a request, it returns [ErrNoIdentity] or an
+// error that wraps it. An empty key is that error too. f must be safe for concurrent use.
 //
-// The name is the kind of the keys. Keys with one name are of one kind, whatever made
-// them: KeyFunc("user", f) and [User] count the same users. The name is not empty, has no
-// colon, and is not a hexadecimal number, which IPv6 addresses begin with.
+// name is the kind of the keys. Keys with the same name are of the same kind, even if they are made
+// differently: KeyFunc("user", f) and [User] count the same users. The name must not be empty,
+// contain a colon, or be a hexadecimal number, because IPv6 addresses begin with one.
 //
 // A client that can choose its key freely has as many limits as it likes.
 func KeyFunc(name string, f func(r *http.Request) (string, error)) Key {
 	return Key{maker.Func(name, f)}
 }
 
-// User is the authenticated user that f finds in a session, a token, or the request's
-// context. "" is [ErrNoIdentity]. The name is part of the key as it is, so return an id and
-// no secret. It must have been checked: who can claim to be anybody, as by
-// [http.Request.BasicAuth], spends the limits of others, or has any number of its own. f must
-// be safe for concurrent use.
+// User identifies clients by the authenticated user that f finds in a session, a token, or the
+// request's context. If f returns "", the error is [ErrNoIdentity]. The name becomes part of the
+// key as it is, so return an ID and not a secret. It must be authenticated: if clients can claim
+// any name, as with [http.Request.BasicAuth], they can spend the limits of others, or have any
+// number of their own. f must be safe for concurrent use.
 func User(f func(r *http.Request) string) Key { return Key{maker.User(f)} }
 
 var errNoPattern = fmt.Errorf("%w: no pattern has matched: put the middleware around handlers, not around the mux", ErrNoIdentity)
 
-// Route is the pattern of [http.ServeMux] that the request matched, such as
-// "GET /users/{id}". Other routers that set [http.Request.Pattern] will do. Of muxes inside each
-// other it is the innermost one's: patterns that are equal in two of them are one Route.
+// Route counts requests by the pattern of [http.ServeMux] that they matched, such as "GET
+// /users/{id}". Other routers that set [http.Request.Pattern] work too. If muxes are nested, the
+// pattern of the innermost one counts, and equal patterns of two muxes are one Route.
 //
-// The mux sets the pattern, so put the middleware around handlers of the mux, not around
-// the mux. Without a pattern the error is [ErrNoIdentity], and the first time the server's
-// ErrorLog says why. Alone, Route limits each route for all clients together; with
-// [Combined], for each client.
+// The mux sets the pattern, so put the middleware around the mux's handlers, not around the mux.
+// Without a pattern the error is [ErrNoIdentity], and the first time, the server's ErrorLog has the
+// reason. Alone, Route limits each route for all clients together; with [Combined], for each
+// client.
 func Route() Key {
 	var outside notice
 	return Key{requestKey{Kind: "route:", Make: func(r *http.Request) (string, error) {
@@ -91,8 +91,8 @@ func Route() Key {
 	}}}
 }
 
-// Method is the request's method. Methods that net/http does not define are all "other",
-// since a client can invent any number of them.
+// Method counts requests by their method. All methods that net/http does not define are "other",
+// because a client can invent any number of them.
 func Method() Key {
 	return Key{requestKey{Kind: "method:", Make: func(r *http.Request) (string, error) {
 		switch r.Method {
@@ -106,14 +106,14 @@ func Method() Key {
 	}}}
 }
 
-// Path is the path of the request's URL in one form, so that a client cannot spell it in another way to
-// be counted anew: slashes in a row are one slash, and "." and ".." are resolved, after decoding
-// what is percent-encoded. That is how nginx chooses a location. So "//login", "/./login",
-// "/x/../login" and "/%6Cogin" are "/login". Letter case, a slash at the end and parameters such as
-// ";a=1" stay, and the query is no part of it.
+// Path counts requests by the path of their URL in a canonical form, so that a client cannot get a
+// new limit by spelling it differently. Percent-encoding is decoded, repeated slashes become one,
+// and "." and ".." are resolved, as nginx does to choose a location. For example, "//login",
+// "/./login", "/x/../login" and "/%6Cogin" all become "/login". Letter case, a slash at the end,
+// and parameters such as ";a=1" are kept. The query is ignored.
 //
-// A client can ask for any number of paths, and each has a limit of its own. So combine it with the
-// address by [Combined], or use [Route].
+// A client can request any number of paths, and each has its own limit. Combine Path with the
+// client's address ([Combined]), or use [Route].
 func Path() Key {
 	return Key{requestKey{Kind: "path:", Make: func(r *http.Request) (string, error) {
 		if r.URL == nil {
@@ -135,23 +135,24 @@ func cleanPath(p string) string {
 	return clean
 }
 
-// Global is one key for all requests.
+// Global is the same key for all requests.
 func Global() Key { return Key{maker.Global()} }
 
-// Combined is the combination of keys in their order, such as each route of each user. It
-// makes netstrings of them, so that two combinations are never equal. The first error of
-// one of them is the error of the combination. There must be at least one.
+// Combined combines keys in their order, for example to limit each route for each user. It encodes
+// them as netstrings, so that two combinations are never equal. If one of the keys has an error,
+// the first error is returned. There must be at least one key.
 func Combined(keys ...Key) Key { return Key{maker.Combined(inside("Combined", keys))} }
 
-// First is the first of keys that applies, such as
+// First uses the first of keys that applies, such as
 //
 //	First(APIKey("X-API-Key", KnownKeys(issued)), User(login), PeerIP())
 //
-// A Key applies unless its error is [ErrNoIdentity]. Another error ends the search: a
-// client that cannot be identified now is not somebody else. There must be at least one.
+// A Key applies unless its error is [ErrNoIdentity]. Any other error ends the search, because a
+// client that cannot be identified now must not be counted as somebody else. There must be at least
+// one key.
 func First(keys ...Key) Key { return Key{maker.First(inside("First", keys))} }
 
-// inside returns what is inside of the arguments of a constructor.
+// inside returns the underlying keys of the arguments of a constructor.
 func inside(constructor string, keys []Key) ([]requestKey, error) {
 	return guard.Checked(constructor, keys, func(k Key) requestKey { return k.key })
 }

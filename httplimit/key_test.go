@@ -62,7 +62,7 @@ func TestInventedMethodsAreOneMethod(t *testing.T) {
 	}
 }
 
-// What a handler may take for one path has one count. Other paths have their own.
+// All spellings that a handler may treat as one path have one count. Other paths have their own.
 func TestOtherSpellingsOfAPathAreOnePath(t *testing.T) {
 	for want, targets := range map[string][]string{
 		"/login": {
@@ -95,7 +95,7 @@ func TestOtherSpellingsOfAPathAreOnePath(t *testing.T) {
 	require.Equal(t, map[int]int{200: 3, 429: 3}, codes)
 }
 
-// Of a mux the spellings of a path are redirected, which no handler answers, or count as one route.
+// A mux redirects other spellings of a path, or matches them with the same route.
 func TestOtherSpellingsOfAPathAreOneRoute(t *testing.T) {
 	served := 0
 	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })

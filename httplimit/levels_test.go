@@ -207,8 +207,8 @@ func TestThePolicyOfALocalShareHasItsWindow(t *testing.T) {
 	}
 }
 
-// What is more than a share of a limit may have room when the store is back, and the next probe tells:
-// so says each field, whatever the limit stands beside.
+// A request for more than a local share may have room when the store is back, and the next probe
+// will show. Each field says so, whatever other limits there are.
 func TestMoreThanALocalShareIsToComeBack(t *testing.T) {
 	tokens := ratelimit.Must(ratelimit.NewTokenBucket(unreachableStore{}, ratelimit.PerMinute(20), ratelimit.WithName("tokens")))
 	calls := ratelimit.Must(ratelimit.NewFixedWindow(unreachableStore{}, ratelimit.PerMinute(20), ratelimit.CountCalls(), ratelimit.WithName("calls")))

@@ -197,7 +197,8 @@ func TestAnAddressThatWasSaidOverridesOneThatIsFound(t *testing.T) {
 	}
 }
 
-// Of two middlewares each has the address that it finds, and a handler has the inner one's.
+// If two middlewares are nested, each uses the address that it finds, and the handler gets that of
+// the inner one.
 func TestMiddlewaresAroundEachOtherHaveTheirOwnAddresses(t *testing.T) {
 	both := func(outer, inner []httplimit.ServerOption, outerDeny, innerDeny string) *httptest.Server {
 		in := protect(t, listed(t, accesslist.Lists{Deny: list(t, innerDeny)}), inner...)

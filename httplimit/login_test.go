@@ -112,7 +112,8 @@ func onBothStores(t *testing.T, name string, f func(t *testing.T, s store.Store,
 // by are options of the ban: who is banned.
 var by = map[string][]ratelimit.Option{"the user": nil, "the address": {ratelimit.WithKeyFunc(addressOf)}}
 
-// Of 30 users of one address who log in at once ten are denied by its limit, and nobody is banned.
+// If 30 users of one address log in at the same time, ten are denied by its limit, and nobody is
+// banned.
 func TestNoRightPasswordOfAnOfficeBeginsABan(t *testing.T) {
 	for name, opts := range by {
 		onBothStores(t, name, func(t *testing.T, s store.Store, _ *ratelimittest.Clock) {
@@ -164,7 +165,8 @@ func TestTheTenthWrongPasswordBeginsABan(t *testing.T) {
 	}
 }
 
-// Of 60 guesses at once five are heard, and each of these is a strike, also if the client has gone.
+// Of 60 concurrent guesses, five are checked, and each of these is a strike, even if the client has
+// disconnected.
 func TestEachGuessThatIsHeardIsAStrike(t *testing.T) {
 	onBothStores(t, "the user", func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		var heard func()

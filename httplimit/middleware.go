@@ -1,5 +1,5 @@
-// Package httplimit keeps the requests of an HTTP server, and those that a client makes,
-// within the limits of a [ratelimit.Limiter]:
+// Package httplimit limits the requests that an HTTP server accepts or a client sends, with a
+// [ratelimit.Limiter]:
 //
 //	mem := ratelimit.Must(memstore.New())
 //	perClient := ratelimit.Must(httplimit.LimitByIP(mem, "api", ratelimit.PerMinute(100)))
@@ -7,23 +7,24 @@
 //	mux.HandleFunc("GET /search", search)
 //	log.Fatal(http.ListenAndServe(":8080", perClient(mux)))
 //
-// Each client, by its address, can do 100 requests a minute here. Each answer reports how
-// many are left. The 101st request gets status 429 and is told when to come back.
+// Here, each client, identified by its address, can make 100 requests per minute. Each response
+// reports how many are left. The 101st request gets status 429 and is told when to come back.
 //
-// A [Key] says which requests are counted together. Behind a proxy use [ClientIP], or all
-// clients share the limit of the proxy. Keys are never reported to clients.
+// A [Key] determines which requests are counted together. Behind a proxy, use [ClientIP]; otherwise
+// all clients share the limit of the proxy. Keys are never shown to clients.
 //
-// For several limits at once use one limiter of them, such as a [ratelimit.All]. It charges a
-// request to all or none, and the answer reports each. Of two middlewares around each
-// other only the inner one's fields are seen. A [net/http/httputil.ReverseProxy] behind the
-// middleware adds those of a backend that limits too: an example removes them.
+// For several limits at the same time, use a limiter that combines them, such as a [ratelimit.All].
+// It charges a request to all limits or to none, and the response reports each. If you nest two
+// middlewares instead, only the fields of the inner one are visible. If a
+// [net/http/httputil.ReverseProxy] behind the middleware talks to a backend that limits too, the
+// backend's fields are added; an example removes them.
 //
-// What answers browsers of other origins (CORS) goes around the middleware, or else their
-// scripts cannot read a refusal, and each preflight is counted. Scripts read only the fields that
+// Put your CORS handler outside the middleware. Otherwise, scripts from other origins cannot read a
+// refusal, and each preflight request is counted. Scripts can read only the fields that
 // Access-Control-Expose-Headers names.
 //
-// A client of somebody else's service waits for its turn: see [Transport]. Package
-// grpclimit is the same for gRPC, and makes the same keys.
+// A client of somebody else's service should wait until it may send: see [Transport]. Package
+// grpclimit does the same for gRPC, and makes the same keys.
 package httplimit
 
 import (
@@ -41,40 +42,40 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Middleware returns a function that puts l in front of a handler. A request that l denies
-// does not reach the handler. The answer is
+// Middleware returns a function that wraps a handler with l. A request that l denies does not reach
+// the handler. The response is
 //
-//   - 429 with a problem of RFC 9457, which names the policies that denied
-//     ([ratelimit.PolicyAppender]), and Retry-After. If no waiting helps, its detail says so, and
-//     there is no Retry-After. Its type is quota-exceeded or, of a [ratelimit.Ban], abnormal-usage-detected;
-//   - 403 with a problem and no such field if a list denies ([ratelimit.SourceList]);
-//   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
-//   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
-//     otherwise what [WriteError] says;
-//   - 499, for logs, if the client has gone meanwhile.
+//   - 429 with an RFC 9457 problem that names the policies that denied
+//     ([ratelimit.PolicyAppender]), and Retry-After. If waiting will not help, its detail says so,
+//     and there is no Retry-After. Its type is quota-exceeded, or abnormal-usage-detected for a
+//     [ratelimit.Ban].
+//   - 403 with a problem, without Retry-After, if a list denies ([ratelimit.SourceList])
+//   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed])
+//   - that of [WithKeyErrorHandler] or [WithErrorHandler] if there is no decision; the default is
+//     [WriteError]
+//   - 499, for logs, if the client has disconnected
 //
-// An invalid argument, such as a nil limiter, makes the middleware answer 500 to each
-// request. The first time, the server's ErrorLog says why. [New] returns the error of an argument.
-// Where the limiter has an error, and no handler of yours answers, the log says so once a minute.
+// If an argument is invalid, such as a nil limiter, the middleware answers every request with 500,
+// and the server's ErrorLog has the reason once. [New] returns that error instead. Errors of the
+// limiter that no handler of yours answers are logged once per minute.
 //
-// The limiter gets a context with the address of the client (package clientaddr), which the Key
-// or [WithClientAddr] finds when it is asked for. The five types without a limit function, and
-// an All of such, never ask, and get the context of the request.
+// The limiter's context has the client's address (package clientaddr), found by the Key or
+// [WithClientAddr]. The built-in algorithms without a limit function, and an All of them, do not
+// need it.
 //
-// Without [WithRefund] and [WithContext] a request costs the limiter's decision, and two
-// allocations for that context if it is needed. A key that is no IPv4 address costs another. So
-// do the header fields, in one of ten requests. Whoever keeps a header keeps some 5 KiB. A
-// limit function is asked once ([ratelimit.KeepLimits]). Nothing grows, and there is nothing to close.
+// Without [WithRefund] and [WithContext], a request costs the limiter's decision and at most four
+// allocations: two for that context if it is needed, one for a key that is not an IPv4 address, and
+// one, in every tenth request, for header fields. A limit function is called once per request
+// ([ratelimit.KeepLimits]). There is nothing to close.
 //
-// If l counts slots (package inflight), alone or beside rates, a request holds one until its handler
-// is done, whether it returns or panics. A connection that the handler takes over holds it until it
-// is closed. An adaptor that runs its handlers after the middleware, as fiber's does, gives slots back too
-// early: docs/http.md has another. So does an [http.TimeoutHandler] inside the middleware: put it
-// around. Retry-After of a denial by slots alone is a second ([WithSlotRetryAfter]). A request that has
-// a slot and a body costs some 15 allocations more.
+// If l counts slots (package inflight), alone or with rates, a request holds a slot until its
+// handler returns or panics. If the handler takes over the connection, it holds the slot until that
+// is closed. Put an [http.TimeoutHandler] outside the middleware; inside, it releases slots too
+// early, as fiber's adaptor does (see docs/http.md). A request with a slot and a body costs about
+// 15 more allocations.
 //
-// The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
-// is to hold requests back.
+// Middleware does not wait for the Delay of a leaky bucket. To hold requests back, wrap the limiter
+// in a throttle.Waiter.
 func Middleware(l ratelimit.Limiter, opts ...ServerOption) func(http.Handler) http.Handler {
 	wrap, err := New(l, opts...)
 	if err != nil {
@@ -83,16 +84,16 @@ func Middleware(l ratelimit.Limiter, opts ...ServerOption) func(http.Handler) ht
 	return wrap
 }
 
-// LimitByIP returns a middleware that limits each client, by its address, with a token bucket
-// on s:
+// LimitByIP returns a middleware that limits each client, identified by its address, with a token
+// bucket on s:
 //
 //	mem := ratelimit.Must(memstore.New())
 //	...
 //	r.Use(ratelimit.Must(httplimit.LimitByIP(mem, "api", ratelimit.PerMinute(100))))
 //
-// The name is that of [ratelimit.WithName]: limits of one name and Period on one store count
-// together. Behind a proxy add [WithKey] of a [ClientIP]. Its errors are those of [New] and of
-// [ratelimit.NewTokenBucket].
+// The name is the one for [ratelimit.WithName]: on one store, limits with the same name and Period
+// share their counts. Behind a proxy, add [WithKey] with a [ClientIP]. LimitByIP returns the errors
+// of [New] and of [ratelimit.NewTokenBucket].
 func LimitByIP(s store.Store, name string, l ratelimit.Limit, opts ...ServerOption) (func(http.Handler) http.Handler, error) {
 	perClient, err := ratelimit.NewTokenBucket(s, l, ratelimit.WithName(name))
 	if err != nil {
@@ -101,8 +102,8 @@ func LimitByIP(s store.Store, name string, l ratelimit.Limit, opts ...ServerOpti
 	return New(perClient, opts...)
 }
 
-// New is [Middleware] with an error. It wraps [ratelimit.ErrInvalidOption]: l, an option or
-// a function is nil, or an option is out of range.
+// New is like [Middleware], but returns an error that wraps [ratelimit.ErrInvalidOption] if l, an
+// option or a function is nil, or if an option is out of range.
 func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Handler, error) {
 	c, err := newConfig(l, PeerIP())
 	if err != nil {
@@ -129,13 +130,13 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 	}, nil
 }
 
-// middleware is what all handlers of one New have in common.
+// middleware is shared by all handlers of one New.
 type middleware struct {
 	config
 	texts  policyTexts
-	unset  guard.Alarm // what is not set up correctly
-	down   guard.Alarm // why else there is no decision
-	unseen notice      // that WithRefund did not see a status
+	unset  guard.Alarm // for errors of the configuration
+	down   guard.Alarm // for other reasons why there is no decision
+	unseen notice      // for WithRefund when it did not see a status
 }
 
 type handler struct {
@@ -170,7 +171,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// context returns that of r for the limiter, with the address of the client if that is known.
+// context returns the context of r for the limiter, with the client's address if it is known.
 func (c *config) context(r *http.Request) context.Context {
 	ctx := r.Context()
 	if c.asks {
@@ -182,7 +183,7 @@ func (c *config) context(r *http.Request) context.Context {
 	return clientaddr.NewContextFunc(ctx, r, c.Addr)
 }
 
-// costs returns what r is charged, 0 if it is skipped.
+// costs returns how many events r is charged, 0 if it is skipped.
 func (c *config) costs(r *http.Request) int {
 	if c.Skips(r) {
 		return 0
@@ -190,8 +191,8 @@ func (c *config) costs(r *http.Request) int {
 	return c.Costs(r)
 }
 
-// fail answers where there is no decision. What is not set up correctly is never a reason to let a
-// request through.
+// fail answers a request for which there is no decision. A configuration error never lets a request
+// through.
 func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, err error) {
 	if hasGone(r, err) {
 		w.WriteHeader(clientClosedRequest)
@@ -212,8 +213,8 @@ func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, 
 	WriteError(w, err)
 }
 
-// scratch is memory for one answer until its header is set. It cannot be on the stack,
-// since it is passed to interfaces.
+// scratch is memory for one response until its header is set. It cannot be on the stack, because it
+// is passed to interfaces.
 type scratch struct {
 	policies [4]ratelimit.Policy
 	text     []byte
@@ -254,7 +255,7 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	h.pass(ctx, w, r, key, &d.Result, t, nil)
 }
 
-// refuse writes the problem of d.
+// refuse writes the problem for d.
 func (h *handler) refuse(w http.ResponseWriter, f *fields, d *report.Decision, s *scratch) {
 	f.add(contentType, problemJSON)
 	f.set(w.Header(), &s.supply)
@@ -270,7 +271,7 @@ func (h *handler) keeps(r *ratelimit.Result) bool {
 	return h.InContext || !r.Allowed && h.denied != nil
 }
 
-// decided calls the handler that is due, which gets the decision.
+// decided calls the next handler or the denied handler, which gets the decision.
 func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Request, t guard.Charge, d Decision) {
 	var c *charge
 	if h.InContext {
@@ -291,7 +292,7 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 	h.denied(w, r, h.next, d)
 }
 
-// pass calls the protected handler. c is the charge that its context knows, if any.
+// pass calls the protected handler. c is the charge that the request's context has, if any.
 func (h *handler) pass(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t guard.Charge, c *charge) {
 	switch {
 	case h.refund != nil:
@@ -306,7 +307,7 @@ func (h *handler) pass(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 }
 
-// misconfigured answers where there is no middleware because of err.
+// misconfigured answers all requests with an error in place of a middleware.
 type misconfigured struct {
 	err    error
 	notice notice
@@ -317,20 +318,20 @@ func (m *misconfigured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	WriteError(w, m.err)
 }
 
-// notice is what the operator should know. It is said once.
+// notice is a message for the operator that is logged once.
 type notice struct{ once sync.Once }
 
-// say tells the operator text.
+// say logs text.
 func (n *notice) say(r *http.Request, text string) { n.once.Do(func() { tell(r, text) }) }
 
-// alarm tells the operator err, which goes wrong now, unless a was told within a minute.
+// alarm logs err, at most once per minute for each a.
 func alarm(a *guard.Alarm, r *http.Request, err error) {
 	if a.Due() {
 		tell(r, "httplimit: "+err.Error())
 	}
 }
 
-// tell writes text into the log of the server that serves r.
+// tell writes text to the log of the server that serves r.
 func tell(r *http.Request, text string) {
 	server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if ok && server.ErrorLog != nil {

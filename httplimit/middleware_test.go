@@ -161,7 +161,7 @@ func TestWhereNoWaitingHelpsThereIsNoTimeToComeBack(t *testing.T) {
 	require.NotContains(t, problem, "retryAfter")
 }
 
-// What waiting does not help is told so, with a reason, whichever limit it is.
+// If waiting will not help, the response says so with a reason, whichever limit denies.
 func TestARequestThatCostsMoreThanTheLimitIsToldSo(t *testing.T) {
 	for name, s := range map[string]store.Store{"memory": memory(t), "redis": onRedis(t)} {
 		policy := ratelimit.WithName("small")
@@ -315,7 +315,7 @@ func letThrough(w http.ResponseWriter, r *http.Request, next http.Handler, _ err
 	next.ServeHTTP(w, r)
 }
 
-// A handler that fails open is for outages. What is not set up correctly opens nothing.
+// A handler that fails open is for outages. A configuration error lets nobody through.
 func TestAnErrorOfTheConfigurationLetsNobodyThrough(t *testing.T) {
 	noLimit := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{Rate: 1}, nil })
 	fails := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
@@ -508,7 +508,7 @@ func TestLimitByIPRefusesWhatItsPartsRefuse(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
-// What docs/http.md says of one limiter in two middlewares.
+// This is the behavior that docs/http.md describes for one limiter in two middlewares.
 func TestOneLimiterInTwoMiddlewaresCountsTwice(t *testing.T) {
 	limiter := ratelimittest.New(t, "fixed_window", ratelimit.Must(memstore.New()), ratelimit.PerDay(10))
 	limit := httplimit.Middleware(limiter)

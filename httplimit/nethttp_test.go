@@ -50,8 +50,9 @@ func variants(t *testing.T) map[string]func(http.Handler) http.Handler {
 	return all
 }
 
-// What net/http and users look for in a ResponseWriter is there behind the middleware if the server has it. What
-// has no exported name is in TestABodyThatIsTooLargeEndsTheConnection.
+// Optional methods that net/http and users look for in a ResponseWriter exist behind the middleware
+// if the server has them. TestABodyThatIsTooLargeEndsTheConnection covers the one without an
+// exported name.
 func TestWhatNetHTTPLooksForInAResponseWriterIsThere(t *testing.T) {
 	look := func(w http.ResponseWriter) map[string]bool {
 		found := make(map[string]bool)
@@ -103,7 +104,7 @@ func TestWhatNetHTTPLooksForInAResponseWriterIsThere(t *testing.T) {
 	}
 }
 
-// What a ResponseWriter cannot do fails as it does without the middleware.
+// An optional method that is not supported fails as it does without the middleware.
 func TestWhatAResponseWriterCannotDoIsSaid(t *testing.T) {
 	for name, m := range variants(t) {
 		type plain struct{ http.ResponseWriter } // hides all other methods
@@ -245,7 +246,8 @@ func TestABodyThatIsTooLargeEndsTheConnection(t *testing.T) {
 	}
 }
 
-// Whatever else a handler leaves of a body, the connection is used again if it would be without the middleware.
+// However much of a body a handler leaves unread, the connection is reused if it would be without
+// the middleware.
 func TestAConnectionIsUsedAgainAsWithoutTheMiddleware(t *testing.T) {
 	answer := func(read func(w http.ResponseWriter, body io.Reader), status int) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -341,7 +343,8 @@ func TestABodyThatIsTooLargeEndsNoConnectionOfHTTP2(t *testing.T) {
 	}
 }
 
-// Or else each client that sends its body slowly would hold a slot until the server's ReadTimeout.
+// Otherwise, each client that sends its body slowly would hold a slot until the server's
+// ReadTimeout.
 func TestABodyThatIsTooLargeHoldsNoSlot(t *testing.T) {
 	l := slots(t, living(t), 1)
 	server := httptest.NewServer(httplimit.Middleware(l, global)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -82,7 +82,8 @@ func (s *inOrder) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// The limiters admit one after the other. What is admitted at one instant is sent in any order.
+// The limiters admit one request after the other. Requests admitted at the same instant are sent in
+// any order.
 func TestAfterAPauseRequestsGoOnInTheirOrder(t *testing.T) {
 	burst := func(n int) ratelimit.Limit { return ratelimit.Limit{Rate: 10, Period: time.Second, Burst: n} }
 	for name, limiter := range map[string]func(store.Store) (ratelimit.Limiter, error){

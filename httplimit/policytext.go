@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
-// policyText is what header fields say of a policy.
+// policyText has the texts that header fields contain for a policy.
 type policyText struct {
 	policy  ratelimit.Policy
 	quota   string // 1000
@@ -17,8 +17,8 @@ type policyText struct {
 	draft6  string // 1000;w=86400
 }
 
-// policyTexts are those used lately, so that a text is not made anew for each request.
-// Policies with the same place replace each other, which costs a text, no more.
+// policyTexts are the recently used texts, so that a text is not made for each request. Policies
+// with the same place replace each other, which only costs making a text again.
 type policyTexts [64]atomic.Pointer[policyText]
 
 func (t *policyTexts) of(p *ratelimit.Policy) *policyText {

@@ -18,12 +18,12 @@ const (
 	abnormalUsage = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected"
 	lessCapacity  = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 
-	// clientClosedRequest is for logs: the client that has gone does not read it.
+	// for logs, because the client has disconnected and does not read it
 	clientClosedRequest = 499
 )
 
-// status returns that of a refusal: 403 by a list, 503 if the limiter is closed because its
-// store is down, and otherwise 429.
+// status returns the status of a refusal: 403 if a list denies, 503 if the limiter is closed
+// because its store is down, and otherwise 429.
 func status(d *report.Decision) int {
 	switch {
 	case d.ByList():
@@ -34,11 +34,14 @@ func status(d *report.Decision) int {
 	return http.StatusTooManyRequests
 }
 
-// WriteProblem writes a refusal as the middleware does by default, for a [DeniedHandler]
-// that answers some requests itself. The status is 429, with a type of its own if the client is banned
-// ([ratelimit.SourceBan]), or 403 if a list denies ([ratelimit.SourceList]), or 503 if the limiter is closed by an outage
-// ([ratelimit.SourceFailClosed]). The body is that of RFC 9457. If the request costs more than the limit ever admits
-// ([ratelimit.Never]), its detail says so.
+// WriteProblem writes a refusal as the middleware does by default, for a [DeniedHandler] that
+// answers only some requests itself. The body is a problem of RFC 9457. The status is
+//
+//   - 429, with a type of its own if the client is banned ([ratelimit.SourceBan])
+//   - 403 if a list denies ([ratelimit.SourceList])
+//   - 503 if the limiter is closed by an outage ([ratelimit.SourceFailClosed])
+//
+// If the request costs more than the limit ever admits ([ratelimit.Never]), the detail says so.
 func WriteProblem(w http.ResponseWriter, d Decision) {
 	all := d.report()
 	code := status(&all)
@@ -54,13 +57,14 @@ func WritePlainText(w http.ResponseWriter, d Decision) {
 	http.Error(w, http.StatusText(code), code)
 }
 
-// tooManyHead is what nearly all refusals begin with.
+// tooManyHead is the beginning of nearly all refusals.
 var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests, "Too many requests."))
 
-// bannedHead is what a refusal by a ban begins with. Its strikes may be wrong passwords as well as denials.
+// bannedHead is the beginning of a refusal by a ban. Its strikes may be wrong passwords as well as
+// denials.
 var bannedHead = string(appendHead(nil, abnormalUsage, http.StatusTooManyRequests, "The client is banned."))
 
-// tooCostlyHead is what a refusal of a request that can never be admitted begins with.
+// tooCostlyHead is the beginning of the refusal of a request that can never be admitted.
 var tooCostlyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests,
 	"The request costs more than the limit ever admits, so waiting will not help."))
 
@@ -95,7 +99,7 @@ func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) [
 	return append(b, '}')
 }
 
-// appendHead appends what all problems have, without the brace at the end.
+// appendHead appends the members that all problems have, without the closing brace.
 func appendHead(b []byte, problem string, code int, detail string) []byte {
 	b = append(b, `{"type":"`...)
 	b = append(b, problem...)
@@ -129,11 +133,15 @@ func appendViolated(b []byte, d *report.Decision, texts *policyTexts) []byte {
 	return b
 }
 
-// WriteError writes what the middleware does by default where no decision is known, for an
-// [ErrorHandler] that handles some errors itself. The status is 400 for a request that
-// cannot be identified ([ErrNoIdentity], [ErrAmbiguousIdentity], [ratelimit.ErrInvalidKey]),
-// 500 for an error of the configuration ([ratelimit.ErrInvalidOption], ErrInvalidLimit,
-// ErrInvalidN), and otherwise 503. The body is that of RFC 9457, without err's text.
+// WriteError writes what the middleware writes by default if there is no decision, for an
+// [ErrorHandler] that handles only some errors itself. The body is a problem of RFC 9457 and does
+// not contain err's text. The status is
+//
+//   - 400 if the client cannot be identified ([ErrNoIdentity], [ErrAmbiguousIdentity],
+//     [ratelimit.ErrInvalidKey])
+//   - 500 for a configuration error ([ratelimit.ErrInvalidOption], [ratelimit.ErrInvalidLimit],
+//     [ratelimit.ErrInvalidN])
+//   - 503 otherwise
 func WriteError(w http.ResponseWriter, err error) {
 	problem, code, detail := "about:blank", statusOf(err), "The limits of this service are not set up correctly."
 	switch code {
@@ -149,7 +157,7 @@ func WriteError(w http.ResponseWriter, err error) {
 	_, _ = w.Write(append(appendHead(nil, problem, code, detail), '}')) // an error: the client has gone
 }
 
-// statusOf is that of [WriteError].
+// statusOf returns the status for [WriteError].
 func statusOf(err error) int {
 	switch maker.FaultOf(err) {
 	case guard.Unidentified:
@@ -160,7 +168,7 @@ func statusOf(err error) int {
 	return http.StatusServiceUnavailable
 }
 
-// hasGone reports whether err is only that the client of r has gone.
+// hasGone reports whether err only means that the client of r has disconnected.
 func hasGone(r *http.Request, err error) bool {
 	return errors.Is(err, context.Canceled) && r.Context().Err() != nil
 }

@@ -15,36 +15,37 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/guard"
 )
 
-// Failed reports whether status is an error of the server: 500 and above. See [WithRefund].
+// Failed reports whether status is an error of the server, 500 or above. See [WithRefund].
 func Failed(status int) bool { return status >= http.StatusInternalServerError }
 
 // Successful reports whether status is below 400. See [WithRefund].
 func Successful(status int) bool { return status < http.StatusBadRequest }
 
-// charge is what a request was charged, until it is given back. The slot is given back by itself.
+// charge is what a request was charged, until it is refunded. The slot is released separately.
 type charge struct {
 	guard.Charge
-	once sync.Once // of a refund, whose reply may be lost
-	err  error     // of it
+	once sync.Once // of a refund, because its reply may be lost
+	err  error     // of the refund
 }
 
-// refund gives it back the first time, and tells how that ended. The request may have ended.
+// refund refunds the charge on the first call and returns the result of that. The request may have
+// ended.
 func (c *charge) refund(ctx context.Context, key string, r *ratelimit.Result) error {
 	c.once.Do(func() { c.err = c.Refund(ctx, key, r) })
 	return c.err
 }
 
-const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it got, so WithRefund gave nothing back: " +
-	"let a framework write through it, or call Decision.Refund"
+const unseen = "httplimit: WithRefund refunded nothing, because a handler wrote nothing to the ResponseWriter that it got: " +
+	"let the framework write through it, or call Decision.Refund"
 
-// refunding lets next answer, and refunds the charge if its status says so.
+// refunding lets next answer, and refunds the charge if f returns true for its status.
 func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
 	a, returned := watchAnswer(w, r), false
-	defer func() { // also when next panics, which goes on
+	defer func() { // even if next panics; the panic continues
 		status := a.status
 		switch {
-		case status == 0 && returned: // 200, or a status that a framework has written past w
-			if r.Context().Err() == nil { // else nobody needs an answer
+		case status == 0 && returned: // 200, or a status that a framework wrote past w
+			if r.Context().Err() == nil { // otherwise nobody needs a response
 				m.unseen.say(r, unseen)
 			}
 			return
@@ -55,7 +56,8 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 			status = clientClosedRequest
 		}
 		if m.refund(status) {
-			// An error leaves the charge: the answer has been written.
+			// If the refund fails, the charge stands, because the response has already been
+			// written.
 			_ = c.refund(ctx, key, res)
 		}
 	}()
@@ -63,8 +65,9 @@ func (m *middleware) refunding(ctx context.Context, w http.ResponseWriter, r *ht
 	returned = true
 }
 
-// learn puts into r what was found out in inner, a copy of it. The server removes the files of a form that it knows.
-// Logs around the middleware look for the pattern of a mux and its path values, whose names only the pattern has.
+// learn copies into r what was found out in inner, a copy of r. The server removes the temporary
+// files of a form only if r refers to it. Loggers that wrap the middleware look for the mux's
+// pattern and its path values, whose names are only in the pattern.
 func learn(r, inner *http.Request) {
 	r.Form, r.PostForm, r.MultipartForm, r.Pattern = inner.Form, inner.PostForm, inner.MultipartForm, inner.Pattern
 	for _, rest, found := strings.Cut(r.Pattern, "{"); found; _, rest, found = strings.Cut(rest, "{") {
@@ -77,22 +80,24 @@ func learn(r, inner *http.Request) {
 	}
 }
 
-// hungUp reports whether ctx has ended with the client, and not with a slot ([WithCancelLost]).
+// hungUp reports whether ctx has ended because the client disconnected, and not because of a lost
+// slot ([WithCancelLost]).
 func hungUp(ctx context.Context) bool {
 	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), inflight.ErrLost)
 }
 
-// answer is one that is watched.
+// answer is a response that is being watched.
 type answer struct {
 	w      http.ResponseWriter
 	outer  *http.Request
 	r      *http.Request // as the handler gets it
 	body   body
-	status int // the first one written that is not informational, 0 until then
+	status int // the first one written that is not informational; 0 until then
 }
 
-// watchAnswer returns the answer to r. If that has a body, the handler gets a copy of r with another one: by its own
-// Body the server tells whether to wait for what nobody has read, and whether what comes next is another request.
+// watchAnswer returns the answer to r. If r has a body, the handler gets a copy of r with another
+// Body, because the server uses its own Body to decide whether to wait for unread data, and whether
+// what follows is another request.
 func watchAnswer(w http.ResponseWriter, r *http.Request) *answer {
 	a := &answer{outer: r, r: r}
 	if hasBody(r) {
@@ -104,18 +109,19 @@ func watchAnswer(w http.ResponseWriter, r *http.Request) *answer {
 	return a
 }
 
-// hasBody reports whether r has a body. A proxy looks for one that is http.NoBody.
+// hasBody reports whether r has a body. http.NoBody, which proxies look for, is none.
 func hasBody(r *http.Request) bool { return r.Body != nil && r.Body != http.NoBody }
 
-// serve lets next answer.
+// serve calls next.
 func (a *answer) serve(next http.Handler) {
 	defer learn(a.outer, a.r)
 	next.ServeHTTP(a.w, a.r)
 	a.begin(http.StatusOK) // if nothing was written
 }
 
-// begin is called before the header is written. An http.MaxBytesReader tells the server's own ResponseWriter, by a method
-// that no other one can have, to end the connection and not to wait for the rest of the body.
+// begin is called before the header is written. An http.MaxBytesReader asks the server's own
+// ResponseWriter to end the connection, and not to wait for the rest of the body, by a method that
+// no other ResponseWriter can have.
 func (a *answer) begin(status int) {
 	if a.status == 0 && status >= http.StatusOK && a.body.cut.Load() && a.r.ProtoMajor == 1 {
 		a.w.Header().Set("Connection", "close")
@@ -129,18 +135,19 @@ func (a *answer) wrote(status int) {
 	}
 }
 
-// hijacked is a connection that was taken over.
+// hijacked is called when the connection is taken over.
 func (a *answer) hijacked(c net.Conn) net.Conn {
 	a.wrote(http.StatusSwitchingProtocols)
 	return c
 }
 
-// body is that of a request. It knows whether reading it has failed, which only the client can
-// cause unless it was closed before. It knows also whether the last Read has filled its buffer and found no end. So does
-// the last one of an http.MaxBytesReader, if that finds that the body is too large.
+// body is the body of a request. It records whether reading it has failed, which only the client
+// can cause unless the body was closed before. It also records whether the last Read filled its
+// buffer without reaching the end, as the last Read of an http.MaxBytesReader does if the body is
+// too large.
 type body struct {
 	io.ReadCloser
-	closed, broken, cut atomic.Bool // a proxy's transport may still read it when the handler returns
+	closed, broken, cut atomic.Bool // atomic, because a proxy's transport may still read it when the handler returns
 }
 
 func (b *body) Read(p []byte) (int, error) {

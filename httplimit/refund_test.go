@@ -186,8 +186,8 @@ func TestAnAnswerThatWentPastTheMiddlewareIsNotRefundedAndTheLogSaysSoOnce(t *te
 			for i := range 20 {
 				require.Equal(t, i < 5, guess() == http.StatusUnauthorized, "guess %d", i)
 			}
-			require.Equal(t, "httplimit: a handler wrote nothing to the ResponseWriter that it got, so WithRefund gave nothing back: "+
-				"let a framework write through it, or call Decision.Refund\n", said.String())
+			require.Equal(t, "httplimit: WithRefund refunded nothing, because a handler wrote nothing to the ResponseWriter that it got: "+
+				"let the framework write through it, or call Decision.Refund\n", said.String())
 		})
 	}
 }
@@ -418,7 +418,7 @@ func TestOnlyABodyThatTheClientHasBrokenIsTheClients(t *testing.T) {
 	}
 }
 
-// Or else a client could ask for what is not there without end.
+// Otherwise, a client could ask for things that do not exist without end.
 func TestWhatAClientHasCausedIsNeitherFailedNorSuccessful(t *testing.T) {
 	for status := 400; status < 500; status++ {
 		require.False(t, httplimit.Failed(status))
@@ -541,7 +541,8 @@ func TestABodyThatIsNotReadIsNeitherWaitedForNorARequest(t *testing.T) {
 	}
 }
 
-// What a handler finds out of a request, the server and what is around the middleware know too.
+// Everything that a handler finds out about a request is also known to the server and to handlers
+// outside the middleware.
 func TestWhatAHandlerAddsToARequestIsKnownAroundTheMiddleware(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /users/{id}", func(w http.ResponseWriter, r *http.Request) {

@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// retryIn is when to send a refused request again: after what the server says, a day at most,
-// and at random up to half as long again. So clients refused together do not come back
-// together.
+// retryIn returns when to send a refused request again: after the time that the server gives, a day
+// at most, plus up to half as long at random. With this jitter, clients that were refused together
+// do not come back together.
 func retryIn(refusal *http.Response, try int) time.Duration {
 	wait := 100 * time.Millisecond << min(try, 9) // the server says nothing
 	after := refusal.Header.Get("Retry-After")
@@ -27,7 +27,7 @@ func retryIn(refusal *http.Response, try int) time.Duration {
 	return wait + rand.N(wait/2+time.Millisecond)
 }
 
-// A client without a Transport waits as long as Retry-After says, and a random time more.
+// A client without a Transport waits as long as Retry-After says, plus a random time.
 func ExampleMiddleware_retryAfter() {
 	refusal := &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"42"}}}
 	wait := retryIn(refusal, 0)

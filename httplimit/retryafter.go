@@ -9,14 +9,14 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 )
 
-// maxField is how many bytes of a field are read. A longer one counts as none: its end could be
-// in the middle of a number.
+// maxField is the largest field that is read, in bytes. A longer one is ignored, because cutting it
+// off could split a number.
 const maxField = 4 << 10
 
-// maxName is how long the name of a field can be that a server has made up, and that is told to people.
+// maxName is the longest field name that is reported, because the server can make it up.
 const maxName = 100
 
-// value returns the field name of h.
+// value returns the value of the field name in h.
 func value(h http.Header, name string) string {
 	if text := h.Get(name); len(text) <= maxField {
 		return text
@@ -24,7 +24,7 @@ func value(h http.Header, name string) string {
 	return ""
 }
 
-// list returns the fields of that name, joined.
+// list returns the values of the field name, joined.
 func list(h http.Header, name string) string {
 	size := 0
 	for _, line := range h[name] {
@@ -35,9 +35,9 @@ func list(h http.Header, name string) string {
 	return strings.Join(h[name], ",")
 }
 
-// parseRetryAfter returns when h, of a refusal that arrived at now, says to come back, and in which field, "" if it
-// does not say so. It reads Retry-After, the RateLimit fields of any draft and the legacy ones, and takes the
-// first that is valid.
+// parseRetryAfter returns how long a refusal with header h that arrived at now asks to wait, and
+// which field says so, or "" if none does. It reads Retry-After, the RateLimit fields of any draft
+// and the legacy ones, and uses the first that is valid.
 func parseRetryAfter(h http.Header, now time.Time) (d time.Duration, field string) {
 	now = sent(h, now)
 	if d, ok := parseWait(value(h, retryAfter), now); ok {
@@ -54,18 +54,19 @@ func parseRetryAfter(h http.Header, now time.Time) (d time.Duration, field strin
 	return 0, ""
 }
 
-// parseRemaining returns how long the last of the limits has no room of which h, of an answer that arrived at now, says
-// that nothing is left, and in which field, "" if there is none.
+// parseRemaining returns how long to wait until the last of the limits has room of which a response
+// with header h, that arrived at now, reports that nothing is left. It also returns the field, or
+// "" if there is none.
 func parseRemaining(h http.Header, now time.Time) (longest time.Duration, field string) {
-	if age := value(h, "Age"); age != "" && age != "0" { // a cache repeats what was true then
+	if age := value(h, "Age"); age != "" && age != "0" { // a cache repeats an old response
 		return 0, ""
 	}
 	now = sent(h, now)
 	if d, ok := parseRateLimit(h, now, false); ok {
 		longest, field = d, rateLimit
 	}
-	// These are the same limit in another form. A Unix time comes last, because it is up to a second later: it counts from
-	// Date, which is a whole second.
+	// These report the same limit in another form. Unix times come last, because they are up to a
+	// second late: they are relative to Date, which is in whole seconds.
 	for _, name := range [...]string{remainingField, xRemaining} {
 		if d := parsePair(h, name, now); field == "" && d > 0 {
 			longest, field = d, name
@@ -82,8 +83,8 @@ func parseRemaining(h http.Header, now time.Time) (longest time.Duration, field 
 	return longest, field
 }
 
-// parsePair returns how long a limit has no room if the field name says that nothing of it is left, or else 0. The time is in
-// the field with Reset in place of Remaining.
+// parsePair returns how long a limit has no room if the field name says that nothing of it is left,
+// and otherwise 0. The time is in the field with Reset in place of Remaining.
 func parsePair(h http.Header, name string, now time.Time) time.Duration {
 	before, after, ok := strings.Cut(name, "Remaining")
 	if !ok || len(name) > maxName || !strings.Contains(before, "Ratelimit-") && !strings.Contains(before, "Rate-Limit-") || !nothing(value(h, name)) {
@@ -93,15 +94,15 @@ func parsePair(h http.Header, name string, now time.Time) time.Duration {
 	return d
 }
 
-// nothing reports whether text is 0. Some servers write -1 if they do not know.
+// nothing reports whether text is the number 0. Some servers write -1 if they do not know.
 func nothing(text string) bool {
 	text = strings.TrimSpace(text)
 	digits, fraction, _ := strings.Cut(text, ".")
 	return digits != "" && strings.Trim(digits+fraction, "0") == ""
 }
 
-// sent returns when an answer was sent that arrived at now, by the server's clock. Times are relative to it, so that the local
-// clock may be wrong.
+// sent returns when a response that arrived at now was sent, by the server's clock. Times are
+// relative to it, so that the local clock may be wrong.
 func sent(h http.Header, now time.Time) time.Time {
 	if date, err := http.ParseTime(value(h, "Date")); err == nil {
 		return date
@@ -118,8 +119,9 @@ func parseWait(text string, now time.Time) (d time.Duration, ok bool) {
 	return max(at.Sub(now), 0), err == nil
 }
 
-// parseRateLimit reads a RateLimit field: the longest t of the items of draft 10 with
-// nothing left, or reset of draft 7, if nothing is left or the answer is a refusal. Everything else is ignored.
+// parseRateLimit reads a RateLimit field. It returns the longest t of the items of draft 10 with
+// nothing left, or reset of draft 7 if nothing is left or the response is a refusal. It ignores
+// everything else.
 func parseRateLimit(h http.Header, now time.Time, refusal bool) (longest time.Duration, ok bool) {
 	heed := func(text string) {
 		if d, valid := parseWait(text, now); valid {
@@ -163,8 +165,8 @@ func parseRateLimit(h http.Header, now time.Time, refusal bool) (longest time.Du
 	return longest, ok
 }
 
-// concurrent returns the names of the policies in a RateLimit-Policy field that say how many requests may run at once. A request has
-// room as soon as another one ends.
+// concurrent returns the names of the policies in a RateLimit-Policy field that limit concurrent
+// requests. They have room as soon as another request ends.
 func concurrent(text string) map[string]bool {
 	const unit = `qu="concurrent-requests"`
 	if !strings.Contains(text, unit) {
@@ -186,7 +188,7 @@ func concurrent(text string) map[string]bool {
 	return names
 }
 
-// split yields the parts of text between separators outside of strings.
+// split yields the parts of text between separators that are not inside quoted strings.
 func split(text string, separator byte) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		within, start := false, 0

@@ -12,7 +12,8 @@ import (
 
 var noon = time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 
-// A server can write anything. What is read is a time that is not negative, in a field that is there, and always the same.
+// A server can write anything. The result is a time that is not negative, from a field that exists,
+// and always the same.
 func FuzzWhatAServerSaysIsLeft(f *testing.F) {
 	for _, seed := range [][4]string{
 		{"0", "30", `"a";r=0;t=30, "b";r=7;t=55`, `"a";q=10;w=60`},

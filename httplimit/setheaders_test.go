@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// What SetHeaders writes of a Decision is what the middleware has written of it.
+// SetHeaders writes for a Decision what the middleware has written for it.
 func TestSetHeadersWritesWhatTheMiddlewareDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // for the time of X-RateLimit-Reset
 		down := unreachable{window(t, memory(t), ratelimit.PerHour(100), ratelimit.WithName("api"))}
@@ -183,7 +183,7 @@ func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 	}
 }
 
-// Of two middlewares around each other no field of the outer one is among those of the inner one.
+// If two middlewares are nested, no field of the outer one remains among those of the inner one.
 func TestTheFieldsOfTheInnerMiddlewareAreNotMixedWithTheOuterOnes(t *testing.T) {
 	for name, inner := range map[string]ratelimit.Limiter{
 		"slots":              slots(t, living(t), 1),
@@ -215,7 +215,7 @@ func TestTheFieldsOfTheInnerMiddlewareAreNotMixedWithTheOuterOnes(t *testing.T) 
 	}
 }
 
-// What a later Result does not say is not left from the earlier one.
+// A field that a later Result does not have is not left over from the earlier one.
 func TestAFieldThatALaterResultHasNotIsRemoved(t *testing.T) {
 	h := make(http.Header)
 	for _, styles := range [][]httplimit.HeaderStyle{nil, {httplimit.Draft6, httplimit.Draft7}} {

@@ -17,67 +17,66 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
-// Transport is an [http.RoundTripper] that keeps the requests of a client under a limit, such
-// as that of somebody else's service. Each waits until the limiter admits it
-// ([ratelimit.Wait]), as long as its context lasts. A request that would have to wait beyond
-// its deadline is [ratelimit.ErrWouldExceedDeadline] as soon as that is known. With [WithoutWaiting] nothing
-// waits. [http.Client] returns these errors inside a *url.Error, and its Timeout counts while
-// a request waits.
+// Transport is an [http.RoundTripper] that keeps the requests of a client under a limit, such as
+// that of somebody else's service. Each request waits until the limiter admits it
+// ([ratelimit.Wait]), as long as its context lasts. A request that would have to wait beyond its
+// deadline fails with [ratelimit.ErrWouldExceedDeadline] as soon as that is known. With
+// [WithoutWaiting], no request waits. [http.Client] returns these errors inside a *url.Error, and
+// its Timeout includes the time that a request waits.
 //
-// A Transport heeds the server. After 429 and 503 later requests of the same key, and those
-// that wait already, wait as long as Retry-After says, in seconds or as a date. If that
-// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. In each of them a fraction of
-// a second counts as a whole one, and a number of more than ten years that is a time in Unix seconds
-// or milliseconds, within ten years of now, is that time. A duration such as 1m30s, and a time of RFC 3339,
-// are read too. No field of more than
-// 4 KiB is read. Servers are believed up to a minute ([WithMaxPause]). Fields of
-// other answers count with [WithRemaining]. After a pause requests go on
-// in the order in which they came to it, and after those that the limiter held until then.
+// A Transport heeds the server. After a 429 or 503, all requests of the same key wait as long as
+// Retry-After says, or else RateLimit, RateLimit-Reset or X-RateLimit-Reset. The time can be in
+// seconds, a date, a duration, or a Unix or RFC 3339 time (see docs/client.md). Fields over 4 KiB
+// are ignored. A server is believed for up to a minute ([WithMaxPause]). After a pause, requests
+// continue in the order in which they began to wait for its end; requests that the limiter itself
+// held until then can be sent earlier. With [WithRemaining], the fields of other responses count
+// too.
 //
-// If the limiter counts slots (package inflight), a request waits for one ([inflight.Wait]), and
-// holds it until the body of its answer is closed or read to its end, or until there is an error.
+// If the limiter counts slots (package inflight), a request also waits for a slot
+// ([inflight.Wait]), and holds it until the response's body is closed, or read to its end or an
+// error.
 //
-// Nothing is sent again unless [WithRetries] says so. The pauses of at most 4,096 keys are
-// remembered. Beyond that one that ends soon is forgotten.
+// Requests are retried only with [WithRetries]. At most 4,096 keys can pause; beyond that, a pause
+// that ends soon is forgotten.
 //
-// A Transport starts no goroutine, has nothing to close and is safe for concurrent use. Make
-// it by [NewTransport].
+// A Transport has nothing to close and is safe for concurrent use. Use [NewTransport] to create
+// one.
 type Transport struct {
 	c      config // not embedded, or its exported fields and methods would be those of the Transport
 	base   http.RoundTripper
 	pauses atomic.Int64 // that have begun
 }
 
-// leastPause is that before the first retry if the server does not say how long, or says that it
-// need not wait, or until a date that is over. It doubles with each retry.
+// leastPause is the pause before the first retry if the server does not say how long to wait, says
+// that there is no need to wait, or gives a date that has passed. It doubles with each retry.
 const leastPause = 100 * time.Millisecond
 
-// maxDrain is how long a retry waits for the rest of a refusal.
+// maxDrain is how long a retry waits for the rest of a refusal's body.
 const maxDrain = 100 * time.Millisecond
 
-// ErrLimited says that a [Transport] that does not wait ([WithoutWaiting]) has not sent
-// a request. It is a [*LimitedError].
+// ErrLimited is the error of a [Transport] that does not wait ([WithoutWaiting]) and has not sent a
+// request. The error is a [*LimitedError].
 var ErrLimited = errors.New("httplimit: over the limit")
 
-// LimitedError is [ErrLimited] with the time after which the request can be sent.
+// LimitedError is an [ErrLimited] with the time after which the request can be sent.
 type LimitedError struct {
 	Key        string
-	RetryAfter time.Duration // above 0; [ratelimit.Never] if it never can; a second if slots are missing
+	RetryAfter time.Duration // above 0; [ratelimit.Never] if waiting will not help; 1 s if no slot is free
 }
 
 func (e *LimitedError) Error() string {
 	if e.RetryAfter == ratelimit.Never {
-		return fmt.Sprintf("%v: %q never has room", ErrLimited, e.Key)
+		return fmt.Sprintf("%v: key %q never has enough room", ErrLimited, e.Key)
 	}
-	return fmt.Sprintf("%v: %q has room in %v", ErrLimited, e.Key, e.RetryAfter)
+	return fmt.Sprintf("%v: key %q has room in %v", ErrLimited, e.Key, e.RetryAfter)
 }
 
 // Is reports whether target is [ErrLimited].
 func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
 // NewTransport returns a Transport that sends what l admits through base, or through
-// [http.DefaultTransport] if base is nil. Its errors wrap [ratelimit.ErrInvalidOption]: l, an
-// option or a function is nil, an option is out of range, or has no effect beside another.
+// [http.DefaultTransport] if base is nil. It returns [ratelimit.ErrInvalidOption] if l, an option
+// or a function is nil, if an option is out of range, or if two options cannot be combined.
 func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOption) (*Transport, error) {
 	c, err := newConfig(l, Key{requestKey{Kind: "host:", Make: host}})
 	if err != nil {
@@ -93,12 +92,12 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOpt
 		return nil, err
 	}
 	if c.Refuse && c.retries > 0 {
-		return nil, guard.Invalid("WithRetries beside WithoutWaiting, which never waits for one")
+		return nil, guard.Invalid("WithRetries cannot be combined with WithoutWaiting")
 	}
 	return &Transport{c: *c, base: base}, nil
 }
 
-// host returns the host and port that r goes to.
+// host returns the host and port that r is sent to.
 func host(r *http.Request) (string, error) {
 	if r.URL == nil || r.URL.Host == "" {
 		return "", fmt.Errorf("%w: the request has no host", ErrNoIdentity)
@@ -110,11 +109,11 @@ func host(r *http.Request) (string, error) {
 	return name, nil
 }
 
-// RoundTrip sends r when the limiter admits it. An error of the key is returned as it is.
+// RoundTrip sends r when the limiter admits it. It returns errors of the key unchanged.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.c.Limiter == nil {
 		closeBody(r)
-		return nil, guard.Invalid("the zero Transport")
+		return nil, guard.Invalid("the Transport was not made by NewTransport")
 	}
 	n := t.c.costs(r)
 	if n == 0 {
@@ -138,19 +137,19 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		if !ok {
 			return res, nil
 		}
-		drain(res) // which gives back the slot
+		drain(res) // which releases the slot
 		r = again
 	}
 }
 
-// send sends r, which holds slot, nil if it needs none, until its answer has been read.
+// send sends r. The request holds slot, unless that is nil, until its response has been read.
 func (t *Transport) send(r *http.Request, slot *inflight.Slot) (res *http.Response, err error) {
 	if slot == nil {
 		return t.base.RoundTrip(r)
 	}
 	answered := false
 	defer func() {
-		if !answered { // also if the RoundTripper has panicked
+		if !answered { // even if the RoundTripper has panicked
 			slot.Release()
 		}
 	}()
@@ -160,19 +159,19 @@ func (t *Transport) send(r *http.Request, slot *inflight.Slot) (res *http.Respon
 	answered = true
 	body := &heldBody{res.Body, slot}
 	res.Body = body
-	if w, ok := body.ReadCloser.(io.Writer); ok { // of 101, Switching Protocols
+	if w, ok := body.ReadCloser.(io.Writer); ok { // of a 101, Switching Protocols
 		res.Body = &switchedBody{body, w}
 	}
 	return res, nil
 }
 
-// switchedBody is a connection that speaks another protocol now.
+// switchedBody is a connection that has switched to another protocol.
 type switchedBody struct {
 	*heldBody
 	io.Writer
 }
 
-// CloseWrite is the connection's own: what a proxy looks for.
+// CloseWrite calls the connection's own method, which a proxy looks for.
 func (b *switchedBody) CloseWrite() error {
 	if half, ok := b.Writer.(halfCloser); ok {
 		return half.CloseWrite()
@@ -180,7 +179,7 @@ func (b *switchedBody) CloseWrite() error {
 	return http.ErrNotSupported
 }
 
-// heldBody is that of an answer whose request holds a slot.
+// heldBody is the body of a response whose request holds a slot.
 type heldBody struct {
 	io.ReadCloser
 	slot *inflight.Slot
@@ -199,7 +198,7 @@ func (b *heldBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// CloseIdleConnections closes those of the RoundTripper that sends, if that can:
+// CloseIdleConnections closes the idle connections of the underlying RoundTripper, if it can: see
 // [http.Client.CloseIdleConnections].
 func (t *Transport) CloseIdleConnections() {
 	if base, ok := t.base.(interface{ CloseIdleConnections() }); ok {
@@ -207,7 +206,7 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// admit waits until n events of key are admitted. The slot is nil if the limiter has none.
+// admit waits until n events of key are admitted. The slot is nil if the limiter counts none.
 func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slot, error) {
 	slot, r, err := t.c.Admit(ctx, key, n)
 	if paused, ok := errors.AsType[guard.Paused](err); ok {
@@ -219,7 +218,8 @@ func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slo
 	return slot, err
 }
 
-// limited is the error of the denial r. Only of slots it depends on the policies.
+// limited returns the error for the denial r. It needs the policies only if the limiter counts
+// slots.
 func (t *Transport) limited(ctx context.Context, key string, r ratelimit.Result) error {
 	if t.c.Holds() {
 		d := report.Of(r)
@@ -230,8 +230,9 @@ func (t *Transport) limited(ctx context.Context, key string, r ratelimit.Result)
 	return &LimitedError{key, r.RetryAfter}
 }
 
-// heed begins a cooldown of key if res, of that try, says so. It reports whether res is a refusal that can be
-// answered by another try: it is 429 or says when to come back, which is not later than maxPause.
+// heed begins a cooldown of key if res, the response to attempt try, asks for one. It reports
+// whether res is a refusal that can be retried: a 429, or a 503 that says when to come back, no
+// later than after MaxPause.
 func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	many := res.StatusCode == http.StatusTooManyRequests
 	refusal := many || res.StatusCode == http.StatusServiceUnavailable
@@ -248,9 +249,9 @@ func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	}
 	ok := refusal && (field != "" || many) && d <= t.c.MaxPause
 	if ok && d == 0 && !t.c.Refuse && try < t.c.retries {
-		d = leastPause << min(try, 20) // some 29 h
+		d = leastPause << min(try, 20) // about 29 h
 	}
-	if d = min(d, t.c.MaxPause); t.c.Pauses.Add(key, d) { // none of 0
+	if d = min(d, t.c.MaxPause); t.c.Pauses.Add(key, d) { // not if d is 0
 		t.pauses.Add(1)
 		if t.c.onPause != nil {
 			t.c.onPause(key, d, field)
@@ -259,8 +260,8 @@ func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	return ok
 }
 
-// Pauses says how many pauses servers have begun so far, and how many keys have one now. It is for
-// metrics: see promlimit and otellimit.
+// Pauses returns how many pauses servers have begun so far, and how many keys have a pause now. It
+// is for metrics: see promlimit and otellimit.
 func (t *Transport) Pauses() (begun int64, now int) {
 	if t.c.Pauses == nil { // the zero Transport
 		return 0, 0
@@ -268,7 +269,7 @@ func (t *Transport) Pauses() (begun int64, now int) {
 	return t.pauses.Load(), t.c.Pauses.Len()
 }
 
-// again returns r to be sent once more after res, if it can be.
+// again returns r to be sent again after res, if that is possible.
 func (t *Transport) again(r *http.Request, res *http.Response, key string) (*http.Request, bool) {
 	deadline, limited := r.Context().Deadline()
 	switch {
@@ -298,19 +299,19 @@ func idempotent(r *http.Request) bool {
 	return r.Header.Get("Idempotency-Key") != ""
 }
 
-// drain reads the rest of a short answer, so that its connection can be used again. A rest
-// that takes long is not worth it.
+// drain reads the rest of a short response, so that its connection can be reused. It gives up on a
+// slow one.
 func drain(res *http.Response) {
-	if res.Body == nil { // not of net/http's transport; its Client takes that for none
+	if res.Body == nil { // never from net/http's transport; its Client takes nil for no body
 		return
 	}
-	timer := time.AfterFunc(maxDrain, func() { _ = res.Body.Close() }) // which ends a Read of net/http's
+	timer := time.AfterFunc(maxDrain, func() { _ = res.Body.Close() }) // which ends a Read of net/http's body
 	defer timer.Stop()
 	_, _ = io.CopyN(io.Discard, res.Body, 64<<10)
 	_ = res.Body.Close()
 }
 
-// closeBody does what a RoundTripper must do for a request that is not sent, too.
+// closeBody closes the body of a request that is not sent, as a RoundTripper must.
 func closeBody(r *http.Request) {
 	if r.Body != nil {
 		_ = r.Body.Close()

@@ -396,14 +396,14 @@ func TestWithoutWaitingACallFailsAndSaysForHowLong(t *testing.T) {
 		require.ErrorIs(t, err, httplimit.ErrLimited)
 		require.ErrorAs(t, err, &limited)
 		require.Equal(t, &httplimit.LimitedError{Key: "host:example.com:443", RetryAfter: 7 * time.Second}, limited)
-		require.EqualError(t, err, `httplimit: over the limit: "host:example.com:443" has room in 7s`)
+		require.EqualError(t, err, `httplimit: over the limit: key "host:example.com:443" has room in 7s`)
 		time.Sleep(7 * time.Second)
 		require.ErrorAs(t, call(t, tr, "https://example.com/"), &limited)
 		require.Equal(t, time.Minute, limited.RetryAfter, "that of the limiter, whose clock stands still here")
 		require.Len(t, sup.sent, 2)
 
 		closed := transport(t, sup, window(t, memory(t), ratelimit.PerMinute(0)), httplimit.WithoutWaiting())
-		require.EqualError(t, call(t, closed, "http://example.com"), `httplimit: over the limit: "host:example.com:80" never has room`)
+		require.EqualError(t, call(t, closed, "http://example.com"), `httplimit: over the limit: key "host:example.com:80" never has enough room`)
 	})
 }
 

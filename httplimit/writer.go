@@ -8,22 +8,23 @@ import (
 	"time"
 )
 
-// watcher learns what is done with a ResponseWriter.
+// watcher is notified of what is done with a ResponseWriter.
 type watcher interface {
 	begin(status int)           // before the header is written
-	wrote(status int)           // when it is
+	wrote(status int)           // after it was written
 	hijacked(net.Conn) net.Conn // the connection was taken over; returns what the handler gets
 }
 
-// writer is a ResponseWriter that is watched. An [http.ResponseController] finds nothing past it that
-// would write or take the connection over.
+// writer is a ResponseWriter that is watched. It has an Unwrap method, but an
+// [http.ResponseController] finds the methods that write or take over the connection here first.
 type writer struct {
 	http.ResponseWriter
 	by watcher
 }
 
-// watched returns w with what it can do. It has more methods than w only if their errors or
-// what is done instead say the same: a Pusher, for one, may always answer that push is not supported.
+// watched returns w, watched by by, with the same optional methods. It has more methods than w only
+// if they can report that they are not supported: a Pusher, for example, may always return that
+// error.
 func watched(w http.ResponseWriter, by watcher) http.ResponseWriter {
 	to := &writer{w, by}
 	notifies, n := w.(http.CloseNotifier) //nolint:staticcheck // still looked for
@@ -79,13 +80,15 @@ func flushes(w http.ResponseWriter) bool {
 	return flushes || tells
 }
 
-// hijackable reports whether an [http.ResponseController] of w can take the connection over, which HTTP/2 has not.
+// hijackable reports whether an [http.ResponseController] of w can take over the connection. With
+// HTTP/2 it cannot.
 func hijackable(w http.ResponseWriter) bool {
 	_, ok := in[http.Hijacker](w)
 	return ok
 }
 
-// in is what an [http.ResponseController] finds in w, or else in what w is around.
+// in returns what an [http.ResponseController] finds: w itself if it is a T, or the first wrapped
+// ResponseWriter that is.
 func in[T any](w http.ResponseWriter) (found T, ok bool) {
 	for {
 		if found, ok = w.(T); ok {
@@ -99,13 +102,13 @@ func in[T any](w http.ResponseWriter) (found T, ok bool) {
 	}
 }
 
-// writes is called before something of the body, or the header alone, is written.
+// writes is called before a part of the body, or the header alone, is written.
 func (w *writer) writes() {
 	w.by.begin(http.StatusOK)
 	w.by.wrote(http.StatusOK)
 }
 
-func (w *writer) WriteHeader(status int) { // in this order: net/http panics on invalid codes
+func (w *writer) WriteHeader(status int) { // in this order, because net/http panics on invalid codes
 	w.by.begin(status)
 	w.ResponseWriter.WriteHeader(status)
 	w.by.wrote(status)
@@ -128,7 +131,7 @@ func (w *writer) ReadFrom(src io.Reader) (int64, error) {
 	}
 	w.by.begin(http.StatusOK)
 	n, err := to.ReadFrom(src)
-	if n > 0 { // else net/http has written no status yet, and the handler can
+	if n > 0 { // otherwise net/http has written no status yet, and the handler can
 		w.by.wrote(http.StatusOK)
 	}
 	return n, err
@@ -154,7 +157,8 @@ func (w *writer) SetReadDeadline(t time.Time) error  { return w.control().SetRea
 func (w *writer) SetWriteDeadline(t time.Time) error { return w.control().SetWriteDeadline(t) }
 func (w *writer) EnableFullDuplex() error            { return w.control().EnableFullDuplex() }
 
-// Unwrap is for an [http.ResponseController], and who else looks for methods behind this one.
+// Unwrap is for an [http.ResponseController] and others that look for methods of the wrapped
+// ResponseWriter.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *writer) control() *http.ResponseController {

@@ -70,8 +70,9 @@ func (n *notes) settled(within time.Duration, keys ...string) {
 	}
 }
 
-// The slots of other processes are asked for after 5 ms, and then after twice as long each time, up to 50 ms. Who
-// gets none for long asks less and less often, up to once a second. A rate beside them that has room changes nothing.
+// The slots of other processes are polled after 5 ms, and then after pauses that double, up to 50
+// ms. A waiter that gets none for long polls less and less often, down to once per second. A rate
+// with room does not change this.
 func TestTheFirstInLineAsksLessAndLessOften(t *testing.T) {
 	for name, beside := range map[string]bool{"alone": false, "beside a rate": true} {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +108,7 @@ func TestTheFirstInLineAsksLessAndLessOften(t *testing.T) {
 	}
 }
 
-// Where only a slot is known to be free, or one that an outage lets through, one asks, and not the whole line.
+// Where only a slot is known to be free, or one that an outage lets through, one asks, and not the whole queue.
 func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
 	for name, make := range map[string]func(t *testing.T) ratelimit.Limiter{
 		"local slots": func(t *testing.T) ratelimit.Limiter {
@@ -143,7 +144,7 @@ func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
 	}
 }
 
-// A line that finds many slots does not ask for all of them at once: there may be a thousand.
+// A queue that finds many slots does not ask for all of them at once: there may be a thousand.
 func TestNotAllOfALineAskAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -165,8 +166,8 @@ func TestNotAllOfALineAskAtOnce(t *testing.T) {
 	})
 }
 
-// keysThatWait has each key hold a slot of its own, its only one, and one more wait for it. What they wait for
-// besides, a slot of all, is held by somebody else.
+// keysThatWait makes each key hold its only slot, and one more caller wait for it. They also wait
+// for a slot of all keys, which somebody else holds.
 func keysThatWait(t *testing.T, ctx context.Context, keys ...string) (noted, *inflight.Slot) {
 	both, _ := perKeyAndTotal(t, 1, len(keys)+1)
 	l := note(both)
@@ -182,7 +183,7 @@ func keysThatWait(t *testing.T, ctx context.Context, keys ...string) (noted, *in
 	return l, other
 }
 
-// A slot that is given back is offered to each line at most once, and to a few at most: none may be able to use it.
+// A slot that is given back is offered to each queue at most once, and to a few at most: none may be able to use it.
 func TestASlotThatNobodyCanUseIsOfferedToFew(t *testing.T) {
 	for _, keys := range [][]string{{"a"}, {"a", "b"}, {"a", "b", "c", "d", "e"}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -198,7 +199,8 @@ func TestASlotThatNobodyCanUseIsOfferedToFew(t *testing.T) {
 	}
 }
 
-// Who could not use a slot that was offered asks on as before: for itself, at times of its own.
+// A waiter that could not use a slot that it was offered continues to poll for itself, at the same
+// times as before.
 func TestAnOfferIsPassedOnOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
@@ -216,7 +218,8 @@ func TestAnOfferIsPassedOnOnce(t *testing.T) {
 	})
 }
 
-// Who is denied a slot that was given back, since another process was faster, asks no sooner for that.
+// A waiter that is denied a released slot, because another process was faster, does not poll
+// sooner.
 func TestWhoIsTooLateForASlotAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -243,7 +246,7 @@ func TestWhoIsTooLateForASlotAsksOnce(t *testing.T) {
 	})
 }
 
-// As many slots as are given back at once are asked for at once, whichever lines they are offered to first.
+// As many slots as are given back at once are asked for at once, whichever queues they are offered to first.
 func TestMoreSlotsThanALineCanUseGoToAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -281,7 +284,7 @@ func TestMoreSlotsThanALineCanUseGoToAnother(t *testing.T) {
 	})
 }
 
-// Who leaves before its first question, when it may ask, has the next one ask in its place.
+// If a waiter leaves before its first request, when it may ask, the next one asks in its place.
 func TestWhoNeverAskedLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 20 { // it leaves before or after it is offered the slot

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/shadow"
 )
 
-// Who hangs up while the store is asked has no Slot, and can give back nothing. All that was charged is given back:
-// the slot, and the events beside it.
+// A caller that disconnects while the store is asked has no Slot, and cannot release anything.
+// Everything that was charged is released or refunded: the slot, and the events charged with it.
 func TestWhoHangsUpIsChargedNothing(t *testing.T) {
 	ways := map[string]func(ctx context.Context, l ratelimit.Limiter) (*inflight.Slot, error){
 		"Hold": func(ctx context.Context, l ratelimit.Limiter) (*inflight.Slot, error) {
@@ -90,7 +90,7 @@ func TestWhoHangsUpIsChargedNothing(t *testing.T) {
 	}
 }
 
-// Who has hung up before is asked for nothing.
+// Nothing is asked for a caller that had disconnected before.
 func TestWhoHasHungUpTakesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)

@@ -28,7 +28,8 @@ type renewed struct {
 
 func (r renewed) Unwrap() ratelimit.Limiter { return r.inside() }
 
-// What is inside of each wrapper may change while the store is asked. Nothing of either stays.
+// The limiter inside each wrapper may change while the store is asked. Nothing of either limiter
+// stays charged.
 func TestALimiterThatChangesAllTheTimeIsAskedTwice(t *testing.T) {
 	redis, err := redisstore.New(redistest.Start(t).Client(t), redisstore.WithTimeout(10*time.Second))
 	require.NoError(t, err)
@@ -77,7 +78,7 @@ func (s swapped) Refund(ctx context.Context, key string, r ratelimit.Result, n i
 }
 func (s swapped) Reset(ctx context.Context, key string) error { return s.now.Load().Reset(ctx, key) }
 
-// Whoever asks while the limiter becomes another one has one slot, of that.
+// A caller that asks while the limiter is replaced gets one slot of the new limiter.
 func TestALimiterThatChangesOnceIsAskedOnceMore(t *testing.T) {
 	for _, changes := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -108,7 +109,8 @@ func TestALimiterThatChangesOnceIsAskedOnceMore(t *testing.T) {
 	}
 }
 
-// What was taken by the limiter of before is forgotten: what stands in for it is given back once for each answer.
+// Slots taken by the previous limiter are forgotten. What stands in for it is refunded once per
+// answer.
 func TestALimiterThatChangesGivesBackOnceForEachAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, local := newRemote(t), newRemote(t)

@@ -74,7 +74,7 @@ func TestTheServersClockIsSetBack(t *testing.T) {
 	}
 }
 
-// Whose process lives keeps its slot: a renewal finds it, and sets its end anew.
+// A process that is alive keeps its slot, because a renewal finds the slot and sets a new end.
 func TestTheServersClockIsSetBackWhileASlotIsHeld(t *testing.T) {
 	mini := redistest.Mini(t)
 	now := time.Unix(1_800_000_000, 0)

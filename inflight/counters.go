@@ -8,28 +8,30 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Counters count the Slots that [CountIn] gives them: how many are held, and how they have ended.
-// Metrics are read from them by [Counters.Stats]. A Slot costs some 90 ns and no allocation.
+// Counters count the Slots that [CountIn] assigns to them: how many are held, and how they ended.
+// [Counters.Stats] returns the counts, for metrics. Counting costs about 90 ns and no allocation
+// per Slot.
 //
-// The zero value is ready to use. They are safe for concurrent use.
+// The zero value is ready to use. Counters are safe for concurrent use.
 type Counters struct {
 	held  atomic.Int64
 	ended [Forgotten + 1]atomic.Int64 // by their Reason
-	took  atomic.Int64                // ns, of those that have ended
+	took  atomic.Int64                // ns, of the Slots that have ended
 }
 
 // Stats is what [Counters] have counted so far.
 type Stats struct {
-	Held      int64         // Slots that this process holds now, lost ones among them
-	Released  int64         // those that a Release has ended
-	Lost      int64         // those that were lost; each ends later in another way, and is counted there too
-	TooLong   int64         // those that [Longest] has ended
-	Forgotten int64         // those that nothing could reach any more
-	Took      time.Duration // the sum of the times that those were held which have ended
+	Held      int64         // Slots that this process holds now, including lost ones
+	Released  int64         // Slots that ended with a Release
+	Lost      int64         // Slots that were lost; each of them later ends in another way, and is counted there too
+	TooLong   int64         // Slots that [Longest] ended
+	Forgotten int64         // Slots that ended because nothing referred to them any more
+	Took      time.Duration // the total time for which the Slots that have ended were held
 }
 
-// CountIn counts the Slot in c. One that holds nothing is not counted, such as that of a key that an
-// accesslist admits. One of several limits counts once. c should be that of one limiter.
+// CountIn counts the Slot in c, which should be used for one limiter only. A Slot that holds
+// nothing is not counted, such as that of a key that an accesslist admits. A Slot of several limits
+// is counted once.
 func CountIn(c *Counters) Option {
 	return func(s *settings) error {
 		if c == nil {
@@ -40,7 +42,7 @@ func CountIn(c *Counters) Option {
 	}
 }
 
-// Stats returns what was counted so far.
+// Stats returns the counts so far.
 func (c *Counters) Stats() Stats {
 	return Stats{
 		Held:      c.held.Load(),
@@ -52,7 +54,7 @@ func (c *Counters) Stats() Stats {
 	}
 }
 
-// end counts a Slot that has ended, or is lost.
+// end counts a Slot that has ended, or that is lost.
 func (c *Counters) end(e Ending) {
 	c.ended[e.Reason].Add(1)
 	if e.Reason != Lost {

@@ -84,7 +84,7 @@ func TestWhatHoldsNothingIsNotCounted(t *testing.T) {
 	})
 }
 
-// What was let through in an outage is held all the same, and so are both slots of an All.
+// A slot that was admitted in an outage is held too, and so are both slots of an All.
 func TestASlotCountsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)

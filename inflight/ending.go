@@ -9,27 +9,27 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Ending says how a Slot has ended, for [OnEnd].
+// Ending describes how a Slot ended, for [OnEnd].
 type Ending struct {
 	Key    string
 	Held   time.Duration
 	Reason Reason
 }
 
-// Reason is why a Slot has ended.
+// Reason is the reason why a Slot ended.
 type Reason uint8
 
 // The reasons.
 const (
-	Released  Reason = iota // by Release
-	Lost                    // it could not be renewed; Release comes afterwards
-	TooLong                 // [Longest] was over
-	Forgotten               // nothing could reach the Slot any more
+	Released  Reason = iota // by a call of Release
+	Lost                    // it could not be renewed; a Release follows
+	TooLong                 // the time of [Longest] was over
+	Forgotten               // nothing referred to the Slot any more
 )
 
-// forget ends a slot that nothing can reach. It leaves that to the next renewal if there are any: a
-// cleanup runs outside of the bubble of a synctest, and cannot touch a timer inside.
-func (h *held) forget() {
+// forget ends a slot that nothing refers to. If there are renewals, the next one ends it, because a
+// cleanup runs outside a synctest bubble and cannot touch a timer inside.
+func (h *hold) forget() {
 	h.mu.Lock()
 	if h.timer != nil && !h.inMemory() {
 		h.forgotten = true
@@ -40,8 +40,8 @@ func (h *held) forget() {
 	h.end(Forgotten)
 }
 
-// end ends the slot, once.
-func (h *held) end(why Reason) {
+// end ends the slot once.
+func (h *hold) end(why Reason) {
 	h.mu.Lock()
 	if h.ended {
 		h.mu.Unlock()
@@ -64,7 +64,7 @@ func (h *held) end(why Reason) {
 	h.mu.Unlock()
 	h.tell(why)
 	switch {
-	case busy: // who renews will give back
+	case busy: // the goroutine that renews will release the slots
 	case h.inMemory():
 		h.giveBack()
 	default:
@@ -72,8 +72,8 @@ func (h *held) end(why Reason) {
 	}
 }
 
-// yield decides whether other processes are to have the slots of one who has waited.
-func (h *held) yield() {
+// yield decides whether to leave the slots of a caller that has waited to other processes.
+func (h *hold) yield() {
 	if !h.waited || h.inMemory() {
 		return
 	}
@@ -84,14 +84,14 @@ func (h *held) yield() {
 			cores = append(cores, p.core)
 		}
 	}
-	h.yields = len(cores) > 0 && lines.yield(h.key, cores, time.Since(h.since), h.full)
+	h.yields = len(cores) > 0 && queues.yield(h.key, cores, time.Since(h.since), h.full)
 }
 
-// lose tells of a loss, once. The slot goes on being renewed, so that what still runs is counted
-// as far as it can be.
-func (h *held) lose() {
+// lose reports a loss, once. The slot is still renewed, so that the work that continues is counted
+// as far as possible.
+func (h *hold) lose() {
 	h.mu.Lock()
-	first := h.holding()
+	first := h.live()
 	if first {
 		h.late = true
 		if h.cancel != nil {
@@ -104,11 +104,11 @@ func (h *held) lose() {
 	}
 }
 
-// told reports whether anybody is told of the end.
-func (h *held) told() bool { return h.onEnd != nil || h.counters != nil }
+// told reports whether anything is notified of the end.
+func (h *hold) told() bool { return h.onEnd != nil || h.counters != nil }
 
-// tell tells of a loss, or of the end.
-func (h *held) tell(why Reason) {
+// tell notifies of a loss or of the end.
+func (h *hold) tell(why Reason) {
 	if !h.told() {
 		return
 	}
@@ -121,23 +121,23 @@ func (h *held) tell(why Reason) {
 	}
 }
 
-// giveBack gives back the places, for who has set busy. What could not be sent is
-// tried again, until it ends by itself.
-func (h *held) giveBack() {
+// giveBack releases the slots. The caller has set busy. Slots that cannot be released are tried
+// again, until they expire.
+func (h *hold) giveBack() {
 	h.giveBackBeside()
-	var left []place
+	var left []heldSlot
 	for _, p := range h.taken {
 		if p.charged().Charged() == 0 { // let through in an outage
-			lines.wake(h.key, p.core, h.yields)
+			queues.wake(h.key, p.core, h.yields)
 			continue
 		}
-		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer would not be the whole call
+		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer than n would not be the whole call
 		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
-		if !gone { // also if a function of the limiter has failed
+		if !gone { // even if a function of the limiter has failed
 			left = append(left, p)
 		}
 		if err == nil || h.yields {
-			lines.wake(h.key, p.core, h.yields)
+			queues.wake(h.key, p.core, h.yields)
 		}
 	}
 	h.mu.Lock()
@@ -149,16 +149,16 @@ func (h *held) giveBack() {
 	}
 }
 
-// giveBackBeside gives back the slots, and not the rates, that local limiters have for an All: they were charged
-// with what the store has admitted, or have let it through in an outage.
-func (h *held) giveBackBeside() {
+// giveBackBeside releases the slots, but not the rates, that local limiters hold for an All. These
+// were charged with what the store admitted, or admitted it themselves in an outage.
+func (h *hold) giveBackBeside() {
 	if !h.beside {
 		return
 	}
 	h.beside = false
 	r := h.charged
 	for l := h.limiter; l != nil; l = around(l) {
-		if r = tried(l, r); see.Mirroring(l) {
+		if r = innerOf(l, r); see.Mirroring(l) {
 			_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.n)
 		}
 	}

@@ -45,7 +45,7 @@ type world struct {
 	processes []*process
 
 	mu       sync.Mutex
-	server   *slots
+	server   *slotLog
 	messages []*message
 	done     int  // messages, by the server
 	prompt   bool // each message arrives at once
@@ -154,7 +154,7 @@ func (w *world) drop(m *message) {
 }
 
 func newWorld(t *testing.T, s scope) *world {
-	w := &world{scope: s, start: time.Now(), server: newSlots()}
+	w := &world{scope: s, start: time.Now(), server: newSlotLog()}
 	for i := range s.processes {
 		l, err := New(&wire{world: w, process: i}, s.slots, 5*tick/2)
 		require.NoError(t, err)
@@ -212,7 +212,7 @@ func (w *world) hold(p *process) {
 	}()
 }
 
-// kill ends a process. What it has sent is still on its way.
+// kill ends a process. Its messages are still in flight.
 func (w *world) kill(p *process, i int) {
 	p.killed = true
 	for _, m := range slices.Clone(w.messages) {
@@ -269,7 +269,7 @@ func (w *world) String() string {
 		}
 		fmt.Fprint(&b, p.asking, p.sent.Sub(w.start))
 		if p.slot != nil {
-			h := p.slot.held
+			h := p.slot.hold
 			h.mu.Lock()
 			fmt.Fprint(&b, h.ended, h.late, h.busy, h.pause)
 			for _, one := range h.taken {

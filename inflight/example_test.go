@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// A user has two exports at once.
+// A user can run two exports at the same time.
 func Example() {
 	store, err := memstore.New() // or a redisstore.Store, for several processes
 	if err != nil {
@@ -42,8 +42,8 @@ func Example() {
 	// true 0
 }
 
-// What a supplier of a language model allows: requests and tokens a minute, and requests at once.
-// They are decided together. The tokens are settled when they are known.
+// A supplier of a language model limits requests per minute, tokens per minute, and concurrent
+// requests. All of them are decided together. The tokens are settled when they are known.
 func ExampleHold_all() {
 	store, err := memstore.New()
 	if err != nil {

@@ -10,15 +10,15 @@ const (
 	MostOffers = mostOffers
 )
 
-// Lines is how many lines there are.
-func Lines() int {
-	lines.mu.Lock()
-	defer lines.mu.Unlock()
-	n := len(lines.byID)
-	for _, of := range lines.bySlots {
-		n = max(n, of.lines.Len())
+// Queues is how many queues there are.
+func Queues() int {
+	queues.mu.Lock()
+	defer queues.mu.Unlock()
+	n := len(queues.byID)
+	for _, of := range queues.bySlots {
+		n = max(n, of.queues.Len())
 	}
-	if lines.some.Load() != (len(lines.bySlots) > 0) || len(lines.byID) > 0 && len(lines.bySlots) == 0 {
+	if queues.some.Load() != (len(queues.bySlots) > 0) || len(queues.byID) > 0 && len(queues.bySlots) == 0 {
 		return -1
 	}
 	return n
@@ -32,5 +32,5 @@ func (s *Slot) LostAfterSleep(d time.Duration) bool {
 		wall      uint64
 		monotonic time.Duration
 	})(unsafe.Pointer(&now)).monotonic -= d
-	return s.held.passed(now)
+	return s.hold.passed(now)
 }

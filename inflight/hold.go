@@ -12,30 +12,30 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Option sets what is optional about a Slot.
+// Option configures a Slot.
 type Option func(*settings) error
 
-// settings are what Options set.
+// settings are set by Options.
 type settings struct {
-	longest  time.Duration // 0 if it has no end
+	longest  time.Duration // 0 if there is no maximum
 	onEnd    func(Ending)
-	counters *Counters // that count it; nil if none do
+	counters *Counters // nil if the Slot is not counted
 	most     int       // MaxWaiting; 0 unless set
 	patience time.Duration
 }
 
-// Longest ends the slot after d, as a lost one, whatever the work does.
+// Longest ends the slot after d, above 0, as if it were lost, even if the work continues.
 func Longest(d time.Duration) Option {
 	return func(s *settings) error {
 		if d <= 0 {
-			return fmt.Errorf("%w: Longest(%v)", ratelimit.ErrInvalidOption, d)
+			return fmt.Errorf("%w: Longest(%v), want above 0", ratelimit.ErrInvalidOption, d)
 		}
 		s.longest = d
 		return nil
 	}
 }
 
-// OnEnd tells f once how the slot has ended, and of a loss before. f must return soon.
+// OnEnd calls f once when the slot ends, and before that if it is lost. f must return quickly.
 func OnEnd(f func(Ending)) Option {
 	return func(s *settings) error {
 		if f == nil {
@@ -65,48 +65,51 @@ func (s *settings) applyToHold(opts []Option) error {
 	return errMaxWaiting
 }
 
-// Check returns the error that [Hold] would return because of opts, and whether it would wait ([WaitUpTo]).
+// Check returns the error that [Hold] would return for opts, and whether Hold would wait
+// ([WaitUpTo]).
 func Check(opts ...Option) (waits bool, err error) {
 	s := new(settings)
 	err = s.applyToHold(opts)
 	return s.patience > 0, err
 }
 
-// held is a Slot without the Slot: what its timer refers to, so that a Slot that nothing else can
-// reach is found.
-type held struct {
+// hold is everything of a Slot that its timer refers to. It does not refer to the Slot, so that a
+// Slot that nothing else refers to can be found.
+type hold struct {
 	question
 	settings
-	waited   bool      // or would have, if there was no slot
-	deferred bool      // nothing looks whether it is forgotten
-	own      Slot      // then it is this one
-	since    time.Time // when it was asked for; zero if nobody wants to know
+	waited   bool      // whether it waited, or would have without a free slot
+	deferred bool      // whether the Release is deferred, so that no cleanup is needed
+	own      Slot      // the Slot to return if deferred
+	since    time.Time // when it was requested; zero if nothing needs to know
 
 	mu        sync.Mutex
-	places         // who has set busy may change them, under mu
-	events    int  // that were charged with them, and are not settled
-	busy      bool // with renewals, or with giving back
-	late      bool // it was lost, or over before its Release
+	heldSlots      // the goroutine that has set busy may change them, under mu
+	events    int  // that were charged with the slots and are not settled
+	busy      bool // with renewals, or with releasing
+	late      bool // it was lost, or had expired before its Release
 	ended     bool
-	forgotten bool          // the next turn ends it
-	yields    bool          // its slots to other processes, once they are given back
-	pause     time.Duration // before it is given back again; 0 unless that has failed
+	forgotten bool          // the next tick ends it
+	yields    bool          // leave its slots to other processes after the Release
+	pause     time.Duration // before the next attempt to release; 0 unless one has failed
 	work      context.Context
 	cancel    context.CancelCauseFunc
-	timer     *time.Timer // of the next turn; nil if there is none
+	timer     *time.Timer // for the next tick; nil if there is none
 	cleanup   runtime.Cleanup
 }
 
-// Hold takes a slot of key, and holds it until Release. l is a limiter of [New], or an All that
-// has some, also inside a fallback. Of an All it decides on all limits at once: n events of
-// those that count rates, and a slot of each that counts slots, or nothing.
+// Hold takes a slot of key, and holds it until Release. l is a limiter made by [New], or an All
+// that contains some, even inside a fallback. An All decides on all limits together: it charges n
+// events to the limits that count rates, and takes a slot of each limit that counts slots, or does
+// nothing.
 //
-// It never waits, unless it is told [WaitUpTo].
+// Hold never waits, unless [WaitUpTo] is given.
 //
-// The Slot is nil if the Result is a denial or there is an error. Then its Settle and Refund are an
-// [ratelimit.ErrInvalidOption], and its other methods do nothing.
-// If ctx has ended, nothing is asked. If it ends while the store is asked, the error is that of ctx, and what
-// was taken and charged all the same is given back. Afterwards the end of ctx changes nothing.
+// The Slot is nil if the Result is a denial or if there is an error. The Settle and Refund of a nil
+// Slot return [ratelimit.ErrInvalidOption], and its other methods do nothing. If ctx has ended, the
+// store is not asked. If ctx ends during the call to the store, Hold returns ctx's error, and
+// whatever was taken and charged is released and refunded. After Hold has returned, the end of ctx
+// has no effect.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	l, spent := see.Deferring(l)
 	h := recordOf(spent)
@@ -123,38 +126,38 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	if h.patience > 0 {
 		return h.wait(ctx)
 	}
-	return h.hold(ctx)
+	return h.acquire(ctx)
 }
 
-// begin makes h a question for n events of l.
-func (h *held) begin(ctx context.Context, l ratelimit.Limiter, key string, n int) {
-	*h = held{} // which costs less than one with what follows
+// begin initializes h for n events of l.
+func (h *hold) begin(ctx context.Context, l ratelimit.Limiter, key string, n int) {
+	*h = hold{} // faster than a literal with the values below
 	h.limiter, h.ctx, h.key = l, context.WithoutCancel(ctx), key
 	h.n, h.events = n, n
 }
 
-// recordOf returns that of a spent slot, which was of the same limiter, or a new one. A slot may still be on
-// its way back.
-func recordOf(spent *sync.Pool) *held {
+// recordOf reuses a spent slot, which belonged to the same limiter, or returns a new one. A spent
+// slot that is still being released cannot be reused.
+func recordOf(spent *sync.Pool) *hold {
 	if spent == nil {
-		return new(held)
+		return new(hold)
 	}
 	s, ok := spent.Get().(*Slot)
-	if !ok || !s.held.gone() {
-		return new(held)
+	if !ok || !s.hold.gone() {
+		return new(hold)
 	}
-	return s.held
+	return s.hold
 }
 
-// gone reports whether h is given back, and nothing will use it any more.
-func (h *held) gone() bool {
+// gone reports whether h has been released, and nothing will use it again.
+func (h *hold) gone() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ended && !h.busy && len(h.taken) == 0 && h.timer == nil && h.work == nil
 }
 
-// hold takes the slot, and plans what follows.
-func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
+// acquire takes the slot, and schedules what follows.
+func (h *hold) acquire(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if h.longest > 0 || h.told() || !h.atHand() {
 		h.since = time.Now()
 	}
@@ -162,25 +165,26 @@ func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
-	if h.longest > 0 || !h.inMemory() { // or it lasts until its Release
+	if h.longest > 0 || !h.inMemory() { // otherwise it lasts until its Release
 		h.mu.Lock()
 		h.plan()
 		h.mu.Unlock()
 	}
 	if h.deferred {
-		h.own.held = h
+		h.own.hold = h
 		return &h.own, r, nil
 	}
 	s := &Slot{h}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.cleanup = runtime.AddCleanup(s, (*held).forget, h)
+	h.cleanup = runtime.AddCleanup(s, (*hold).forget, h)
 	return s, r, nil
 }
 
-// take asks for the slots. The question goes on if ctx ends, since its answer must be known. If the limiter
-// changes, it is asked again, once, when it has changed meanwhile: nobody could tell whose slots were taken.
-func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err error) {
+// take asks for the slots. If ctx ends, the request continues, because its result must be known. If
+// the limiter has changed in the meantime, take asks again, once, because it would be unclear whose
+// slots were taken.
+func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err error) {
 	h.before = nil
 	if changes {
 		h.before = cores(h.limiter)
@@ -200,7 +204,7 @@ func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			r, err = a.r, a.err
 		case <-ctx.Done():
 			go func() {
-				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
+				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.noted(a.r) {
 					_ = (&Slot{h}).Refund(h.ctx) // nobody else can
 					h.end(Released)
 				}
@@ -208,17 +212,17 @@ func (h *held) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			return r, ctx.Err()
 		}
 	}
-	if err == nil && r.Allowed && !h.placed(r) {
+	if err == nil && r.Allowed && !h.noted(r) {
 		return h.take(ctx, false)
 	}
 	return r, err
 }
 
-// placed notes the slots of r. If the limiter has changed it gives back r.
-func (h *held) placed(r ratelimit.Result) bool {
+// noted records the slots of r. If the limiter has changed, it refunds r.
+func (h *hold) noted(r ratelimit.Result) bool {
 	h.note(&h.question, r, h.since)
 	if h.before != nil && !slices.Equal(h.before, cores(h.limiter)) {
-		h.places = places{}
+		h.heldSlots = heldSlots{}
 		_ = h.limiter.Refund(h.ctx, h.key, r, h.n)
 		return false
 	}

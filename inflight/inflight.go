@@ -13,21 +13,22 @@ import (
 const (
 	leastLife = 100 * time.Millisecond
 	mostLife  = 24 * time.Hour
-	forever   = 10 * 365 * 24 * time.Hour // of a slot in memory
+	forever   = 10 * 365 * 24 * time.Hour // for a slot in memory
 )
 
-// New returns a limiter of n slots for each key, 1 to 2^31-1, over all processes that share s.
-// Allow takes a slot, and a Refund of its Result gives it back. Most callers want [Hold], which
-// also renews it.
+// New returns a limiter of n slots for each key, 1 to 2^31-1, across all processes that share s.
+// Allow takes a slot, and a Refund of its Result releases it. Most callers want [Hold], which also
+// renews the slot.
 //
-// life is how long a slot outlives a process that dies, 100 ms to 24 h. A slot that is not
-// renewed is free again then. In memory it ends with the process, and life does nothing.
+// life is the lifetime of a slot, 100 ms to 24 h: a slot that is not renewed is free again after
+// that time, for example if its process dies. In memory, a slot ends with the process, and life has
+// no effect.
 //
-// A call takes one slot, whatever its n. Of a Limit that a limit function or a tier gives, only
-// the Rate counts. Limiters of one name and store share their slots, whatever their lives and n. If
-// a Redis server's clock is set back, a slot ends one life of the limiter that is asked later at most:
-// see [Time], and give limiters of one name the same life.
-// The errors are [ratelimit.ErrInvalidLimit] and [ratelimit.ErrInvalidOption].
+// A call takes one slot, whatever its n. If a limit function or a tier returns a Limit, only its
+// Rate counts. Limiters with the same name and store share their slots, even if their lives or n
+// differ. If a Redis server's clock is set back, a slot ends at most one life later, that of the
+// limiter that is asked next: see [Time], and give limiters with the same name the same life. It
+// returns [ratelimit.ErrInvalidLimit] or [ratelimit.ErrInvalidOption].
 //
 // [Time]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#time
 func New(s store.Store, n int, life time.Duration, opts ...ratelimit.Option) (*ratelimit.Custom, error) {
@@ -35,7 +36,7 @@ func New(s store.Store, n int, life time.Duration, opts ...ratelimit.Option) (*r
 		return nil, fmt.Errorf("%w: %d slots, want 1 or more", ratelimit.ErrInvalidLimit, n)
 	}
 	if life < leastLife || life > mostLife {
-		return nil, fmt.Errorf("%w: a life of %v: it is %v to %v", ratelimit.ErrInvalidOption, life, leastLife, mostLife)
+		return nil, fmt.Errorf("%w: a life of %v, want %v to %v", ratelimit.ErrInvalidOption, life, leastLife, mostLife)
 	}
 	if _, here := s.(*memstore.Store); here {
 		life = forever

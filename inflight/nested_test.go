@@ -96,7 +96,7 @@ func TestASlotBesideSilentLimitersIsGivenBack(t *testing.T) {
 	require.Equal(t, []int{3, 99, 99}, []int{free(t, sl), free(t, a), free(t, daily)})
 }
 
-// Whom a rate beside the slots refuses for longer than there is time is told at once.
+// If a rate denies for longer than the caller can wait, the caller is denied immediately.
 func TestARateInsideOfALimiterBesideSlotsIsForeseen(t *testing.T) {
 	bothWays(t, func(t *testing.T, l, _, _, b ratelimit.Limiter) {
 		r, err := b.AllowN(t.Context(), "key", 200)
@@ -155,8 +155,8 @@ func TestASlotBesideAFallbackIsGivenBackInAnOutage(t *testing.T) {
 	}
 }
 
-// What a fallback has charged its local limiter with besides is given back with the slot. Or else the local
-// slots would be taken when an outage begins.
+// What a fallback has also charged to its local limiter is released with the slot. Otherwise, the
+// local slots would be taken when an outage begins.
 func TestASlotOfAnAllInAFallbackIsGivenBackToTheLocalLimiterToo(t *testing.T) {
 	for name, c := range map[string]struct {
 		inside, outside func(s store.Store, l ratelimit.Limiter) ratelimit.Limiter

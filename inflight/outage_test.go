@@ -41,8 +41,8 @@ func TestLocalSlotsAreGivenBackOnce(t *testing.T) {
 	}
 }
 
-// What a local limiter has let through is given back to it as soon as the store counts it: the next outage
-// begins with all of its slots.
+// A slot that a local limiter has admitted is released there as soon as the store counts it, so
+// that the next outage begins with all local slots.
 func TestWhatTheStoreTakesUpIsNoLongerTakenLocally(t *testing.T) {
 	for name, several := range map[string]bool{"alone": false, "beside a rate": true} {
 		t.Run(name, func(t *testing.T) {

@@ -9,17 +9,17 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// question is one for n events of a key, and for the slots that go with them.
+// question is a request for n events of a key, and for the slots that go with them.
 type question struct {
 	limiter ratelimit.Limiter
-	ctx     context.Context // has the caller's values, and no end
+	ctx     context.Context // with the caller's values, but without its end
 	key     string
 	n       int
-	core    *ratelimit.Custom   // limiter, if that is nothing else and has slots
-	before  []*ratelimit.Custom // what it had of slots when it was asked; nil if that cannot change
+	core    *ratelimit.Custom   // the limiter, if it is a bare limiter of slots
+	before  []*ratelimit.Custom // the limiters of slots in it when it was asked; nil if that cannot change
 }
 
-// check refuses a limiter without slots.
+// check rejects a limiter that counts no slots.
 func (q *question) check() error {
 	err := checkLimiter(q.limiter)
 	if err == nil {
@@ -33,18 +33,18 @@ func (q *question) atHand() bool {
 	return q.core != nil && q.core.Limit().Period == forever
 }
 
-// answer is that of a limiter, or its panic.
+// answer is the answer of a limiter, or its panic.
 type answer struct {
 	r     ratelimit.Result
 	err   error
 	panic any
 }
 
-// ask asks on a goroutine of its own.
+// ask asks on a separate goroutine.
 func (q *question) ask() <-chan answer {
 	answered := make(chan answer, 1)
 	go func() {
-		a := answer{panic: errors.New("inflight: the limiter has ended its goroutine")}
+		a := answer{panic: errors.New("inflight: the limiter called runtime.Goexit")}
 		defer func() {
 			if p := recover(); p != nil {
 				a.panic = p
@@ -57,26 +57,26 @@ func (q *question) ask() <-chan answer {
 	return answered
 }
 
-// Has reports whether l counts slots, so that [Hold] can hold one: it is a limiter of [New], or
-// has one inside.
+// Has reports whether l counts slots, so that [Hold] can hold one: it is a limiter made by [New],
+// or contains one.
 func Has(l ratelimit.Limiter) bool { return see.Held(l) }
 
-// checkLimiter refuses what has no slots, or has them where they cannot be told apart.
+// checkLimiter rejects limiters that count no slots, and those whose slots cannot be told apart.
 func checkLimiter(l ratelimit.Limiter) error {
 	if !see.Held(l) {
-		return fmt.Errorf("%w: a %T has no slots: they are those of inflight.New", ratelimit.ErrInvalidOption, l)
+		return fmt.Errorf("%w: a %T counts no slots: use a limiter made by inflight.New, or an All that contains one", ratelimit.ErrInvalidOption, l)
 	}
 	for _, part := range several(l) {
 		if several(part) != nil && see.Held(part) {
-			return fmt.Errorf("%w: an All around a %T around an All that has slots", ratelimit.ErrInvalidOption, part)
+			return fmt.Errorf("%w: an All cannot contain a %T that wraps another All with slots: put all limits into one All", ratelimit.ErrInvalidOption, part)
 		}
 	}
 	return nil
 }
 
-// around returns the one limiter that l is around, or nil.
+// around returns the one limiter that l wraps, or nil.
 func around(l ratelimit.Limiter) ratelimit.Limiter {
-	if _, bare := l.(*ratelimit.Custom); bare { // which is quick to see
+	if _, bare := l.(*ratelimit.Custom); bare { // a fast path
 		return nil
 	}
 	if w, ok := l.(interface{ Unwrap() ratelimit.Limiter }); ok {
@@ -85,17 +85,18 @@ func around(l ratelimit.Limiter) ratelimit.Limiter {
 	return nil
 }
 
-// inner is what the limiter inside of l, of which a shadow may be a part, has decided where l
-// has answered r.
-func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+// innermost returns the decision of the innermost limiter, given that l answered r. A shadow inside may
+// have changed it.
+func innermost(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	for ; l != nil; l = around(l) {
-		r = tried(l, r)
+		r = innerOf(l, r)
 	}
 	return r
 }
 
-// tried is what a shadow l has decided where it has answered r. It is r if l is none.
-func tried(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+// innerOf returns the decision of the limiter inside a shadow l that answered r. It returns r if l is
+// not a shadow.
+func innerOf(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	if _, bare := l.(*ratelimit.Custom); bare {
 		return r
 	}
@@ -107,7 +108,7 @@ func tried(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	return r
 }
 
-// several are the limits of an All, also inside a wrapper, and nil of a single limit.
+// several returns the limits of an All, even inside a wrapper, or nil for a single limit.
 func several(l ratelimit.Limiter) []ratelimit.Limiter {
 	for ; l != nil; l = around(l) {
 		if w, ok := l.(interface{ Unwrap() []ratelimit.Limiter }); ok {
@@ -117,7 +118,7 @@ func several(l ratelimit.Limiter) []ratelimit.Limiter {
 	return nil
 }
 
-// slotsIn returns the limiter of slots that l is, or is around.
+// slotsIn returns the limiter of slots that l is or wraps.
 func slotsIn(l ratelimit.Limiter) (*ratelimit.Custom, bool) {
 	found, ok := see.First[*ratelimit.Custom](l)
 	if !ok || !see.Held(found) {
@@ -126,7 +127,7 @@ func slotsIn(l ratelimit.Limiter) (*ratelimit.Custom, bool) {
 	return found.(*ratelimit.Custom), true
 }
 
-// cores are the limiters of slots in l. They are not nil if there are none.
+// cores returns the limiters of slots in l. The result is not nil even if there are none.
 func cores(l ratelimit.Limiter) []*ratelimit.Custom {
 	limits, all := several(l), []*ratelimit.Custom{}
 	if limits == nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// plan plans the next turn, of a slot that may end by itself.
-func (h *held) plan() {
+// plan schedules the next tick of a slot that may expire.
+func (h *hold) plan() {
 	now := time.Now()
 	var due time.Time
 	first := func(at time.Time) {
@@ -31,35 +31,35 @@ func (h *held) plan() {
 			}
 			continue
 		}
-		// Renewals of a short time go together: a store carries them in one round trip.
+		// Renewals are grouped, so that a store can send them in one round trip.
 		first(now.Add(p.life / 3).Truncate(p.life / 30))
-		if h.holding() && p.counted() { // or it is found to be lost
+		if h.live() && p.counted() { // the loss must be noticed in time
 			first(p.until)
 		}
 	}
 	switch {
 	case due.IsZero(): // all are in memory now
 	case h.timer == nil:
-		h.timer = time.AfterFunc(due.Sub(now), h.turn)
+		h.timer = time.AfterFunc(due.Sub(now), h.tick)
 	default:
 		h.timer.Reset(due.Sub(now))
 	}
 }
 
-// holding reports whether the slot is neither lost nor over.
-func (h *held) holding() bool { return !h.late && !h.ended }
+// live reports whether the slot is neither lost nor ended.
+func (h *hold) live() bool { return !h.late && !h.ended }
 
-// tooLong reports whether it is held for longer than it may be.
-func (h *held) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
+// tooLong reports whether the slot has been held for longer than it may be.
+func (h *hold) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }
 
-// passed reports whether it may have ended by now.
-func (h *held) passed(now time.Time) bool { return h.tooLong(now) || h.places.passed(now) }
+// passed reports whether the slot may have expired by now.
+func (h *hold) passed(now time.Time) bool { return h.tooLong(now) || h.heldSlots.passed(now) }
 
-// turn renews the places, ends what is held for too long, or tries again to give back.
-func (h *held) turn() {
+// tick renews the slots, ends a slot that is held for too long, or tries again to release.
+func (h *hold) tick() {
 	h.mu.Lock()
 	forgotten := h.forgotten && !h.ended
-	busy, ended, unlost := h.busy, h.ended, h.holding()
+	busy, ended, unlost := h.busy, h.ended, h.live()
 	h.busy = !forgotten
 	h.mu.Unlock()
 	switch {
@@ -67,7 +67,7 @@ func (h *held) turn() {
 		h.end(Forgotten)
 		return
 	case busy:
-		return // giving back, which plans what is left
+		return // the goroutine that releases them plans what is left
 	case ended:
 		h.giveBack()
 		return
@@ -76,7 +76,7 @@ func (h *held) turn() {
 	for i := range h.taken {
 		shortest = min(shortest, h.taken[i].life)
 	}
-	for i := range h.taken { // which leaves time to renew the shortest again
+	for i := range h.taken { // with enough time left to renew the shortest again
 		if p := &h.taken[i]; p.due(time.Now()) {
 			gone = !h.renew(p, shortest/4, unlost) || gone
 		}
@@ -101,9 +101,9 @@ func (h *held) turn() {
 	}
 }
 
-// renew renews a place within most, and reports whether it is still held, or may be. If it is not lost
-// before, a renewal ends when it is.
-func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
+// renew renews a slot within most, and reports whether it is still held, or may be. A renewal of a
+// slot that is not lost ends when the slot expires.
+func (h *hold) renew(p *heldSlot, most time.Duration, unlost bool) bool {
 	began := time.Now()
 	end := began.Add(most)
 	if unlost && p.counted() && p.until.Before(end) {
@@ -118,8 +118,8 @@ func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
 		r, err = p.core.Renew(ctx, h.key, p.charged())
 	case p.standsIn():
 		r, err = p.core.Allow(ctx, h.key)
-	} // or no slot was needed
-	if err != nil { // it may be held until its end has come
+	} // otherwise no slot was needed
+	if err != nil { // it may be held until it expires
 		return true
 	}
 	if !r.Allowed {
@@ -132,7 +132,7 @@ func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
 		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.n)
 	}
 	h.mu.Lock()
-	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // another slot
+	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // it is a different slot
 		p.answer = r
 	}
 	p.toTake, p.until = false, began.Add(p.life)

@@ -208,7 +208,7 @@ func TestALossIsToldInTimeBesideALongLife(t *testing.T) {
 	})
 }
 
-// Of two stores one hangs. The slot on the other one is renewed.
+// One of two stores hangs. The slot on the other store is renewed.
 func TestALongLifeThatHangsDoesNotLoseAShortOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, s2 := newRemote(t), newRemote(t)
@@ -240,7 +240,7 @@ func TestLongestInMemory(t *testing.T) {
 	})
 }
 
-// What has ended in an outage is sent again as seldom as what was released.
+// The release of a slot that ended in an outage is repeated as rarely as that of a released one.
 func TestLongestEndsInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)

@@ -14,19 +14,19 @@ import (
 //go:embed inflight.lua
 var inflightLua string
 
-// rule counts slots. Each has a number, in the order of their taking, and an end. A key keeps
-// them in a log: its State is always that of a new key.
+// rule counts slots. Each slot has a number, in the order in which they were taken, and an end. A
+// key keeps its slots in a log; its State is always that of a new key.
 //
-// The Rate of a limit is how many there are, and the Period how long one is held unless it is
-// renewed. The number of a slot is the time of its taking, or the next one that is free. A
-// Before is the number of a slot to be renewed.
+// The Rate of a limit is the number of slots, and the Period is how long a slot is held unless it
+// is renewed. The number of a slot is the time at which it was taken, or the next free number. To
+// renew a slot, Before is its number.
 var rule = ratelimit.NewRule(store.Rule{
 	Name:      Algorithm,
 	AnyPeriod: true,
 	Held:      true,
 	Unit:      "concurrent-requests",
 	Step: func(_ store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-		return store.State{}, new(slots).Step(l, now, n)
+		return store.State{}, new(slotLog).Step(l, now, n)
 	},
 	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
 	Report:    report,
@@ -37,7 +37,7 @@ var rule = ratelimit.NewRule(store.Rule{
 	Refund:   func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
 	TTL:      func(s store.State, _ store.Limit) int64 { return s.Period },
 	Used:     func(s store.State, _, _ int64) int64 { return s.Whole },
-	NewLog:   func(store.State) store.Log { return newSlots() },
+	NewLog:   func(store.State) store.Log { return newSlotLog() },
 	ParseLog: parse,
 }, inflightLua)
 
@@ -49,24 +49,24 @@ func report(l store.Limit, r store.Reply, _, charged int64) store.Report {
 	return v
 }
 
-// slots are those of a key.
-type slots struct {
-	last  int64   // the last number given; 0 if none was
-	all   []slot  // in the order of their numbers; some may have ended
-	first [1]slot // of all, in one allocation
+// slotLog is the slots of a key.
+type slotLog struct {
+	last  int64    // the last number used; 0 if none was
+	all   []entry  // in the order of their numbers; some may have ended
+	first [1]entry // of all, in the same allocation
 }
 
-func newSlots() *slots {
-	s := new(slots)
+func newSlotLog() *slotLog {
+	s := new(slotLog)
 	s.all = s.first[:0]
 	return s
 }
 
-type slot struct{ number, end int64 }
+type entry struct{ number, end int64 }
 
-// Step replies the number of the first slot, how many are held, and ResetAfter. Of a denial it
-// replies RetryAfter in place of the number.
-func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
+// Step replies with the number of the first slot, how many are held, and ResetAfter. For a denial,
+// it replies with RetryAfter in place of the number.
+func (s *slotLog) Step(l store.Limit, now, n int64) store.Reply {
 	r := store.Reply{X: s.next(now)}
 	longest := now
 	for _, one := range s.all {
@@ -78,7 +78,7 @@ func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 	r.Z = longest - now
 	if i, held := s.find(l.Before()); held && s.all[i].end > now {
 		r.X, r.Outcome = l.Before(), store.Admitted
-		r.Y-- // it is one of those that are held
+		r.Y-- // it is one of the held slots
 		return r
 	}
 	r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate)
@@ -92,19 +92,19 @@ func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 	return r
 }
 
-// next is the number of the next slot that is taken.
-func (s *slots) next(now int64) int64 { return max(now, s.last+1) }
+// next returns the number of the next slot to be taken.
+func (s *slotLog) next(now int64) int64 { return max(now, s.last+1) }
 
-// find returns the place of a slot.
-func (s *slots) find(number int64) (int, bool) {
+// find returns the index of a slot.
+func (s *slotLog) find(number int64) (int, bool) {
 	if number <= 0 || number > s.last {
 		return 0, false
 	}
-	return slices.BinarySearchFunc(s.all, number, func(one slot, number int64) int { return cmp.Compare(one.number, number) })
+	return slices.BinarySearchFunc(s.all, number, func(one entry, number int64) int { return cmp.Compare(one.number, number) })
 }
 
-// after is when the first n of those that are held will have ended.
-func (s *slots) after(now, n int64) int64 {
+// after returns when the first n of the held slots will have ended.
+func (s *slotLog) after(now, n int64) int64 {
 	if n == 1 {
 		first := int64(math.MaxInt64)
 		for _, one := range s.all {
@@ -125,32 +125,32 @@ func (s *slots) after(now, n int64) int64 {
 }
 
 // Add takes n slots, or renews one.
-func (s *slots) Add(l store.Limit, now, n int64) (end int64) {
+func (s *slotLog) Add(l store.Limit, now, n int64) (end int64) {
 	if i, held := s.find(l.Before()); held && s.all[i].end > now {
 		s.all[i].end = now + l.Period
 		return s.End()
 	}
 	first := s.next(now)
-	s.all = slices.DeleteFunc(s.all, func(one slot) bool { return one.end <= now })
+	s.all = slices.DeleteFunc(s.all, func(one entry) bool { return one.end <= now })
 	for i := range n {
-		s.all = append(s.all, slot{first + i, now + l.Period})
+		s.all = append(s.all, entry{first + i, now + l.Period})
 	}
 	s.last = first + n - 1
 	return s.End()
 }
 
-// Refund gives back the slots of c that are still held.
-func (s *slots) Refund(_ store.Limit, now int64, c store.Receipt) {
-	s.all = slices.DeleteFunc(s.all, func(one slot) bool {
+// Refund releases the slots of c that are still held.
+func (s *slotLog) Refund(_ store.Limit, now int64, c store.Receipt) {
+	s.all = slices.DeleteFunc(s.all, func(one entry) bool {
 		return one.end <= now || one.number >= c.At && one.number < c.At+c.N
 	})
-	if len(s.all) == 0 { // as a key never seen, which it is on Redis
+	if len(s.all) == 0 { // like a new key, which it is on Redis
 		s.last = 0
 	}
 }
 
-// End is when the last slot ends.
-func (s *slots) End() int64 {
+// End returns when the last slot ends.
+func (s *slotLog) End() int64 {
 	end := int64(math.MinInt64)
 	for _, one := range s.all {
 		end = max(end, one.end)
@@ -158,8 +158,8 @@ func (s *slots) End() int64 {
 	return end
 }
 
-// Used is how many slots are held.
-func (s *slots) Used(now int64) (n int64) {
+// Used returns how many slots are held.
+func (s *slotLog) Used(now int64) (n int64) {
 	for _, one := range s.all {
 		if one.end > now {
 			n++
@@ -168,8 +168,8 @@ func (s *slots) Used(now int64) (n int64) {
 	return n
 }
 
-// AppendBinary appends the last number, and the number and the end of each slot.
-func (s *slots) AppendBinary(b []byte) ([]byte, error) {
+// AppendBinary appends the last number, and the number and end of each slot.
+func (s *slotLog) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.BigEndian.AppendUint64(b, uint64(s.last))
 	for _, one := range s.all {
 		b = binary.BigEndian.AppendUint64(b, uint64(one.number))
@@ -182,9 +182,9 @@ func parse(b []byte) (store.Log, error) {
 	if len(b)%16 != 8 {
 		return nil, store.ErrCorrupt
 	}
-	s := &slots{last: int64(binary.BigEndian.Uint64(b))}
+	s := &slotLog{last: int64(binary.BigEndian.Uint64(b))}
 	for b = b[8:]; len(b) > 0; b = b[16:] {
-		one := slot{int64(binary.BigEndian.Uint64(b)), int64(binary.BigEndian.Uint64(b[8:]))}
+		one := entry{int64(binary.BigEndian.Uint64(b)), int64(binary.BigEndian.Uint64(b[8:]))}
 		if before := len(s.all); one.number > s.last || before > 0 && s.all[before-1].number >= one.number || one.end < -farthest || one.end > farthest {
 			return nil, store.ErrCorrupt
 		}
@@ -193,4 +193,4 @@ func parse(b []byte) (store.Log, error) {
 	return s, nil
 }
 
-const farthest = 1 << 60 // of a time in Unix µs
+const farthest = 1 << 60 // the largest time, in Unix µs

@@ -202,9 +202,9 @@ func TestAnotherRuleBesideSlotsIsARate(t *testing.T) {
 	}
 }
 
-// A slot is found however long after others it was taken, also where an int has 32 bits.
+// A slot is found however long after others it was taken, even if an int has 32 bits.
 func TestSlotsTakenFarApartAreToldApart(t *testing.T) {
-	l, s := store.Limit{Rate: 100, Period: 1 << 50}, newSlots()
+	l, s := store.Limit{Rate: 100, Period: 1 << 50}, newSlotLog()
 	var numbers []int64
 	for now := int64(1_800_000_000_000_000); len(numbers) < 100; now += 1 << 32 / 3 { // 24 minutes
 		numbers = append(numbers, s.Step(l, now, 1).X)
@@ -222,7 +222,7 @@ func TestSlotsTakenFarApartAreToldApart(t *testing.T) {
 // A slot can be renewed before its end. From then on it is not held, and another one is taken.
 func TestASlotIsRenewedBeforeItsEnd(t *testing.T) {
 	for late, same := range map[int64]bool{-1: true, 0: false, 1: false} {
-		l, s, now := store.Limit{Rate: 1, Period: 500}, newSlots(), int64(1_800_000_000_000_000)
+		l, s, now := store.Limit{Rate: 1, Period: 500}, newSlotLog(), int64(1_800_000_000_000_000)
 		first := s.Step(l, now, 1).X
 		s.Add(l, now, 1)
 		now += l.Period + late
@@ -232,15 +232,16 @@ func TestASlotIsRenewedBeforeItsEnd(t *testing.T) {
 		require.True(t, r.OK())
 		require.Equal(t, same, r.X == first)
 		require.EqualValues(t, 0, r.Y)
-		require.Equal(t, []slot{{r.X, now + l.Period}}, s.all)
+		require.Equal(t, []entry{{r.X, now + l.Period}}, s.all)
 	}
 }
 
-// What a store is told of the slots of a key is so, also of several that are taken at once: how many are held, when
-// the last one ends, and when there is room again. Those that have ended take no memory for long.
+// What a store reports about the slots of a key is correct, even if several are taken together: how
+// many are held, when the last one ends, and when there is room again. Slots that have ended do not
+// use memory for long.
 func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 33))
-	s, now := newSlots(), int64(1_800_000_000_000_000)
+	s, now := newSlotLog(), int64(1_800_000_000_000_000)
 	ends := map[int64]int64{} // of those that are held, by number
 	for range 2000 {
 		now += random.Int64N(4) * 100
@@ -274,7 +275,8 @@ func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
 	}
 }
 
-// What stores may ask the rule. Its State is always that of a new key, since the slots are in a log.
+// These are the functions that stores call. The State is always that of a new key, because the
+// slots are in a log.
 func TestTheRuleAnswersItsStores(t *testing.T) {
 	l := store.Limit{Rate: 3, Period: 1000}
 	for held, left := range []int64{3, 2, 1, 0, 0} {
@@ -293,7 +295,7 @@ func TestTheRuleAnswersItsStores(t *testing.T) {
 func TestSlotsAsBytes(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 32))
 	l, now := store.Limit{Rate: 5, Period: 1000}, int64(1_800_000_000_000_000)
-	s := newSlots()
+	s := newSlotLog()
 	for range 1000 {
 		now += random.Int64N(4) * 100
 		if r := s.Step(l, now, 1); r.OK() {
@@ -307,20 +309,20 @@ func TestSlotsAsBytes(t *testing.T) {
 		b = b[6:]
 		read, err := parse(b)
 		require.NoError(t, err)
-		require.Equal(t, s.last, read.(*slots).last)
-		require.Equal(t, len(s.all), len(read.(*slots).all))
-		require.True(t, slices.Equal(s.all, read.(*slots).all))
+		require.Equal(t, s.last, read.(*slotLog).last)
+		require.Equal(t, len(s.all), len(read.(*slotLog).all))
+		require.True(t, slices.Equal(s.all, read.(*slotLog).all))
 		require.Equal(t, s.Step(l, now, 1), read.Step(l, now, 1))
 		for cut := 1; cut < 16 && cut <= len(b); cut++ {
 			_, err := parse(b[:len(b)-cut])
 			require.ErrorIs(t, err, store.ErrCorrupt)
 		}
 	}
-	for name, s := range map[string]slots{
-		"a number above the last": {last: 1, all: []slot{{2, 3}}},
-		"twice the same":          {last: 5, all: []slot{{2, 3}, {2, 3}}},
-		"an end beyond all time":  {last: 5, all: []slot{{2, 1<<60 + 1}}},
-		"one before all time":     {last: 5, all: []slot{{2, -1<<60 - 1}}},
+	for name, s := range map[string]slotLog{
+		"a number above the last": {last: 1, all: []entry{{2, 3}}},
+		"twice the same":          {last: 5, all: []entry{{2, 3}, {2, 3}}},
+		"an end beyond all time":  {last: 5, all: []entry{{2, 1<<60 + 1}}},
+		"one before all time":     {last: 5, all: []entry{{2, -1<<60 - 1}}},
 	} {
 		b, err := s.AppendBinary(nil)
 		require.NoError(t, err)
@@ -328,7 +330,7 @@ func TestSlotsAsBytes(t *testing.T) {
 		require.ErrorIs(t, err, store.ErrCorrupt, name)
 	}
 	for _, end := range []int64{1 << 60, -1 << 60} {
-		b, err := (&slots{last: 2, all: []slot{{2, end}}}).AppendBinary(nil)
+		b, err := (&slotLog{last: 2, all: []entry{{2, end}}}).AppendBinary(nil)
 		require.NoError(t, err)
 		_, err = parse(b)
 		require.NoError(t, err)

@@ -9,39 +9,39 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// A slot that is released in a process is taken there again within a round trip, because a Release wakes the
-// next waiter, while other processes find free slots only by polling. To be fair to them, a process leaves them
-// one slot whenever its waiters have held slots for a turn, added up over its slots: it does not ask for that
-// slot until each other process has polled. If the slot is still there afterwards, nobody else wants it, and
-// the next turn is longer. Turns are counted in pauses between two polls, so that the time for which slots are
-// unused is a small part of the whole.
+// A slot that is released in a process is taken there again within a round trip, because a Release
+// wakes the next waiter. Other processes find free slots only by polling. To be fair to them, a
+// process leaves them one slot whenever its waiters have held slots for a turn, added up over its
+// slots. It does not ask for that slot until each other process has polled. If the slot is still
+// free afterwards, nobody else wants it, and the next turn is longer. Turns are measured in pauses
+// between two polls, so that slots are unused for only a small part of the time.
 const (
 	leastTurn = 12
 	mostTurn  = 64
 )
 
-// rivalry is for how long a process remembers that another one has taken a slot that it left.
+// rivalry is how long a process remembers that another one has taken a slot that it left.
 const rivalry = 10 * time.Second
 
-// longestWork bounds what one holder adds to a turn, and to the average of work.
+// longestWork limits what one holder adds to a turn and to the average of work.
 const longestWork = 8 * mostPause
 
-// share is this process's share of slots that others may want too. It exists while there are lines for them,
-// while some are left to others, and for the time of a rivalry.
+// share is this process's share of slots that others may want too. It exists while queues here wait
+// for the slots, while some are left to others, and for the duration of a rivalry.
 type share struct {
-	lines list.List     // of *line: those that wait for the slots, in the order in which they are told
-	work  time.Duration // for how long a slot is held, on average; 0 if that is not known
-	turn  int
-	held  time.Duration // of the turn: for how long slots were held since one was left
-	due   int           // how many more of those that are released are left
-	left  int           // how many are left now: released, or about to be
-	open  bool          // one of them has been released
-	over  time.Time     // when those that are left are asked for again, or were
-	rival time.Time     // when another process has taken one that was left; zero if none has
-	timer *time.Timer   // of over, or to forget the share; nil at first
+	queues list.List     // of *queue: those that wait for the slots, in the order in which they are offered slots
+	work   time.Duration // how long a slot is held, on average; 0 if not known
+	turn   int
+	held   time.Duration // how long slots were held since one was last left
+	due    int           // how many more of the released slots are left to others
+	left   int           // how many are left to others now: released, or about to be
+	open   bool          // whether one of them has been released
+	over   time.Time     // when the slots that are left are asked for again, or were
+	rival  time.Time     // when another process took one that was left; zero if none has
+	timer  *time.Timer   // for over, or to forget the share; nil at first
 }
 
-// slotsOf returns the slots of core under key.
+// slotsOf returns the slots of core for key.
 func slotsOf(core *ratelimit.Custom, key string) slotsID {
 	if see.Of[ratelimit.Limiter](core).Key != nil {
 		key = ""
@@ -49,8 +49,8 @@ func slotsOf(core *ratelimit.Custom, key string) slotsID {
 	return slotsID{core, key}
 }
 
-// shareOf returns the share of slots, and makes it if there is none.
-func (a *allLines) shareOf(slots slotsID) *share {
+// shareOf returns the share of slots, and creates it if there is none.
+func (a *allQueues) shareOf(slots slotsID) *share {
 	of := a.bySlots[slots]
 	if of == nil {
 		of = &share{turn: leastTurn}
@@ -60,9 +60,9 @@ func (a *allLines) shareOf(slots slotsID) *share {
 	return of
 }
 
-// forget forgets a share that is not needed any more.
-func (a *allLines) forget(slots slotsID, of *share) {
-	if of.lines.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
+// forget deletes a share that is no longer needed.
+func (a *allQueues) forget(slots slotsID, of *share) {
+	if of.queues.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
 		return
 	}
 	if rest := rivalry - time.Since(of.rival); rest > 0 {
@@ -74,7 +74,7 @@ func (a *allLines) forget(slots slotsID, of *share) {
 }
 
 // ring calls a.ended after d.
-func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
+func (a *allQueues) ring(slots slotsID, of *share, d time.Duration) {
 	if of.timer == nil {
 		of.timer = time.AfterFunc(d, func() { a.ended(slots, of) })
 		return
@@ -82,33 +82,33 @@ func (a *allLines) ring(slots slotsID, of *share, d time.Duration) {
 	of.timer.Reset(d)
 }
 
-// longestPause is the longest pause between two polls for slots that are held for so long: a quarter of it, so
-// that slots are not unused for long, and a job does not cost many polls.
+// longestPause returns the longest pause between two polls for slots that are held for the time
+// work: a quarter of it, so that slots are not unused for long, and a job does not cost many polls.
 func longestPause(work time.Duration) time.Duration { return min(max(work/4, leastPoll), mostPause) }
 
-// longest is the longest pause of ln. It is longer the longer the line gets nothing, since its slots may be
-// held for long. A Release tells of slots in memory.
-func (a *allLines) longest(ln *line) time.Duration {
+// longest returns the longest pause of q. It grows while the queue gets nothing, because its slots
+// may be held for long. A Release reports slots in memory, so they need no polls.
+func (a *allQueues) longest(q *queue) time.Duration {
 	d := mostPause
-	for slots := range ln.waitFor {
+	for slots := range q.waitFor {
 		if slots.core.Limit().Period < forever {
 			d = min(d, longestPause(a.bySlots[slots].work))
 		}
 	}
-	return min(max(d, time.Since(ln.served)/mostTurn), mostPause)
+	return min(max(d, time.Since(q.served)/mostTurn), mostPause)
 }
 
-// left is how many of the slots that ln waits for are left to other processes now.
-func (a *allLines) left(ln *line) (n int) {
-	for slots := range ln.waitFor {
+// left returns how many of the slots that q waits for are left to other processes now.
+func (a *allQueues) left(q *queue) (n int) {
+	for slots := range q.waitFor {
 		n = max(n, a.bySlots[slots].left)
 	}
 	return n
 }
 
-// contended reports whether another process has lately taken a slot that ln waits for.
-func (a *allLines) contended(ln *line) bool {
-	for slots := range ln.waitFor {
+// contended reports whether another process has recently taken a slot that q waits for.
+func (a *allQueues) contended(q *queue) bool {
+	for slots := range q.waitFor {
 		if time.Since(a.bySlots[slots].rival) < rivalry {
 			return true
 		}
@@ -116,11 +116,11 @@ func (a *allLines) contended(ln *line) bool {
 	return false
 }
 
-// yield reports whether slots of cores, which a waiter has held for so long and is about to release, are left to
-// other processes. It is called before the Release, because the waiter may want the next slot immediately. Full
-// is whether none was free beside them. Where nobody waits here, they are left with a small probability, because
-// others may wait whom nobody here knows of.
-func (a *allLines) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
+// yield reports whether slots of cores, which a waiter has held for that time and is about to
+// release, are left to other processes. It is called before the Release, because the waiter may
+// want the next slot immediately. full reports whether no other slot was free. If nobody waits
+// here, the slots are left with a small probability, because waiters elsewhere are not known here.
+func (a *allQueues) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
 	probe := full && rand.N(mostTurn*longestPause(held)) < min(held, longestWork)
 	if !probe && !a.some.Load() {
 		return false
@@ -145,7 +145,7 @@ func (a *allLines) yield(key string, cores []*ratelimit.Custom, held time.Durati
 			of.turn = mostTurn
 		}
 		if of.left++; of.left == 1 {
-			a.askAgain(slots, of, longestPause(held)+mostPause) // if the Release takes that long
+			a.askAgain(slots, of, longestPause(held)+mostPause) // in case the Release takes that long
 		}
 	}
 	return true
@@ -161,7 +161,7 @@ func (of *share) count(held time.Duration, full bool) bool {
 	pause := longestPause(of.work)
 	turn := time.Duration(of.turn) * pause
 	of.held += min(held, turn)
-	if of.left == 0 && full && of.held >= turn && time.Since(of.over) >= pause { // in between, ours poll too
+	if of.left == 0 && full && of.held >= turn && time.Since(of.over) >= pause { // in between, the waiters here poll too
 		of.due = int(of.held / turn)
 		of.held %= turn
 	}
@@ -172,14 +172,15 @@ func (of *share) count(held time.Duration, full bool) bool {
 	return true
 }
 
-// askAgain has lines ask after d for what is left.
-func (a *allLines) askAgain(slots slotsID, of *share, d time.Duration) {
+// askAgain lets queues ask, after d, for the slots that are left.
+func (a *allQueues) askAgain(slots slotsID, of *share, d time.Duration) {
 	of.over = time.Now().Add(d)
 	a.ring(slots, of, d)
 }
 
-// hurry has them ask earlier if w, the first of a line, would leave by then. The half of its time is for others.
-func (a *allLines) hurry(slots slotsID, of *share, w *waiter) {
+// hurry lets them ask earlier if w, the first of a queue, would otherwise leave before. Half of its
+// time is for others.
+func (a *allQueues) hurry(slots slotsID, of *share, w *waiter) {
 	if of.left == 0 || w.until.IsZero() {
 		return
 	}
@@ -188,9 +189,9 @@ func (a *allLines) hurry(slots slotsID, of *share, w *waiter) {
 	}
 }
 
-// wake tells a line that waits for a slot of core under key that one was released, or does so later if it is
-// left to other processes.
-func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
+// wake notifies a queue that waits for a slot of core and key that one was released. If the slot is
+// left to other processes, it does so later.
+func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	if !a.some.Load() {
 		return
 	}
@@ -200,26 +201,27 @@ func (a *allLines) wake(key string, core *ratelimit.Custom, left bool) {
 	switch of := a.bySlots[slots]; {
 	case of == nil:
 	case !left || of.left == 0:
-		a.tell(offer{slots: slots, left: min(of.lines.Len(), mostOffers)})
+		a.tell(offer{slots: slots, left: min(of.queues.Len(), mostOffers)})
 	case !of.open:
 		of.open = true
 		a.askAgain(slots, of, longestPause(of.work))
-		if e := of.lines.Front(); e != nil {
-			if first := e.Value.(*line).idle.Front(); first != nil {
+		if e := of.queues.Front(); e != nil {
+			if first := e.Value.(*queue).idle.Front(); first != nil {
 				a.hurry(slots, of, first.Value.(*waiter))
 			}
 		}
 	}
 }
 
-// ended tells lines of what was left to others, after the pause, or forgets the share.
-func (a *allLines) ended(slots slotsID, of *share) {
+// ended offers the slots that were left to others to queues here after the pause, or forgets the
+// share.
+func (a *allQueues) ended(slots slotsID, of *share) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if n := of.left; n > 0 && !time.Now().Before(of.over) {
 		of.left, of.due, of.open = 0, 0, false
 		for i := range n {
-			o := offer{slots: slots, left: min(of.lines.Len(), mostOffers)}
+			o := offer{slots: slots, left: min(of.queues.Len(), mostOffers)}
 			if i == 0 {
 				o.late = n
 			}
@@ -229,9 +231,9 @@ func (a *allLines) ended(slots slotsID, of *share) {
 	a.forget(slots, of)
 }
 
-// found notes how many more slots there were when one was taken for o, or -1 if there was none. If some are gone
-// that were left, another process has them.
-func (a *allLines) found(o offer, n int) {
+// found records how many more slots there were when one was taken for o, or -1 if there was none.
+// If some that were left are gone, another process has them.
+func (a *allQueues) found(o offer, n int) {
 	of := a.bySlots[o.slots]
 	switch {
 	case o.late == 0 || of == nil:

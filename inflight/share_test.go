@@ -81,12 +81,13 @@ func (c crowd) run(t *testing.T, d time.Duration) (jobs []int, used, calls float
 	}
 	calls = float64(s.called.Load()) / float64(n)
 	time.Sleep(time.Minute) // until all is forgotten
-	require.Zero(t, inflight.Lines())
+	require.Zero(t, inflight.Queues())
 	return jobs, worked.Seconds() / d.Seconds() / float64(c.slots), calls
 }
 
-// Those who wait for slots in several processes get even shares, and few slots are unused meanwhile: whether there
-// are more workers than slots in each process or not, and whether rates are decided with the slots or not.
+// Waiters in several processes get even shares of the slots, and few slots are unused, whether or
+// not there are more workers than slots in each process, and whether or not rates are decided with
+// the slots.
 func TestProcessesGetEvenShares(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -141,7 +142,7 @@ func TestAProcessThatIsAloneKeepsItsSlots(t *testing.T) {
 	})
 }
 
-// A process that comes later, and finds all slots taken by another whose workers do not even stand in a line,
+// A process that comes later, and finds all slots taken by another whose workers do not even wait in a queue,
 // gets one in time.
 func TestAProcessThatComesLaterGetsASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -170,7 +171,8 @@ func TestAProcessThatComesLaterGetsASlot(t *testing.T) {
 	})
 }
 
-// Who has little time does not lose it because a slot is left to others, of whom there are none.
+// A waiter with little time does not lose it because a slot is left to other processes that do not
+// exist.
 func TestWhoHasLittleTimeGetsASlotThatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 1)
@@ -200,7 +202,8 @@ func TestFreeSlotsAreNotLeftToOthers(t *testing.T) {
 	})
 }
 
-// Slots in memory are no other process's: who waits for them asks as rarely as ever, and nothing is left.
+// Slots in memory belong to one process, so waiters do not poll more often, and no slot is left to
+// others.
 func TestSlotsInMemoryAreNotPolledFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := note(slots(t, newRemote(t).Store, 1))
@@ -219,7 +222,7 @@ func TestSlotsInMemoryAreNotPolledFor(t *testing.T) {
 	})
 }
 
-// Waiters leave at any time, the last of a line too, while slots are released and left to others.
+// Waiters leave at any time, the last of a queue too, while slots are released and left to others.
 func TestWaitersMayLeaveAtAnyTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -228,10 +231,10 @@ func TestWaitersMayLeaveAtAnyTime(t *testing.T) {
 		var all sync.WaitGroup
 		for range 3 {
 			one := slots(t, s, 2, ratelimit.WithName("x"))
-			lines := []ratelimit.Limiter{one, note(one), note(one)} // three, for the same slots
+			queues := []ratelimit.Limiter{one, note(one), note(one)} // three, for the same slots
 			for i := range 6 {
 				all.Go(func() {
-					l := lines[i%3]
+					l := queues[i%3]
 					for range 3000 {
 						ctx, cancel := context.WithTimeout(t.Context(), some(20))
 						if slot, _, err := inflight.Wait(ctx, l, "key", 1); err == nil {
@@ -246,7 +249,7 @@ func TestWaitersMayLeaveAtAnyTime(t *testing.T) {
 		}
 		all.Wait()
 		time.Sleep(time.Minute)
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 		require.Equal(t, 2, free(t, slots(t, s, 2, ratelimit.WithName("x"))))
 	})
 }

@@ -10,35 +10,35 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// ErrLost is the cause of the end of a [Slot.Context]: the slot ended before its Release, since
-// it could not be renewed in time.
+// ErrLost is the cause of a [Slot.Context] that ended before the slot's Release, because the slot
+// could not be renewed in time.
 var ErrLost = errors.New("inflight: the slot is lost")
 
-// Slot is a slot that is held, or several, of an All that has several limits of slots. Give it
-// back by Release.
-type Slot struct{ held *held }
+// Slot is a slot that is held, or several if an All contains several limits of slots. Use Release
+// to release it.
+type Slot struct{ hold *hold }
 
-// Release gives back the slot, and of an All the slots alone, not the events that were charged
-// with them. It returns at once: a slot in memory is free then, and one on Redis a trip later.
-// It goes before calls that want a slot. What cannot be sent is sent again after 5 ms, and less
-// often in an outage. Further calls do nothing.
+// Release releases the slot. In an All, it releases only slots, not the events that were charged
+// with them. It returns immediately. A slot in memory is then free, and a slot on Redis is free
+// after a round trip, ahead of calls that want a slot. A release that fails is repeated after 5 ms,
+// and less often in an outage. Calling Release again has no effect.
 func (s *Slot) Release() {
 	if s != nil {
-		s.held.end(Released)
+		s.hold.end(Released)
 	}
 }
 
-// Settle replaces the n events of Hold, an estimate, by the actual cost, 0 or more. It gives back
-// what was too much, or charges what was too little, also when ctx has ended. With 0 it is Refund.
-// It concerns what is counted beside the slot, before or after Release. See
-// [ratelimit.Reservation.Settle] for what that means. [ratelimit.ErrSettled] and
-// [ratelimit.ErrInvalidN] change nothing.
+// Settle replaces the n events of Hold, an estimate, by the actual cost, 0 or more. It refunds the
+// difference, or charges it, even if ctx has ended. Settle(ctx, 0) is Refund. Settle concerns the
+// rates that were charged together with the slot, before or after Release. See
+// [ratelimit.Reservation.Settle] for the details. It returns [ratelimit.ErrSettled] if the cost is
+// already settled, and [ratelimit.ErrInvalidN] for a negative cost; neither changes anything.
 func (s *Slot) Settle(ctx context.Context, actual int) error {
 	switch {
 	case actual == 0:
 		return s.Refund(ctx)
 	case s != nil && actual < 0:
-		return fmt.Errorf("%w: an actual cost of %d", ratelimit.ErrInvalidN, actual)
+		return fmt.Errorf("%w: an actual cost of %d, want 0 or more", ratelimit.ErrInvalidN, actual)
 	}
 	h, estimate, err := s.settle()
 	if err != nil {
@@ -55,22 +55,22 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 	return nil
 }
 
-// Refund gives back the events that were charged beside the slot, all of them, also when ctx has
-// ended. It is Settle(ctx, 0), for a call that is not to count. The slot stays held.
+// Refund refunds all events that were charged together with the slot, even if ctx has ended. It is
+// Settle(ctx, 0), for a call that should not count. The slot is still held.
 func (s *Slot) Refund(ctx context.Context) error {
 	h, events, err := s.settle()
-	if err != nil || several(h.limiter) == nil && h.charged.Parts() == nil { // of slots alone, then and now
+	if err != nil || several(h.limiter) == nil && h.charged.Parts() == nil { // only slots, then and now
 		return err
 	}
 	return h.limiter.Refund(see.Only(context.WithoutCancel(ctx), see.Rates), h.key, h.charged, events)
 }
 
-// settle returns the events that were not settled, and settles them.
-func (s *Slot) settle() (h *held, events int, err error) {
+// settle returns the events that are not settled yet, and marks them as settled.
+func (s *Slot) settle() (h *hold, events int, err error) {
 	if s == nil {
-		return nil, 0, fmt.Errorf("%w: the Slot is nil: the limiter has none, or has denied it", ratelimit.ErrInvalidOption)
+		return nil, 0, fmt.Errorf("%w: the Slot is nil: the call was denied or failed, or its limiter counts no slots", ratelimit.ErrInvalidOption)
 	}
-	h = s.held
+	h = s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.events == 0 {
@@ -80,27 +80,27 @@ func (s *Slot) settle() (h *held, events int, err error) {
 	return h, events, nil
 }
 
-// Lost reports whether the slot ended before its Release. It asks the clock: after a pause of
-// the process it is right before the Context has noticed.
+// Lost reports whether the slot ended before its Release. It checks the clock, so after a pause of
+// the process it is correct before the Context has ended.
 func (s *Slot) Lost() bool {
 	if s == nil {
 		return false
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.late || !h.ended && h.passed(time.Now())
 }
 
-// Context returns a context that ends with the Slot: with the cause [ErrLost] if it is lost. It
-// has the values of Hold's, and not its end. For a nil Slot it has ended.
+// Context returns a context that ends with the Slot, with the cause [ErrLost] if the slot is lost.
+// It has the values of Hold's context, but not its end. For a nil Slot, it has already ended.
 func (s *Slot) Context() context.Context {
 	if s == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(ErrLost)
 		return ctx
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.work == nil {
@@ -115,16 +115,17 @@ func (s *Slot) Context() context.Context {
 	return h.work
 }
 
-// Token is a number that grows from one taking of a key to the next, or stays if the slot before
-// was given back within the same µs. A resource that refuses a smaller one than it has seen is safe
-// from a process that was stopped and goes on after its slot is lost. It is smaller if the store's
-// clock was set back while no slot of the key was held. It is 0 for a nil Slot, or one that was let
-// through in an outage. Of several slots it is the first's.
+// Token returns a fencing token, a number that grows each time a slot of the key is taken. It can
+// stay the same if the previous slot was released within the same µs. A resource that refuses
+// tokens smaller than the largest it has seen is safe from a process that was stopped and continues
+// after its slot is lost. Token can shrink if the store's clock is set back while no slot of the
+// key is held. It returns 0 for a nil Slot, and for a Slot that was admitted in an outage. For
+// several slots, it is the token of the first.
 func (s *Slot) Token() int64 {
 	if s == nil {
 		return 0
 	}
-	h := s.held
+	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.taken) == 0 {

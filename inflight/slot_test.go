@@ -285,7 +285,8 @@ func TestASlotThatNothingCanReachIsGivenBack(t *testing.T) {
 	}
 }
 
-// What is forgotten in a bubble of synctest is given back from outside of it, where nobody can stop a timer.
+// A slot that is forgotten in a synctest bubble is released from outside, where nothing can stop a
+// timer.
 func TestASlotIsForgottenInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 100
@@ -346,7 +347,7 @@ func (n notCharged) Refund(context.Context, string, ratelimit.Result, int) error
 	return ratelimit.ErrInvalidN
 }
 
-// Whoever says that nothing was charged is not asked again.
+// A limiter that reports that nothing was charged is not asked again.
 func TestWhatWasNotChargedIsGivenBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var refunds atomic.Int64
@@ -356,7 +357,7 @@ func TestWhatWasNotChargedIsGivenBackOnce(t *testing.T) {
 	})
 }
 
-// What a key no longer needs is not lost, nor taken after an outage.
+// A slot that a key no longer needs is neither lost nor taken after an outage.
 func TestAKeyMayBecomeUnlimited(t *testing.T) {
 	for _, outage := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -540,8 +541,8 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 	require.Equal(t, 1, free(t, l))
 }
 
-// A slot that is given back makes room at any time, and has a number of its own. So no store in
-// front may answer for one.
+// A slot that is released makes room at any time, and has its own number, so no cache in front of
+// the store may answer for it.
 func TestStoresInFrontRefuseSlots(t *testing.T) {
 	s := newRemote(t)
 	cache, err := denycache.New(s)
@@ -603,7 +604,7 @@ func TestACrowdTakesSlotsBesideALeasedRate(t *testing.T) {
 	}
 }
 
-// Of what is let through by a shadow, only what was charged is held.
+// If a shadow admits a call, only what was charged is held.
 func TestAShadowHoldsWhatItHasCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, s := range []store.Store{newRemote(t), newRemote(t).Store} {
@@ -734,7 +735,7 @@ func TestAPanicOfALimiterIsItsCallers(t *testing.T) {
 	require.Panics(t, func() { _, _, _ = inflight.Hold(t.Context(), breaks{inside, runtime.Goexit}, "key", 1) })
 }
 
-// Who asks a slot that is over for its context has one that has ended. Who has none has that, too.
+// The Context of a slot that has ended has ended too, and so has that of a nil Slot.
 func TestASlotThatIsOverSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)

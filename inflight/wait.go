@@ -11,20 +11,22 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// ErrFull says that as many wait for slots of a key as may: see [MaxWaiting].
-var ErrFull = errors.New("inflight: too many wait for slots of the key")
+// ErrFull is returned if the maximum number of callers already waits for slots of a key: see
+// [MaxWaiting].
+var ErrFull = errors.New("inflight: too many callers are waiting for slots of the key")
 
-var errMaxWaiting = fmt.Errorf("%w: MaxWaiting is for Wait, or beside WaitUpTo: Hold never waits", ratelimit.ErrInvalidOption)
+var errMaxWaiting = fmt.Errorf("%w: MaxWaiting has no effect, because Hold does not wait without WaitUpTo", ratelimit.ErrInvalidOption)
 
 const (
 	defaultMost = 1024
 	leastPause  = 5 * time.Millisecond
-	leastPoll   = 50 * time.Millisecond // the longest pause, if slots are held for a short time
+	leastPoll   = 50 * time.Millisecond // the longest pause if slots are held for a short time
 	mostPause   = time.Second
 )
 
-// MaxWaiting bounds how many wait for slots of a key and limiter in this process, 1 to 2^31-1. The
-// default is 1,024. It is for [Wait] and beside [WaitUpTo], and an error elsewhere.
+// MaxWaiting limits how many callers wait for slots of a key and limiter in this process, 1 to
+// 2^31-1. The default is 1,024. It is for [Wait], and for [Hold] together with [WaitUpTo].
+// Otherwise it is an error.
 func MaxWaiting(n int) Option {
 	return func(s *settings) error {
 		if n < 1 || n > math.MaxInt32 {
@@ -35,37 +37,37 @@ func MaxWaiting(n int) Option {
 	}
 }
 
-// WaitUpTo has [Hold] wait for up to d, above 0, in the line of [Wait]. It denies if d is over, at once if
-// what is missing comes later, and at once if too many wait already ([MaxWaiting]). An error of the
-// limiter ends it. A call of the store that is under way then is waited for. The end of [Wait] is
-// that of a context with this timeout.
+// WaitUpTo makes [Hold] wait for up to d, above 0, in the queue of [Wait]. Hold denies when d is
+// over. It denies immediately if what is missing comes later than that, or if too many callers
+// already wait ([MaxWaiting]). An error of the limiter ends the wait. A call to the store that is
+// in progress when d is over is waited for. In [Wait], WaitUpTo is a timeout of the context.
 func WaitUpTo(d time.Duration) Option {
 	return func(s *settings) error {
 		if d <= 0 {
-			return fmt.Errorf("%w: WaitUpTo(%v)", ratelimit.ErrInvalidOption, d)
+			return fmt.Errorf("%w: WaitUpTo(%v), want above 0", ratelimit.ErrInvalidOption, d)
 		}
 		s.patience = d
 		return nil
 	}
 }
 
-// Wait is [Hold] that blocks until there is a slot, and all else that l asks for, and then for the
-// Delay. It is never a denial.
+// Wait is like [Hold], but blocks until there is a slot and room for everything else that l asks
+// for, and then for the Delay. It never returns a denial.
 //
-// In this process those who wait for a key of l stand in a line, and ask in order of arrival. One asks
-// for each slot that is known to be free: by a Release in this process, or by the last answer. For
-// slots of other processes the first asks again after 5 ms, and then after twice as long each time, up
-// to a quarter of the time for which slots are held, which is taken as 50 ms to 1 s. A line that gets
-// nothing for more than 3 s asks less often, up to once a second.
+// In one process, the waiters for a key of l form a queue and ask in order of arrival, one for each
+// slot that is known to be free, from a Release in this process or from the last answer. To find
+// slots released by other processes, the first waiter asks again after 5 ms. The pause then doubles
+// each time, up to a quarter of the time for which slots are held, within 50 ms to 1 s. A queue
+// that gets nothing for more than 3 s asks less often, down to once per second.
 //
-// There is no order among processes, but each gets its share: from time to time a process leaves a slot
-// to the others, for the time between two of their questions. Nobody who waits in it asks for that slot
-// meanwhile. Hold without [WaitUpTo] stands in no line, and leaves nothing to others.
+// There is no order between processes, but each gets its share. From time to time, a process leaves
+// a slot to the others: between two of their requests, its own waiters do not ask for that slot.
+// Hold without [WaitUpTo] does not queue, and leaves nothing to others.
 //
-// The error is [ErrFull] if too many wait already ([MaxWaiting]), that of ctx if it ends, and
-// [ratelimit.ErrNever] if n is never admitted. It is [ratelimit.ErrWouldExceedDeadline] at once if
-// a rate has no room before ctx's deadline. [store.ErrOverloaded] and [store.ErrUnavailable] do not
-// end it.
+// Wait returns [ErrFull] if too many callers already wait ([MaxWaiting]), ctx's error if ctx ends,
+// and [ratelimit.ErrNever] if n is never admitted. It returns [ratelimit.ErrWouldExceedDeadline]
+// immediately if a rate has no room before ctx's deadline. [store.ErrOverloaded] and
+// [store.ErrUnavailable] do not end the wait.
 func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	none := ratelimit.Result{}
 	if err := checkLimiter(l); err != nil {
@@ -83,11 +85,11 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		ctx, cancel = context.WithTimeout(ctx, set.patience)
 		defer cancel()
 	}
-	w, _ := lines.join(ctx, l, key, n, set.most)
+	w, _ := queues.join(ctx, l, key, n, set.most)
 	if w == nil {
 		return nil, none, ErrFull
 	}
-	s, r, err := w.hold(ctx, ctx, n, set)
+	s, r, err := w.acquire(ctx, ctx, n, set)
 	if err != nil || r.Delay <= 0 {
 		return s, r, err
 	}
@@ -99,35 +101,35 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	return s, r, nil
 }
 
-// wait holds a slot as soon as it is h's turn, for as long as it is patient.
-func (h *held) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
-	if !lines.some.Load() { // nobody is overtaken
+// wait waits in the queue for a slot, up to the time of WaitUpTo.
+func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
+	if !queues.some.Load() { // nobody is overtaken
 		h.waited = true
-		if s, r, err := h.hold(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
+		if s, r, err := h.acquire(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 			return s, r, err
 		}
 	}
 	until, cancel := context.WithTimeout(ctx, h.patience)
 	defer cancel()
-	w, denial := lines.join(until, h.limiter, h.key, h.n, h.most)
+	w, denial := queues.join(until, h.limiter, h.key, h.n, h.most)
 	if w == nil {
 		return h.refuse(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true
-	s, r, err := w.hold(ctx, until, h.n, h.settings)
+	s, r, err := w.acquire(ctx, until, h.n, h.settings)
 	late := until.Err() != nil && errors.Is(err, until.Err()) || errors.Is(err, ratelimit.ErrWouldExceedDeadline)
 	switch {
 	case ctx.Err() != nil && s == nil:
 		return nil, ratelimit.Result{}, ctx.Err()
 	case late, errors.Is(err, ratelimit.ErrNever):
-		return h.refuse(ctx, lines.last(w))
+		return h.refuse(ctx, queues.last(w))
 	}
 	return s, r, err
 }
 
-// refuse returns a denial for one who is not to overtake those that wait: the last one of their line, or by a
-// look if there was none.
-func (h *held) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
+// refuse returns a denial for a caller that must not overtake waiters: the last denial in their
+// queue or, if there is none, one made from a Peek.
+func (h *hold) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
 	if denial != nil {
 		return nil, *denial, nil
 	}
@@ -139,7 +141,7 @@ func (h *held) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, rat
 	return nil, r, err
 }
 
-// sleep sleeps, unless that takes too long for ctx.
+// sleep sleeps for d, unless that exceeds the deadline of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
 		return ratelimit.ErrWouldExceedDeadline

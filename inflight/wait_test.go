@@ -25,9 +25,9 @@ func wait(ctx context.Context, t *testing.T, l ratelimit.Limiter, key string, op
 	return s
 }
 
-// Who waits gets a slot in order of arrival, as soon as one is given back here, and only the first
-// asks.
-func TestWaitersStandInALine(t *testing.T) {
+// Waiters get slots in order of arrival, as soon as one is released here, and only the first one
+// polls.
+func TestWaitersAskInOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, s := range []*remote{newRemote(t), {Store: newRemote(t).Store, way: 10 * time.Millisecond}} {
 			var l ratelimit.Limiter = slots(t, s, 2)
@@ -126,7 +126,7 @@ func TestSlotsOfOthersAreSeenWithinASecond(t *testing.T) {
 	})
 }
 
-// Who finds more than one slot lets the next one ask at once.
+// A waiter that finds more than one slot lets the next one ask immediately.
 func TestOneWhoFindsRoomCallsTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 3)
@@ -174,11 +174,11 @@ func TestFarSlotsAreInUse(t *testing.T) {
 		require.Less(t, s.called.Load(), int64(3*n*rounds), "a question and a Release each, and some denials")
 		time.Sleep(time.Second)
 		require.Equal(t, n, free(t, l))
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 	})
 }
 
-// Who finds the line full is told what it knows: the store has enough to do.
+// A caller that finds the queue full gets the last denial, because the store is busy enough.
 func TestAFullLineAsksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -212,8 +212,8 @@ func TestAFullLineAsksNothing(t *testing.T) {
 	})
 }
 
-// Who leaves although a slot is free, or while it asks, lets the next one ask at once. After an error of the
-// store that has time.
+// A waiter that leaves although a slot is free, or while it asks, lets the next one ask
+// immediately. After an error of the store, the next one waits.
 func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -241,7 +241,7 @@ func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
 			require.ErrorIs(t, <-left, context.Canceled)
 			b.Release()
 			synctest.Wait()
-			require.Zero(t, inflight.Lines())
+			require.Zero(t, inflight.Queues())
 		}
 
 		s = newRemote(t)
@@ -297,7 +297,7 @@ func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
 	})
 }
 
-// Who asked and was not answered stands where it stood.
+// A waiter that asked and got no answer keeps its place.
 func TestWhoAsksInVainKeepsItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -375,7 +375,8 @@ func TestSlotsBesideARateAreSeenWithinASecond(t *testing.T) {
 	})
 }
 
-// value is a limiter that is no pointer: it can be compared, or cannot, or is not even equal to itself.
+// value is a limiter that is not a pointer: it can be compared, or cannot, or is not even equal to
+// itself.
 type value struct {
 	ratelimit.Limiter
 	with any
@@ -406,19 +407,19 @@ func TestEachKindOfLimiterIsWaitedFor(t *testing.T) {
 			synctest.Wait()
 			if c.shared {
 				require.ErrorIs(t, <-ended, inflight.ErrFull, name)
-			} else { // in a line of its own
+			} else { // in a queue of its own
 				leave()
 				require.ErrorIs(t, <-ended, context.Canceled, name)
 			}
 			leave()
-			require.Positive(t, inflight.Lines(), name)
+			require.Positive(t, inflight.Queues(), name)
 			began := time.Now()
 			a.Release()
 			b := <-next
 			require.Zero(t, time.Since(began), name)
 			b.Release()
 			synctest.Wait()
-			require.Zero(t, inflight.Lines(), name)
+			require.Zero(t, inflight.Queues(), name)
 		}
 	})
 }
@@ -532,12 +533,12 @@ func TestAWaitEnds(t *testing.T) {
 		c.Release()
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
-		require.Zero(t, inflight.Lines())
+		require.Zero(t, inflight.Queues())
 	})
 }
 
-// Hold that may wait stands in the line for so long, and denies then. Who finds the line full is denied
-// at once.
+// A Hold that may wait queues for that time, and then denies. If the queue is full, it denies
+// immediately.
 func TestHoldWaitsForAsLongAsItIsTold(t *testing.T) {
 	for name, way := range map[string]time.Duration{"in memory": 0, "far": 10 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
@@ -676,7 +677,8 @@ func TestALineHasAnEndUnlessItIsTold(t *testing.T) {
 	})
 }
 
-// Who has got a slot has it, also if the context has ended by then: there is no turn to sleep for.
+// A caller that has got a slot keeps it, even if the context has ended by then, because there is no
+// Delay to sleep for.
 func TestASlotWithoutATurnIsNotSleptFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t).Store
@@ -747,7 +749,7 @@ func TestAllWhoWaitGetASlot(t *testing.T) {
 	}
 	all.Wait()
 	require.LessOrEqual(t, most.Load(), int64(5))
-	require.Zero(t, inflight.Lines())
+	require.Zero(t, inflight.Queues())
 }
 
 var _ store.Store = (*remote)(nil)

@@ -18,15 +18,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/httplimit"
 )
 
-// check says which descriptors a proxy's subrequest has.
+// check defines which descriptors a proxy's subrequest has.
 type check struct {
 	file        string
 	domain      string
 	descriptors [][]source
-	described   bool // it has a method, a path or a host, which a proxy says in fields
+	described   bool // whether it has a method, a path or a host, which a proxy reports in header fields
 }
 
-// source says what an entry's value is.
+// source defines the value of an entry.
 type source struct {
 	key  string
 	what string // address, method, path, host or header
@@ -43,10 +43,10 @@ func (p *parser) checks(f field) {
 	for _, one := range p.pairs(f.Value, "checks") {
 		name := one.Key.Value
 		if other := p.to.checks[name]; other != nil {
-			p.Fail(one.Key, "check %s is already in %s", quote(name), other.file)
+			p.Fail(one.Key, "check %s is already defined in %s", quote(name), other.file)
 		}
 		if name == "" || url.PathEscape(name) != name {
-			p.Fail(one.Key, "check %s: want a name for a path", quote(name))
+			p.Fail(one.Key, "check %s: want a name that can be part of a URL's path", quote(name))
 		}
 		c := &check{file: p.File, domain: p.domain.name}
 		for _, item := range p.list(one, "check "+name) {
@@ -61,12 +61,12 @@ func (p *parser) checks(f field) {
 	}
 }
 
-// sources reads one descriptor of a check: its entries, in their order.
+// sources reads one descriptor of a check, with its entries in their order.
 func (p *parser) sources(item *yaml.Node) (all []source) {
 	for _, f := range p.pairs(item, "check") {
 		what, name, _ := strings.Cut(p.text(f, f.Key.Value), " ")
 		known := slices.Contains([]string{"address", "method", "path", "host"}, what) && name == "" ||
-			what == "header" && validField(name) && !strings.EqualFold(name, "host") // which package http keeps elsewhere
+			what == "header" && validField(name) && !strings.EqualFold(name, "host") // package http keeps Host elsewhere
 		if !known {
 			p.Fail(f.Value, "%s: %s: want %s", f.Key.Value, describe(f.Value), sources)
 		}
@@ -74,9 +74,9 @@ func (p *parser) sources(item *yaml.Node) (all []source) {
 	}
 	switch {
 	case len(all) == 0:
-		p.Fail(item, "check: the descriptor has no entry")
+		p.Fail(item, "check: the descriptor has no entries")
 	case !p.domain.next.reaches(all):
-		p.note(item, "check: no rule of the file has these keys, so that nothing counts the descriptor")
+		p.note(item, "check: no rule in the files has these keys, so nothing counts the descriptor")
 	}
 	return all
 }
@@ -87,7 +87,7 @@ func validField(name string) bool {
 	})
 }
 
-// family are the names of the fields in which a proxy says what a client has asked for.
+// family maps what a client requested to the names of the fields in which a proxy reports it.
 type family map[string]string
 
 var (
@@ -95,25 +95,26 @@ var (
 	forwarded = family{"method": "X-Forwarded-Method", "path": "X-Forwarded-Uri", "host": "X-Forwarded-Host"}
 )
 
-const forwardedFor = "X-Forwarded-For" // of both
+const forwardedFor = "X-Forwarded-For" // for both families
 
-// canRead returns an error if a check has what proxies say, and nobody has told in which fields.
+// canRead returns an error if a check needs header fields of proxies and no family of fields is
+// set.
 func (s *Service) canRead(rules *Rules) error {
 	for _, name := range slices.Sorted(maps.Keys(rules.checks)) {
 		switch c := rules.checks[name]; {
 		case !c.described || s.family != nil:
 		case s.proxies.None():
-			s.log.Warn("a check counts a method, a path or a host, which only -proxies can say: it answers 400", "check", name, "file", c.file)
+			s.log.Warn("a check counts a method, a path or a host, but there are no -proxies to report it: the check answers 400", "check", name, "file", c.file)
 		default:
-			return fmt.Errorf("%w: %s: check %s counts a method, a path or a host: -fields must name the header fields in which the proxies say that, original or forwarded",
+			return fmt.Errorf("%w: %s: check %s counts a method, a path or a host: set -fields to the header fields in which your proxies report it, original or forwarded",
 				ratelimit.ErrInvalidOption, c.file, quote(name))
 		}
 	}
 	return nil
 }
 
-// request makes the request of a check. A descriptor is left out if a header field of it is, as
-// Envoy does.
+// request makes the request of a check. As in Envoy, a descriptor is left out if one of its header
+// fields is missing.
 func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, error) {
 	req := &pb.RateLimitRequest{Domain: c.domain}
 	_, _, isProxy := s.proxies.Peer(r)
@@ -138,7 +139,7 @@ func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, erro
 	return req, nil
 }
 
-// value is what an entry says about a request. It is "" for a header field that there is not.
+// value returns the value of an entry for a request, or "" for a missing header field.
 func (s *Service) value(src source, r *http.Request, isProxy bool) (string, error) {
 	switch src.what {
 	case "address":
@@ -146,29 +147,30 @@ func (s *Service) value(src source, r *http.Request, isProxy bool) (string, erro
 	case "header":
 		values := r.Header.Values(src.name)
 		if len(values) > 1 {
-			return "", invalid("%d fields %s", len(values), src.name)
+			return "", invalid("%d header fields %s, want at most one", len(values), src.name)
 		}
 		return r.Header.Get(src.name), nil
 	}
 	name := s.family[src.what]
 	if !isProxy || name == "" {
-		return "", invalid("the peer is none of the proxies, which say the %s", src.what)
+		return "", invalid("the %s is not known, because the peer is not one of the proxies", src.what)
 	}
 	values := r.Header.Values(name)
 	if len(values) != 1 {
-		return "", invalid("%d fields %s: want one", len(values), name)
+		return "", invalid("%d header fields %s, want exactly one", len(values), name)
 	}
 	value, ok := read[src.what](values[0])
 	if !ok {
-		return "", invalid("%s: no %s: %s", name, src.what, quote(values[0]))
+		return "", invalid("%s: %s is not a %s", name, quote(values[0]), src.what)
 	}
 	return value, nil
 }
 
-// address is that of the client. A proxy has to say one: its own is that of nobody.
+// address returns the address of the client. A proxy must report one, because its own address is
+// not a client's.
 func (s *Service) address(r *http.Request, isProxy bool) (string, error) {
 	if isProxy && !s.proxies.Client(netip.Addr{}, r.Header[forwardedFor]).IsValid() {
-		return "", invalid("%s: no address at its end", forwardedFor)
+		return "", invalid("%s does not end with an address", forwardedFor)
 	}
 	key, err := s.client.Of(r)
 	if err != nil {
@@ -177,7 +179,7 @@ func (s *Service) address(r *http.Request, isProxy bool) (string, error) {
 	return key, nil
 }
 
-// read makes what a field says into what is counted, in one form for all spellings.
+// read converts a field's value into the value that is counted, in one form for all spellings.
 var read = map[string]func(text string) (value string, ok bool){
 	"method": readMethod, "path": readPath, "host": readHost,
 }
@@ -188,7 +190,7 @@ func readMethod(text string) (string, bool) {
 }
 
 func readPath(text string) (string, bool) {
-	text, _, _ = strings.Cut(text, "#") // as nginx ends it
+	text, _, _ = strings.Cut(text, "#") // like nginx
 	u, err := url.ParseRequestURI(text)
 	if err != nil || u.Opaque != "" || strings.IndexByte(u.Path, 0) >= 0 {
 		return "", false
@@ -197,10 +199,10 @@ func readPath(text string) (string, bool) {
 	return strings.TrimPrefix(key, "path:"), true
 }
 
-// readHost reads a host without its port, in small letters and without a dot at the end.
+// readHost reads a host in lower case, without its port and without a dot at the end.
 func readHost(text string) (string, bool) {
 	u, err := url.Parse("//" + text)
-	if err != nil || u.Host != text || strings.Contains(text, ",") { // several, of a chain of proxies
+	if err != nil || u.Host != text || strings.Contains(text, ",") { // a list of several hosts, from a chain of proxies
 		return "", false
 	}
 	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")

@@ -14,14 +14,14 @@ import (
 //
 //	grpcServer := grpc.NewServer(grpc.ForceServerCodecV2(serve.Codec()))
 //
-// With it the strings of a request are any bytes. Envoy sends the bytes of header fields as they are, and
-// the codec of package grpc refuses a string that is not UTF-8 before the Service sees it. Envoy then
-// lets the request through, past all of its limits.
+// With it, the strings of a request can be any bytes. Envoy sends the bytes of header fields
+// unchanged. The codec of package grpc rejects strings that are not UTF-8 before the Service sees
+// them, and Envoy then lets the request through, past all of its limits.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2(grpcproto.Name)} }
 
 type codec struct{ encoding.CodecV2 }
 
-// Unmarshal reads a request again that package proto refuses.
+// Unmarshal reads a request that package proto rejects in its own way.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	err := c.CodecV2.Unmarshal(data, v)
 	if req, isRequest := v.(*pb.RateLimitRequest); err != nil && isRequest {
@@ -33,8 +33,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return err
 }
 
-// readMessage reads the strings of a message without maps, and those of the messages in it, as they are. The
-// other fields it leaves to package proto.
+// readMessage reads the strings of a message without maps, and those of nested messages, unchanged.
+// It leaves all other fields to package proto.
 func readMessage(b []byte, m protoreflect.Message) error {
 	var others []byte
 	for len(b) > 0 {
@@ -67,7 +67,7 @@ func setString(m protoreflect.Message, field protoreflect.FieldDescriptor, s str
 	}
 }
 
-// inner is the message of a field to read into: another one of a list.
+// inner returns the message of a field to read into, which is a new one if the field is a list.
 func inner(m protoreflect.Message, field protoreflect.FieldDescriptor) protoreflect.Message {
 	if field.IsList() {
 		return m.Mutable(field).List().AppendMutable().Message()

@@ -10,10 +10,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// errUnavailable says that the store failed, and that the domain says no more about that.
-var errUnavailable = errors.New("no decision: the store fails")
+// errUnavailable means that the store failed, and that the domain's on_failure is error.
+var errUnavailable = errors.New("no decision, because the store failed")
 
-// decide asks the store, gives back what is to be given back, and says what is over its limit.
+// decide asks the store, refunds what is to be refunded, and determines what is over its limit.
 func (s *Service) decide(ctx context.Context, q *question) error {
 	if len(q.asks) == 0 {
 		return nil
@@ -41,12 +41,12 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	return q.credit(ctx)
 }
 
-// ask asks the limiters, and charges what is charged whatever is left.
+// ask asks the limiters, and charges overdrafts.
 func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	if one := &q.asks[0]; len(q.asks) == 1 && one.N > 0 {
 		r, err = one.Limiter.AllowN(ctx, one.Key, one.N)
 	} else if r, err = ratelimit.Decide(ctx, q.asks...); err == nil && q.missing(r) {
-		err = fmt.Errorf("%w: not each limit has decided", ratelimit.ErrStore)
+		err = fmt.Errorf("%w: not all limits have decided", ratelimit.ErrStore)
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; err == nil && p.overdraws && p.limiter != nil {
@@ -61,7 +61,7 @@ func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	return r, nil
 }
 
-// resultOf is the part's own decision, zero if it was not asked.
+// resultOf returns the part's own decision, or the zero Result if it was not asked.
 func (p *part) resultOf(whole ratelimit.Result) ratelimit.Result {
 	if results := whole.Parts(); results != nil {
 		return results[p.ask].Result
@@ -69,7 +69,8 @@ func (p *part) resultOf(whole ratelimit.Result) ratelimit.Result {
 	return whole
 }
 
-// overdraw charges n whatever is left, and whatever the whole is. The result is a denial if they did not fit.
+// overdraw charges n even beyond the limit, and whatever the whole decision is. The result is a
+// denial if n did not fit.
 func (p *part) overdraw(ctx context.Context, whole ratelimit.Result) (err error) {
 	r := p.resultOf(whole)
 	if r == (ratelimit.Result{}) || r.Allowed && !whole.Allowed { // another limit denies: nothing was charged
@@ -77,7 +78,7 @@ func (p *part) overdraw(ctx context.Context, whole ratelimit.Result) (err error)
 	}
 	if err == nil && !r.Allowed {
 		if _, err = ratelimit.Charge(ctx, p.limiter, p.key, p.n); err == nil {
-			r, err = p.limiter.Peek(ctx, p.key) // how long the debt lasts
+			r, err = p.limiter.Peek(ctx, p.key) // to find out how long the debt lasts
 			r.Allowed = false
 		}
 	}
@@ -85,7 +86,7 @@ func (p *part) overdraw(ctx context.Context, whole ratelimit.Result) (err error)
 	return err
 }
 
-// askLocal asks this process, for its shares of the limits.
+// askLocal asks this process for its shares of the limits.
 func (s *Service) askLocal(ctx context.Context, q *question) (ratelimit.Result, error) {
 	q.local = true
 	for i := range q.parts {
@@ -101,20 +102,24 @@ func (s *Service) askLocal(ctx context.Context, q *question) (ratelimit.Result, 
 	return q.ask(ctx)
 }
 
-// becomeLocal makes the part that of a share of its limit, on local.
+// becomeLocal changes the part to a share of its limit, on local.
 func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
 	if p.limit, err = d.share(p.limit, p.algorithm()); err != nil {
 		return err
 	}
-	p.shown = shownLimit(p.limit, p.shown.GetName())
-	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)))
+	reserved := 0
+	if p.rule != nil { // a share, rounded up while that leaves anything
+		reserved = min((p.rule.reserved+d.instances-1)/d.instances, max(0, capacity(p.limit)-1))
+	}
+	p.shown = shownLimit(p.limit, reserved, p.shown.GetName())
+	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)), ratelimit.WithReserved(reserved))
 	return err
 }
 
-// missing reports whether a limit that has a say was asked as a shadow, and has failed as one.
+// missing reports whether a limit that counts for the decision was asked as a shadow and failed.
 func (q *question) missing(r ratelimit.Result) bool {
 	if !r.Allowed {
-		return false // or was not asked, since another one denies
+		return false // it may not have been asked, because another limit denies
 	}
 	parts := r.Parts()
 	for i := range q.parts {
@@ -125,8 +130,8 @@ func (q *question) missing(r ratelimit.Result) bool {
 	return false
 }
 
-// results gives each part its own result. One that was not asked, since another one denies, is
-// looked at.
+// results gives each part its own result. A part that was not asked, because another one denies,
+// gets a Peek.
 func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
 	for i := range q.parts {
 		p := &q.parts[i]
@@ -148,8 +153,8 @@ func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
 	return nil
 }
 
-// judge says what is over its limit: the whole if a limit is, but for shadows and quotas, or if
-// all quotas are.
+// judge determines what is over its limit. The whole is over if a limit is that is not a shadow or
+// a quota, or if all quotas are.
 func (q *question) judge() {
 	quotas, spent := 0, 0
 	for i := range q.parts {
@@ -167,15 +172,15 @@ func (q *question) judge() {
 	q.over = q.over || quotas > 0 && quotas == spent
 }
 
-// undo gives back what was charged although the whole is denied: beside a look at a limit with
-// nothing left, and of a request whose quotas are all spent.
+// undo refunds what was charged although the whole is denied: if a look at a limit found nothing
+// left, or if all quotas of the request are spent.
 func (q *question) undo(ctx context.Context, res ratelimit.Result) error {
 	if !res.Allowed || res.Parts() == nil {
 		return nil // nothing was charged
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; p.overdraws && p.limiter != nil {
-			q.asks[p.ask].N = 0 // which stay charged
+			q.asks[p.ask].N = 0 // these stay charged
 		}
 	}
 	if err := ratelimit.GiveBack(ctx, res, q.asks...); err != nil && !errors.Is(err, ratelimit.ErrInvalidN) {
@@ -189,7 +194,7 @@ func (q *question) undo(ctx context.Context, res ratelimit.Result) error {
 	return nil
 }
 
-// credit gives back what the request says, of a request that is admitted.
+// credit refunds the events that an admitted request asks to refund.
 func (q *question) credit(ctx context.Context) error {
 	for i := range q.parts {
 		p := &q.parts[i]
@@ -210,7 +215,7 @@ func (q *question) credit(ctx context.Context) error {
 	return nil
 }
 
-// fail answers without any limit while the store fails.
+// fail answers without asking any limit, while the store fails.
 func (q *question) fail(res ratelimit.Result) error {
 	if q.domain.onFailure == failError {
 		return errUnavailable
@@ -224,13 +229,13 @@ func (q *question) fail(res ratelimit.Result) error {
 		p.over = !p.back && (closed || p.shown.GetRequestsPerUnit() == 0)
 		q.over = q.over || p.told()
 		p.result = ratelimit.Result{Allowed: !p.over, RetryAfter: res.RetryAfter}
-		p.shown = nil // nothing is known of it
+		p.shown = nil // nothing is known about it
 	}
 	return nil
 }
 
-// wait is how long a part says to wait: when the same events would be admitted or, if they are,
-// when the count begins anew.
+// wait returns how long a part tells callers to wait: until the same events would be admitted or,
+// if they are admitted, until the count begins anew.
 func (p *part) wait() time.Duration {
 	switch r := &p.result; {
 	case p.over && r.RetryAfter == ratelimit.Never:
@@ -242,8 +247,8 @@ func (p *part) wait() time.Duration {
 	}
 }
 
-// worst is the part that clients should know of: the one that denies longest, or the one with
-// the least left. It is nil if no part has a limit.
+// worst returns the part to report to clients: the one that denies longest, or the one with the
+// fewest events left. It is nil if no part has a limit.
 func (q *question) worst() *part {
 	var worst *part
 	for i := range q.parts {
@@ -258,7 +263,7 @@ func (q *question) worst() *part {
 	return worst
 }
 
-// seconds are those of d, rounded up.
+// seconds returns d in seconds, rounded up.
 func seconds(d time.Duration) int64 {
 	return int64(d/time.Second) + int64(min(d%time.Second, 1))
 }

@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,19 +13,20 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// place is where a level of descriptors stands.
+// place is the place of a level of descriptors.
 type place struct {
 	path    string // such as "edge/path=/login"
 	depth   int
-	byValue bool // one of the descriptors above has value_to_metric
+	counted []counted
+	byValue bool // whether one of the descriptors above has value_to_metric
 }
 
-// descriptors reads one level, or more of it: next is what there is of it, or nil.
+// descriptors reads one level into next, which is nil if the level has no descriptors yet.
 func (p *parser) descriptors(f field, next level, at place) level {
 	for _, item := range p.list(f, "descriptors") {
 		switch {
 		case at.depth >= maxEntries:
-			p.Fail(item, "descriptors are nested over %d deep", maxEntries)
+			p.Fail(item, "descriptors are nested more than %d levels deep", maxEntries)
 			return nil
 		case p.Exhausted():
 			return nil
@@ -37,7 +39,7 @@ func (p *parser) descriptors(f field, next level, at place) level {
 	return next
 }
 
-// descriptor reads one into a level.
+// descriptor reads one descriptor into a level.
 func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	fields := p.fields(item, "descriptor", descriptorFields...)
 	key, value := p.text(fields["key"], "key"), p.text(fields["value"], "value")
@@ -52,7 +54,7 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 		}
 		return
 	case strings.Contains(key, "*"):
-		p.Fail(fields["key"].Value, "key %s: a * has a meaning only in a value", quote(key))
+		p.Fail(fields["key"].Value, "key %s: a * is allowed only in a value", quote(key))
 	}
 	v := to[key]
 	if v == nil {
@@ -65,8 +67,15 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	}
 	if share := fields["share_threshold"]; p.flag(share, "share_threshold") {
 		if n.share = value; !strings.Contains(value, "*") {
-			p.Fail(share.Key, "share_threshold: want a value with a * beside it")
+			p.Fail(share.Key, "share_threshold: needs a value with a *")
 		}
+	}
+	if parent := fields["share_parent"]; p.flag(parent, "share_parent") {
+		if n.parent = true; n.share != "" {
+			p.Fail(parent.Key, "share_parent: want no share_threshold beside it: no value is counted")
+		}
+	} else {
+		at.counted = append(slices.Clip(at.counted), counted{key, value})
 	}
 	at.byValue = at.byValue || n.byValue
 	p.rule(n, fields, at)
@@ -74,7 +83,8 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	n.next = p.descriptors(fields["descriptors"], nil, at)
 }
 
-// add adds the descriptor for a value, "" for all others. If there is one already, it returns that.
+// add adds the descriptor for a value, or for all other values if it is "". If there already is
+// one, it returns that.
 func (v *values) add(value string, n *node) (other *node) {
 	if value == "" {
 		if v.any == nil {
@@ -86,16 +96,16 @@ func (v *values) add(value string, n *node) (other *node) {
 	if other = v.exact[value]; other != nil {
 		return other
 	}
-	v.exact[value] = n // of a pattern too: a value that is written like it is its own
+	v.exact[value] = n // patterns too: a value that looks like the pattern is matched exactly
 	if strings.Contains(value, "*") {
 		v.wild.add(value, n)
 	}
 	return nil
 }
 
-// rule reads the limit of a descriptor, and what is about it.
+// rule reads the limit of a descriptor, and its settings.
 func (p *parser) rule(n *node, fields map[string]field, at place) {
-	r := &rule{index: len(p.to.rules), path: at.path, file: p.File, domain: p.domain, algorithm: byDefault}
+	r := &rule{index: len(p.to.rules), path: at.path, file: p.File, domain: p.domain, algorithm: byDefault, counted: at.counted}
 	r.detailed = p.flag(fields["detailed_metric"], "detailed_metric")
 	r.byValue = r.detailed || at.byValue
 	r.shadow, r.quota = p.flag(fields["shadow_mode"], "shadow_mode"), p.flag(fields["quota_mode"], "quota_mode")
@@ -103,10 +113,10 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 	limit := fields["rate_limit"]
 	if limit.Value == nil {
 		if len(own) > 0 {
-			p.Fail(fields["metadata"].Key, "metadata: %s: want a rate_limit beside it", ownSetting)
+			p.Fail(fields["metadata"].Key, "metadata: %s: needs a rate_limit", ownSetting)
 		}
 		if r.detailed {
-			p.note(fields["detailed_metric"].Key, "detailed_metric: it has no effect without a rate_limit beside it")
+			p.note(fields["detailed_metric"].Key, "detailed_metric: it has no effect without a rate_limit")
 		}
 		return
 	}
@@ -116,8 +126,8 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 	p.replaces(r, in["replaces"])
 	unlimited := p.flag(in["unlimited"], "unlimited")
 	switch unit := in["unit"]; {
-	case unlimited && (unit.Value != nil || in["limit"].Value != nil || in[overLimit].Value != nil || len(own) > 0):
-		p.Fail(limit.Value, "rate_limit: want no other limit beside unlimited")
+	case unlimited && (unit.Value != nil || in["limit"].Value != nil || in[overLimit].Value != nil || in["reserved"].Value != nil || len(own) > 0):
+		p.Fail(limit.Value, "rate_limit: unlimited cannot be combined with another limit")
 	case unlimited:
 		r.limit = ratelimit.Unlimited()
 	default:
@@ -127,13 +137,13 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 		return
 	}
 	if !unlimited {
-		r.shown = shownLimit(r.limit, r.name)
+		r.shown = shownLimit(r.limit, r.reserved, r.name)
 	}
 	n.rule = r
 	p.to.rules = append(p.to.rules, r)
 }
 
-// replaces reads the names of the rules that do not count beside this one.
+// replaces reads the names of the rules that do not count together with this one.
 func (p *parser) replaces(r *rule, f field) {
 	for _, item := range p.list(f, "replaces") {
 		name := p.text(p.fields(item, "replaces", "name")["name"], "name")
@@ -141,13 +151,13 @@ func (p *parser) replaces(r *rule, f field) {
 		case "":
 			p.Fail(item, "replaces: an entry has no name")
 		case r.name:
-			p.Fail(item, "replaces: %s is the rule itself", quote(name))
+			p.Fail(item, "replaces: a rule cannot replace itself: %s", quote(name))
 		}
 		r.replaces = append(r.replaces, name)
 	}
 }
 
-// metadata reads that of a descriptor. It returns the fields of its block "ratelimit".
+// metadata reads the metadata of a descriptor. It returns the fields of its block "ratelimit".
 func (p *parser) metadata(r *rule, f field) map[string]field {
 	if f.Value == nil {
 		return nil
@@ -167,8 +177,8 @@ func (p *parser) metadata(r *rule, f field) map[string]field {
 	return nil
 }
 
-// limit reads the limit, the algorithm and charge_over_limit: of rate_limit itself, or of the metadata, which has
-// the last word.
+// limit reads the limit, the algorithm and charge_over_limit, from rate_limit and from the
+// metadata, which takes precedence.
 func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 	r.overdraws = p.overdraws(in[overLimit], own[overLimit])
 	for _, f := range []field{in["algorithm"], own["algorithm"]} {
@@ -183,7 +193,7 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 	text, hasUnit := in["limit"], in["unit"].Value != nil || in["requests_per_unit"].Value != nil
 	switch {
 	case text.Value != nil && hasUnit:
-		p.Fail(text.Key, "limit: want no unit and no requests_per_unit beside it")
+		p.Fail(text.Key, "limit: cannot be combined with unit and requests_per_unit")
 		return
 	case text.Value == nil:
 		p.perUnit(r, at, in)
@@ -194,7 +204,7 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 	if text.Value != nil {
 		l, err := ratelimit.ParseLimit(p.text(text, "limit"))
 		if err != nil || l == ratelimit.Unlimited() {
-			p.Fail(text.Value, "limit: %w", cmp.Or(err, errors.New("unlimited: want the field unlimited: true")))
+			p.Fail(text.Value, "limit: %w", cmp.Or(err, errors.New("unlimited: use the field unlimited: true")))
 			return
 		}
 		at, r.limit = text, l
@@ -209,9 +219,24 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 			p.Fail(at.Value, "limit: on_failure: local: %w", err)
 		}
 	}
+	p.reserved(r, in["reserved"], own["reserved"])
 }
 
-// overdraws is charge_over_limit of a rule: of the last of these fields that there is, or else of the domain.
+// reserved reads how many events a rule leaves to others, of the last of these fields that there is.
+func (p *parser) reserved(r *rule, fields ...field) {
+	for _, f := range fields {
+		if f.Value == nil {
+			continue
+		}
+		r.at = p.placeOf(f.Value)
+		if r.reserved = p.Number(f.Value, "reserved: "); r.reserved >= capacity(r.limit) {
+			p.Fail(f.Value, "reserved: %d leaves nothing of %v", r.reserved, r.limit)
+		}
+	}
+}
+
+// overdraws returns charge_over_limit of a rule: the last of these fields that is set, or the value
+// of the domain.
 func (p *parser) overdraws(fields ...field) bool {
 	overdraws := p.domain.overdraws
 	for _, f := range fields {
@@ -226,7 +251,7 @@ func (p *parser) overdraws(fields ...field) bool {
 func (p *parser) perUnit(r *rule, at field, in map[string]field) {
 	unit, requests := in["unit"], in["requests_per_unit"]
 	if unit.Value == nil {
-		p.Fail(at.Value, "rate_limit: no unit")
+		p.Fail(at.Value, "rate_limit: no unit: add one, such as minute")
 		return
 	}
 	period := periodOf(p.text(unit, "unit"))
@@ -235,7 +260,7 @@ func (p *parser) perUnit(r *rule, at field, in map[string]field) {
 		return
 	}
 	if requests.Value == nil {
-		p.note(at.Value, "rate_limit: no requests_per_unit: it denies everything")
+		p.note(at.Value, "rate_limit: no requests_per_unit: the rule denies everything")
 		r.limit = ratelimit.Limit{Period: period}
 		return
 	}
@@ -244,7 +269,7 @@ func (p *parser) perUnit(r *rule, at field, in map[string]field) {
 	case err != nil || requests.Value.Tag != "!!int":
 		p.Fail(requests.Value, "requests_per_unit: %s: want a number from 0 to %d", describe(requests.Value), maxRate)
 	case rate > maxRate:
-		p.Fail(requests.Value, "requests_per_unit: %d is over %d: want unlimited: true instead", rate, maxRate)
+		p.Fail(requests.Value, "requests_per_unit: %d is more than %d: use unlimited: true", rate, maxRate)
 	default:
 		r.limit = ratelimit.Limit{Rate: int(rate), Period: period}
 	}

@@ -1,5 +1,6 @@
-// Package serve decides for proxies and for programs in other languages: over Envoy's rate limit
-// service v3, and over HTTP. Its files are those of github.com/envoyproxy/ratelimit.
+// Package serve is a rate limit server for proxies and for programs in other languages. It
+// implements Envoy's rate limit service v3, and a service over HTTP. It reads the configuration
+// files of github.com/envoyproxy/ratelimit.
 //
 //	files, err := serve.ReadFiles("limits.yaml")
 //	...
@@ -10,5 +11,5 @@
 //	grpcServer := grpc.NewServer(grpc.ForceServerCodecV2(serve.Codec()))
 //	pb.RegisterRateLimitServiceServer(grpcServer, service)
 //
-// The command ratelimit-serve in cmd is a whole server. docs/serve.md is its guide.
+// The command ratelimit-serve in cmd is a complete server. Its guide is docs/serve.md.
 package serve

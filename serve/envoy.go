@@ -19,9 +19,10 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// ShouldRateLimit decides on all descriptors of a request at once. An answer has a status for each
-// of them, in their order. Its errors are InvalidArgument for a request that makes no sense, of
-// which nothing is counted, Unavailable while the store fails (on_failure), and the caller's own.
+// ShouldRateLimit decides on all descriptors of a request together. The response has a status for
+// each descriptor, in the same order. It returns InvalidArgument for an invalid request, of which
+// nothing is counted, Unavailable while the store fails (on_failure), or the error of the caller's
+// context.
 func (s *Service) ShouldRateLimit(ctx context.Context, req *pb.RateLimitRequest) (*pb.RateLimitResponse, error) {
 	q, err := s.answer(ctx, req, manner{})
 	if err != nil {
@@ -30,13 +31,13 @@ func (s *Service) ShouldRateLimit(ctx context.Context, req *pb.RateLimitRequest)
 	return s.response(req, q), nil
 }
 
-// manner is how a request asks.
+// manner describes how a request is to be decided.
 type manner struct {
-	anyOrder bool // its entries are sets, and not lists
-	reserve  bool // it is to be settled
+	anyOrder bool // its entries are sets instead of lists
+	reserve  bool // it is to be settled later
 }
 
-// answer decides on a request, and counts that.
+// answer decides on a request, and counts the decision in the metrics.
 func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest, how manner) (*question, error) {
 	q, err := s.question(req, how)
 	if err == nil && how.reserve {
@@ -49,10 +50,10 @@ func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest, how mann
 	return q, err
 }
 
-// denies reports whether callers are told that the whole is over a limit.
+// denies reports whether callers are told that the whole request is over a limit.
 func (s *Service) denies(q *question) bool { return q.over && !s.shadow }
 
-// statusOf is err for callers over gRPC.
+// statusOf converts err for callers over gRPC.
 func statusOf(err error) error {
 	switch {
 	case errors.Is(err, errInvalid), errors.Is(err, ratelimit.ErrInvalidKey), errors.Is(err, ratelimit.ErrInvalidN):
@@ -65,7 +66,7 @@ func statusOf(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-// response is what q says.
+// response returns the response for q.
 func (s *Service) response(req *pb.RateLimitRequest, q *question) *pb.RateLimitResponse {
 	r := &pb.RateLimitResponse{OverallCode: pb.RateLimitResponse_OK, Statuses: make([]*pb.RateLimitResponse_DescriptorStatus, len(q.parts))}
 	for i := range q.parts {
@@ -102,7 +103,7 @@ func (p *part) status() *pb.RateLimitResponse_DescriptorStatus {
 	return st
 }
 
-// of are the fields about a part, none if it is nil.
+// of returns the header fields for a part, or none if it is nil.
 func (h *Headers) of(p *part) []*core.HeaderValue {
 	if p == nil {
 		return nil
@@ -114,7 +115,7 @@ func (h *Headers) of(p *part) []*core.HeaderValue {
 	}
 }
 
-// metadata is the request, and the metadata of the rules that it passes.
+// metadata returns the request, and the metadata of the rules that it passes.
 func (q *question) metadata(req *pb.RateLimitRequest) *structpb.Struct {
 	var descriptors []*structpb.Value
 	for _, d := range req.GetDescriptors() {
@@ -154,12 +155,12 @@ func descriptorStruct(d *common.RateLimitDescriptor) *structpb.Struct {
 	return &structpb.Struct{Fields: fields}
 }
 
-// merge adds the fields of from that to has not. What both have as a struct is merged.
+// merge adds the fields of from that to does not have. Structs that both have are merged.
 func merge(to, from *structpb.Struct) {
 	for name, v := range from.GetFields() {
 		have, found := to.GetFields()[name]
 		switch {
-		case !found && v.GetStructValue() != nil: // a copy, since more may be merged into it
+		case !found && v.GetStructValue() != nil: // a copy, because more may be merged into it
 			inner := &structpb.Struct{Fields: map[string]*structpb.Value{}}
 			merge(inner, v.GetStructValue())
 			to.Fields[name] = structpb.NewStructValue(inner)

@@ -147,7 +147,7 @@ func TestReadyWhileTheStoreFails(t *testing.T) {
 	require.Equal(t, http.StatusOK, code)
 }
 
-// A store that has never answered may be at a wrong address. Then a rollout stops.
+// A store that has never answered may have a wrong address, so a rollout must stop.
 func TestNotReadyBeforeTheStoreHasAnswered(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"error", "open", "closed", "local, instances: 2"} {
@@ -239,8 +239,8 @@ descriptors:
 	require.Equal(t, 3, allowedOf(s, 32, request("user=c", "all=2")), "of callers at once")
 }
 
-// What stands in the place of a shadow's count keeps nobody from the limits beside it, whether it is
-// asked for events, looked at or given some back.
+// A corrupt value in the place of a shadow's count does not block the other limits, whether it is
+// asked for events, looked at or refunded to.
 func TestAShadowWhoseCountIsCorrupt(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -285,7 +285,7 @@ func allowedOf(s *serve.Service, callers int, req *pb.RateLimitRequest) int {
 	return int(allowed.Load())
 }
 
-// A caller that goes away is none that the store has failed.
+// A caller that disconnects does not count as a failure of the store.
 func TestACallerThatGoesAway(t *testing.T) {
 	t.Parallel()
 	s, _ := inMemory(t, edge)
@@ -368,8 +368,8 @@ func TestURLsThatAreWrong(t *testing.T) {
 	}
 }
 
-// Whoever asks first makes the connections, and those who ask meanwhile wait, so that none of them takes the
-// other's. The pool has no room for two.
+// The first caller makes the connections, and other callers wait in the meantime, so that none of
+// them takes the other's. The pool has no room for two.
 func TestReadyMakesConnectionsOnce(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

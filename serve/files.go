@@ -12,14 +12,15 @@ import (
 
 const maxText = 8 << 20 // bytes of a file
 
-// File is a text in YAML, and the name that errors have for it.
+// File is a YAML text, and its name in errors.
 type File struct {
 	Name string
 	Text []byte
 }
 
-// ReadFiles reads files, and of directories what ends in .yaml or .yml, in the order of the
-// names. Anything that is no regular file, such as a named pipe, is an error: it cannot be read again.
+// ReadFiles reads files. For a directory, it reads all files in it that end in .yaml or .yml, in
+// the order of their names. Anything that is not a regular file, such as a named pipe, is an error,
+// because it cannot be read again.
 func ReadFiles(paths ...string) ([]File, error) {
 	var files []File
 	for _, path := range paths {
@@ -55,14 +56,14 @@ func inDirectory(path string) ([]string, error) {
 		}
 	}
 	if len(names) == 0 {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("no .yaml file")}
+		return nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("no .yaml or .yml file")}
 	}
 	return names, nil
 }
 
-// readFile reads no more than the parser takes.
+// readFile reads no more than the parser accepts.
 func readFile(name string) ([]byte, error) {
-	info, err := os.Stat(name) // which does not wait, as to open a pipe does
+	info, err := os.Stat(name) // does not block, as opening a pipe would
 	if err == nil && !info.Mode().IsRegular() {
 		err = &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("want a regular file, not %v", info.Mode())}
 	}

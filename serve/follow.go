@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Follow reads the files again every so often, and when now is sent to, and makes the service
-// follow what has changed. It also sees where links lead, such as those of a ConfigMap in
-// Kubernetes. One bad file keeps all old ones. It returns when ctx ends. files are those in force.
-// If they are merged, so are those that it reads. If every is not above 0, they are read only when now
-// is sent to.
+// Follow reads the files again at the interval every, and when a value is sent to now, and updates
+// the service if they have changed. If every is not above 0, it reads them only when a value is
+// sent to now. It returns when ctx ends. files are the files in force. If they were merged, so are
+// the files that Follow reads. Follow also notices when a symbolic link changes, such as those of a
+// Kubernetes ConfigMap. If one file is invalid, all old files stay in force.
 //
-// A change is taken once two reads in a row have seen the same, since half of a file may be a file too. When
-// now is sent to, it is taken immediately.
+// A change takes effect when two consecutive reads have seen the same content, because half of a
+// file may also be valid. A value sent to now makes the current content take effect immediately.
 func (s *Service) Follow(ctx context.Context, files []File, every time.Duration, now <-chan struct{}, paths ...string) {
 	var ticks <-chan time.Time
 	if every > 0 {
@@ -28,7 +28,7 @@ func (s *Service) Follow(ctx context.Context, files []File, every time.Duration,
 			return
 		case <-ticks:
 		case _, asked = <-now:
-			if !asked { // it is closed
+			if !asked { // now is closed
 				now = nil
 				continue
 			}
@@ -53,9 +53,9 @@ func (s *Service) Follow(ctx context.Context, files []File, every time.Duration,
 		case err == nil:
 			files, failed = next, ""
 			s.log.Info("the files have changed: new rules are in force", "rules", len(s.now.Load().rules))
-		case asked || err.Error() != failed: // once
+		case asked || err.Error() != failed: // each error once
 			failed = err.Error()
-			s.log.Error("the files have changed, and cannot be used: the rules stay as they were", "error", err)
+			s.log.Error("the files have changed, but cannot be used: the old rules stay in force", "error", err)
 		default:
 			continue
 		}

@@ -26,23 +26,25 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// MaxBody is the most bytes that a request may have, over HTTP and, with the server of
+// MaxBody is the maximum size of a request in bytes, over HTTP and, with the server of
 // ratelimit-serve, over gRPC.
 const MaxBody = 256 << 10
 
-// Handler answers requests of proxies and scripts over HTTP. They are not authenticated.
+// Handler returns a handler for requests of proxies and scripts over HTTP. Requests are not
+// authenticated.
 //
 //	POST /json          a RateLimitRequest as JSON, and its answer: 200 or 429
 //	/check/{name}       for subrequests of proxies: 204, or 429 with Retry-After; ?denied=403
 //	POST /v1/decide     {"domain": "api", "asks": [{"entries": {"user": "ann"}, "hits": 1}]}: 200 or 429
-//	POST /v1/refund     the same, to give back as many events
-//	POST /v1/settle     the same with "used" for "hits", and the "reservation" of a decision with "reserve": true
+//	POST /v1/refund     the same, to refund the events
+//	POST /v1/settle     the same with "used" in place of "hits", and the "reservation" of a decision with "reserve": true
 //
-// With ?timeout=200ms on_failure answers in four fifths of that time. No header field says it: through a
-// proxy that would be the client's.
+// With ?timeout=200ms, on_failure decides within four fifths of that time. No header field can set
+// the time, because a proxy would pass on the client's.
 //
-// A request that makes no sense is 400, one without a decision 503. What is settled already is 409. A POST
-// from a page of another origin in a browser is 403, except to /check, whose fields are those of clients.
+// The status is 400 for an invalid request, 503 if there is no decision, and 409 if a reservation
+// is already settled. A POST from a page of another origin in a browser gets 403, except for
+// /check, which gets the header fields of clients.
 func (s *Service) Handler() http.Handler {
 	mux, origins := http.NewServeMux(), http.NewCrossOriginProtection()
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
@@ -71,7 +73,7 @@ func (s *Service) Handler() http.Handler {
 	return mux
 }
 
-// inTime is r with the deadline that its URL has.
+// inTime returns r with the deadline in its URL.
 func inTime(r *http.Request) (*http.Request, context.CancelFunc, error) {
 	texts, found := r.URL.Query()["timeout"]
 	if !found {
@@ -108,7 +110,7 @@ func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// code is 200, or 429 if the whole is over a limit.
+// code returns 200, or 429 if the whole is over a limit.
 func (s *Service) code(q *question) int {
 	if s.denies(q) {
 		return http.StatusTooManyRequests
@@ -116,13 +118,13 @@ func (s *Service) code(q *question) int {
 	return http.StatusOK
 }
 
-// failed answers where no decision is known.
+// failed answers a request for which there is no decision.
 func failed(w http.ResponseWriter, err error) {
 	st := status.Convert(statusOf(err))
 	code, text := http.StatusServiceUnavailable, st.Message()
 	switch large := new(http.MaxBytesError); {
 	case errors.As(err, &large):
-		code, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("over %d bytes", MaxBody)
+		code, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", MaxBody)
 	case errors.Is(err, ratelimit.ErrSettled):
 		code = http.StatusConflict
 	case st.Code() == codes.InvalidArgument:
@@ -168,7 +170,7 @@ func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// fields sets the header fields of an answer.
+// fields sets the header fields of a response.
 func (s *Service) fields(h http.Header, q *question) {
 	names := cmp.Or(s.headers, &usualHeaders)
 	for _, f := range names.of(q.worst()) {
@@ -179,7 +181,7 @@ func (s *Service) fields(h http.Header, q *question) {
 	}
 }
 
-// retryAfter is how long the part that denies longest does so, 0 if the whole is admitted.
+// retryAfter returns how long the part that denies longest does so, or 0 if the whole is admitted.
 func (q *question) retryAfter() (longest time.Duration) {
 	for i := range q.parts {
 		if p := &q.parts[i]; q.over && p.told() {
@@ -192,14 +194,15 @@ func (q *question) retryAfter() (longest time.Duration) {
 // asked is the body of /v1/decide and /v1/refund.
 type asked struct {
 	Domain  string `json:"domain"`
-	Reserve bool   `json:"reserve"` // of /v1/decide
+	Reserve bool   `json:"reserve"` // only for /v1/decide
 	Asks    []struct {
 		Entries entries `json:"entries"`
 		Hits    *uint64 `json:"hits"`
 	} `json:"asks"`
 }
 
-// entries are those of an object of texts, in the order of their keys: that of the object means nothing.
+// entries are the members of an object of texts, sorted by key, because their order in an object
+// has no meaning.
 type entries []*common.RateLimitDescriptor_Entry
 
 func (e *entries) UnmarshalJSON(text []byte) error {
@@ -223,22 +226,22 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 	slices.SortFunc(all, func(a, b *common.RateLimitDescriptor_Entry) int { return strings.Compare(a.Key, b.Key) })
 	for i := 1; i < len(all); i++ {
 		if all[i].Key == all[i-1].Key {
-			return fmt.Errorf("entries: %s is there twice", quote(all[i].Key))
+			return fmt.Errorf("entries: %s is repeated", quote(all[i].Key))
 		}
 	}
 	*e = all
 	return nil
 }
 
-// check refuses no entries, which no rule ever counts.
+// check rejects empty entries, which no rule can count.
 func (e entries) check(i int) error {
 	if len(e) == 0 {
-		return invalid("ask %d: entries: want an object with at least one text", i)
+		return invalid("ask %d: entries: want an object with at least one member", i)
 	}
 	return nil
 }
 
-// request is what they ask for, or, for back, to be given back.
+// request returns the request for what is asked, or is to be refunded if back is true.
 func (a *asked) request(back bool) (*pb.RateLimitRequest, error) {
 	req := &pb.RateLimitRequest{Domain: a.Domain}
 	for i, one := range a.Asks {
@@ -254,7 +257,7 @@ func (a *asked) request(back bool) (*pb.RateLimitRequest, error) {
 	return req, nil
 }
 
-// readBody reads a body of at most MaxBody.
+// readBody reads a body of at most MaxBody bytes.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
 	if large := new(http.MaxBytesError); err != nil && !errors.As(err, &large) {
@@ -270,7 +273,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 		return err
 	}
 	if !isUnicode(body) {
-		return invalid("a text is not UTF-8, or has half of a surrogate pair")
+		return invalid("a text is not valid UTF-8, or has half of a surrogate pair")
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
@@ -278,13 +281,13 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 		return invalid("%v", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return invalid("something comes after the object")
+		return invalid("there is data after the object")
 	}
 	return nil
 }
 
-// isUnicode reports whether all texts in JSON are. Package json reads U+FFFD in place of what is not, so that
-// different values would have one count.
+// isUnicode reports whether all texts in a JSON body are valid. Package json replaces invalid parts
+// by U+FFFD, so that different values would share a count.
 func isUnicode(body []byte) bool {
 	if !utf8.Valid(body) {
 		return false
@@ -307,7 +310,7 @@ func isUnicode(body []byte) bool {
 	}
 }
 
-// codeUnit is that of an escape such as u00e9, 0 of others.
+// codeUnit returns the code unit of an escape such as u00e9, or 0 if it is not one.
 func codeUnit(escape []byte) rune {
 	if len(escape) < 5 || escape[0] != 'u' {
 		return 0
@@ -316,18 +319,18 @@ func codeUnit(escape []byte) rune {
 	return rune(n)
 }
 
-// decided is what /v1/decide says, as a whole and of each ask. Times are seconds.
+// decided is the response of /v1/decide. Times are in seconds.
 type decided struct {
 	Allowed     bool      `json:"allowed"`
-	RetryAfter  *float64  `json:"retry_after,omitempty"` // none if no waiting helps
+	RetryAfter  *float64  `json:"retry_after,omitempty"` // absent if waiting will not help
 	Asks        []verdict `json:"asks"`
-	Reservation string    `json:"reservation,omitempty"` // none if the store has charged nothing
+	Reservation string    `json:"reservation,omitempty"` // absent if the store charged nothing
 }
 
 type verdict struct {
 	Allowed    bool    `json:"allowed"`
-	NoRule     bool    `json:"no_rule,omitempty"` // its domain or its entries may be misspelt
-	Limit      *int    `json:"limit,omitempty"`   // none if no limit counts it
+	NoRule     bool    `json:"no_rule,omitempty"` // the domain or the entries may be misspelled
+	Limit      *int    `json:"limit,omitempty"`   // absent if no limit counts it
 	Remaining  *int    `json:"remaining,omitempty"`
 	ResetAfter float64 `json:"reset_after,omitempty"`
 }
@@ -372,7 +375,7 @@ func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if a.Reserve {
-		return invalid("reserve: want it of /v1/decide alone")
+		return invalid("reserve: it is only for /v1/decide")
 	}
 	req, err := a.request(true)
 	if err != nil {

@@ -180,8 +180,8 @@ func remaining(t *testing.T, s *serve.Service, target string, fields ...string) 
 	return w.Header().Get("RateLimit-Remaining")
 }
 
-// What a proxy says is taken from the one family that the operator has named. What it does not say there, or
-// nobody can read, is refused: it is not taken from elsewhere.
+// The method, path and host are taken only from the family of fields that the operator has chosen.
+// If they are missing there or cannot be read, the request is rejected.
 func TestOneFamilyOfFields(t *testing.T) {
 	t.Parallel()
 	for family, other := range map[string]string{"Original": "Forwarded", "Forwarded": "Original"} {
@@ -211,7 +211,7 @@ func TestOneFamilyOfFields(t *testing.T) {
 			w := httptest.NewRecorder()
 			s.Handler().ServeHTTP(w, r)
 			require.Equal(t, http.StatusBadRequest, w.Code)
-			require.Contains(t, w.Body.String(), "none of the proxies")
+			require.Contains(t, w.Body.String(), "not one of the proxies")
 		}
 		for _, forwardedFor := range [][]string{nil, {"X-Forwarded-For: "}, {"X-Forwarded-For: unix:"}, {"X-Forwarded-For: 192.0.2.1, unknown"}, {"X-Forwarded-For: 192.0.2.1", "X-Forwarded-For: -"}} {
 			require.Equal(t, http.StatusBadRequest, check(s, "/check/address", forwardedFor...).Code, "%v: a proxy is no client", forwardedFor)
@@ -246,7 +246,8 @@ func TestOtherSpellings(t *testing.T) {
 	}
 }
 
-// Who has not said in which fields proxies say what a check counts is told so, and nothing starts.
+// If the operator has not chosen the fields for a check that needs them, the error says so, and
+// nothing starts.
 func TestFieldsMustBeNamed(t *testing.T) {
 	t.Parallel()
 	address := strings.NewReplacer("\tpath: [{path: path}]\n", "", "\tmethod: [{method: method}]\n", "", "\thost: [{host: host}]\n", "").Replace(described)
@@ -567,8 +568,9 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// A file that is written slowly is taken once it is whole, though each of its parts is a file, and a bad part is no
-// error. An operator who asks has it read as it is.
+// A file that is written slowly takes effect when it is complete, although each part of it is a
+// valid file, and an invalid part is not an error. If an operator asks for a reload, the file is
+// read as it is.
 func TestFollowOfAFileThatIsBeingWritten(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
@@ -616,7 +618,8 @@ func (c *counting) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Whoever sends to now may close it. Without a time that is above 0 it alone has files read.
+// The caller may close the channel now. If the interval is not above 0, files are read only through
+// now.
 func TestFollowOfAnEndedChannel(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")

@@ -11,15 +11,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// asking is the context of a question on its way to the store. It ends before its caller's, so that
-// on_failure can still answer.
+// asking is the context of a question to the store. It ends before the caller's context, so that
+// on_failure can still decide.
 type asking struct {
 	context.Context
 	q      *question
 	caller context.Context
 }
 
-// asking leaves a fifth of the caller's time for the answer. Memory never lets anybody wait.
+// asking reserves a fifth of the caller's time for the answer. A store in memory never waits.
 func (s *Service) asking(ctx context.Context, q *question) (*asking, context.CancelFunc) {
 	a := &asking{ctx, q, ctx}
 	end, ends := ctx.Deadline()
@@ -31,19 +31,20 @@ func (s *Service) asking(ctx context.Context, q *question) (*asking, context.Can
 	return a, cancel
 }
 
-// joint is the limiter that decides on the question in its context. It stands behind the breaker.
+// joint is the limiter that decides on the question in its context. The breaker wraps it.
 type joint struct {
 	base   time.Time
-	silent atomic.Int64 // ns since base, of the first late call that no answer of the store followed; 0 if there is none
+	silent atomic.Int64 // ns since base, of the first late call after the store's last answer; 0 if there is none
 
-	answered atomic.Bool // the store, at least once
+	answered atomic.Bool // whether the store has answered at least once
 }
 
-// silence is after how much of it late calls are failures of the store. A shorter one may be that of
-// a busy machine or of a caller with no patience. The breaker must not open for all others then.
+// silence is how long the store must not have answered before late calls count as failures of the
+// store. A shorter silence may be caused by a busy machine or by an impatient caller, and must not
+// open the breaker for everyone.
 const silence = time.Second
 
-var errLate = fmt.Errorf("%w: no reply in four fifths of the caller's time, the outcome is unknown", store.ErrTimeout)
+var errLate = fmt.Errorf("%w: no reply within four fifths of the caller's time, so the outcome is unknown", store.ErrTimeout)
 
 func (j *joint) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
 	a := ctx.(*asking)
@@ -63,17 +64,17 @@ func (j *joint) Peek(ctx context.Context, _ string) (ratelimit.Result, error) {
 	return j.heard(a, r, err)
 }
 
-// heard returns what the breaker is told of an answer.
+// heard returns what the breaker gets for an answer.
 func (j *joint) heard(a *asking, r ratelimit.Result, err error) (ratelimit.Result, error) {
 	since := j.silent.Load()
 	a.q.cause = err
 	switch late := err != nil && a.Err() != nil && a.caller.Err() == nil; {
 	case err == nil:
-		if s := r.Source(); s == ratelimit.SourceStore || s == ratelimit.SourceUnlimited { // of looks alone
+		if s := r.Source(); s == ratelimit.SourceStore || s == ratelimit.SourceUnlimited { // SourceUnlimited comes from looks alone
 			if since != 0 {
 				j.silent.Store(0)
 			}
-			if !j.answered.Load() { // a load costs no other processor anything
+			if !j.answered.Load() { // a load does not slow down other processors
 				j.answered.Store(true)
 			}
 		}
@@ -82,7 +83,7 @@ func (j *joint) heard(a *asking, r ratelimit.Result, err error) (ratelimit.Resul
 		j.silent.CompareAndSwap(0, now)
 		err, a.q.cause = errLate, errLate
 		if since == 0 || now-since < int64(silence) {
-			err = store.ErrOverloaded // which is answered, and not counted
+			err = store.ErrOverloaded // which is answered, but not counted as a failure
 		}
 	}
 	return r, err

@@ -174,7 +174,7 @@ func TestLateCallsBesideOthers(t *testing.T) {
 	})
 }
 
-// Who leaves by itself has no answer, and what takes no time has one.
+// A caller that leaves gets no answer, and a decision that takes no time has one.
 func TestACallerWithoutTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// metrics are those of a service. Their labels are of files, but for those of detailed, which are of
-// requests too.
+// metrics are the metrics of a service. Their labels come from files, except those of detailed,
+// which also come from requests.
 type metrics struct {
 	requests *prometheus.CounterVec // by domain and answer
 	detailed *prometheus.CounterVec // by descriptor and answer
@@ -28,7 +28,7 @@ type metrics struct {
 	seen map[string]bool // descriptors of detailed, at most maxDetailed
 }
 
-// maxDetailed is how many descriptors have metrics of their own. Each has at most two series.
+// maxDetailed is how many descriptors have their own metrics. Each has at most two series.
 const maxDetailed = 500
 
 func newMetrics() *metrics {
@@ -39,17 +39,17 @@ func newMetrics() *metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "ratelimit", Subsystem: "serve", Name: name, Help: help})
 	}
 	return &metrics{
-		asOnDisk: gauge("config_last_reload_successful", "1 if the files in force are those that were read last, 0 if those are missing or wrong."),
-		loadedAt: gauge("config_last_reload_success_timestamp_seconds", "When the files in force were taken, as a Unix time."),
+		asOnDisk: gauge("config_last_reload_successful", "1 if the files that were read last are in force, 0 if they are missing or invalid."),
+		loadedAt: gauge("config_last_reload_success_timestamp_seconds", "When the files in force took effect, as a Unix time."),
 		seen:     map[string]bool{},
-		detailed: vec("detailed_total", "Requests by the descriptor with its values, where a file wants that, and by its answer: ok or over_limit. After 500 descriptors the others are one, \"other\".", "descriptor", "answer"),
+		detailed: vec("detailed_total", "Requests by the descriptor with its values, if a file asks for that, and by its answer: ok or over_limit. All descriptors after the first 500 are counted as one, \"other\".", "descriptor", "answer"),
 		requests: vec("requests_total", "Requests, by the answer as a whole: ok, over_limit, invalid or error.", "domain", "answer"),
-		failures: vec("store_failures_total", "Requests that were answered without the store, as on_failure says, by the class of the error.", "domain", "class"),
-		loads:    vec("loads_total", "Times that files were read again because they had changed, by the result: ok or error.", "result"),
+		failures: vec("store_failures_total", "Requests that on_failure decided without the store, by the class of the error.", "domain", "class"),
+		loads:    vec("loads_total", "How often changed files were read again, by the result: ok or error.", "result"),
 	}
 }
 
-// decided counts an answer.
+// decided counts a response.
 func (m *metrics) decided(q *question, err error) {
 	answer := "ok"
 	switch {
@@ -71,7 +71,7 @@ func (m *metrics) decided(q *question, err error) {
 	}
 }
 
-// byValue counts the answer to a part by its values.
+// byValue counts the answer for a part by its values.
 func (m *metrics) byValue(p *part) {
 	m.mu.Lock()
 	label := p.label
@@ -79,7 +79,7 @@ func (m *metrics) byValue(p *part) {
 		if len(m.seen) < maxDetailed {
 			m.seen[label] = true
 		} else {
-			label = "other" // which is no path: that has a slash
+			label = "other" // which cannot be a path, because a path contains a slash
 		}
 	}
 	m.mu.Unlock()
@@ -90,7 +90,7 @@ func (m *metrics) byValue(p *part) {
 	m.detailed.WithLabelValues(label, answer).Inc()
 }
 
-// domainLabel is the domain if a file has it.
+// domainLabel returns the domain if a file defines it, and otherwise "".
 func domainLabel(q *question) string {
 	if q == nil || q.domain == nil {
 		return ""
@@ -98,13 +98,13 @@ func domainLabel(q *question) string {
 	return q.domain.name
 }
 
-// failed counts a failure of the store by its class (observe.ErrorClass), "breaker" while it was
-// not asked.
+// failed counts a failure of the store by its class (observe.ErrorClass), or as "breaker" if the
+// store was not asked.
 func (m *metrics) failed(q *question) {
 	m.failures.WithLabelValues(q.domain.name, cmp.Or(observe.ErrorClass(q.cause), "breaker")).Inc()
 }
 
-// inForce notes whether the files that were read last are in force.
+// inForce records whether the files that were read last are in force.
 func (m *metrics) inForce(err error) {
 	if err != nil {
 		m.asOnDisk.Set(0)
@@ -121,7 +121,7 @@ func (m *metrics) loaded(err error) {
 	m.loads.WithLabelValues(result).Inc()
 }
 
-// own are the metrics of this package.
+// own returns the metrics of this package.
 func (m *metrics) own() []prometheus.Collector {
 	return []prometheus.Collector{m.requests, m.detailed, m.failures, m.loads, m.asOnDisk, m.loadedAt}
 }
@@ -133,8 +133,8 @@ func (s *Service) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements [prometheus.Collector]. The metrics of rules are those of package promlimit:
-// the label limiter is the place in the file, such as edge/path=/login/user.
+// Collect implements [prometheus.Collector]. The metrics of rules are those of package promlimit.
+// Their label limiter is the rule's path in the file, such as edge/path=/login/user.
 func (s *Service) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range s.metrics.own() {
 		c.Collect(ch)
@@ -155,7 +155,7 @@ func (s *Service) Collect(ch chan<- prometheus.Metric) {
 	c.Collect(ch)
 }
 
-// leases are those in use, by their life.
+// leases returns the leases in use, by their TTL.
 func (s *Service) leases() map[string]*lease.Store {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"regexp"
 	"strings"
@@ -25,9 +26,10 @@ import (
 type rule struct {
 	key, value            string
 	limited               bool
-	n                     int
+	n, reserved           int
 	unit                  string
 	shadow, quota, shared bool
+	parent                bool // share_parent
 	name, replaces        string
 	inner                 []*rule
 }
@@ -47,6 +49,10 @@ func randomRules(r *rand.Rand, depth int) []*rule {
 		one.limited, one.n, one.unit = r.IntN(4) > 0, r.IntN(5), pick(r, "second", "minute", "hour")
 		one.shadow, one.quota = r.IntN(6) == 0, r.IntN(5) == 0
 		one.shared = strings.Contains(one.value, "*") && r.IntN(2) == 0
+		one.parent = !one.shared && r.IntN(3) == 0
+		if one.n > 1 && r.IntN(2) == 0 {
+			one.reserved = 1 + r.IntN(one.n-1)
+		}
 		one.name = pick(r, "", "", "", "n1", "n2")
 		if one.replaces = pick(r, "", "", "", "", "n1", "n2"); one.replaces == one.name {
 			one.replaces = ""
@@ -66,10 +72,13 @@ func yaml(rules []*rule, indent string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%sdescriptors:\n", indent)
 	for _, r := range rules {
-		fmt.Fprintf(&b, "%s  - key: %s\n%s    value: %q\n%s    share_threshold: %v\n%s    shadow_mode: %v\n%s    quota_mode: %v\n",
-			indent, r.key, indent, r.value, indent, r.shared, indent, r.shadow, indent, r.quota)
+		fmt.Fprintf(&b, "%s  - key: %s\n%s    value: %q\n%s    share_threshold: %v\n%s    share_parent: %v\n%s    shadow_mode: %v\n%s    quota_mode: %v\n",
+			indent, r.key, indent, r.value, indent, r.shared, indent, r.parent, indent, r.shadow, indent, r.quota)
 		if r.limited {
 			fmt.Fprintf(&b, "%s    rate_limit:\n%s      unit: %s\n%s      requests_per_unit: %d\n%s      name: %q\n", indent, indent, r.unit, indent, r.n, indent, r.name)
+			if r.reserved > 0 {
+				fmt.Fprintf(&b, "%s      reserved: %d\n", indent, r.reserved)
+			}
 			if r.replaces != "" {
 				fmt.Fprintf(&b, "%s      replaces: [{name: %s}]\n", indent, r.replaces)
 			}
@@ -109,7 +118,9 @@ func (m *model) match(text string) (found *rule, key string) {
 		if found.shared {
 			value = "shared " + found.value
 		}
-		key += fmt.Sprintf("%q %q;", name, value)
+		if !found.parent {
+			key += fmt.Sprintf("%q %q;", name, value)
+		}
 		level = found.inner
 	}
 	if !found.limited {
@@ -130,8 +141,8 @@ type asked struct {
 	over     bool
 }
 
-// decide is a request. left is whether what is left is told exactly.
-func (m *model) decide(descriptors []string, hits []int) (over bool, parts []asked, left bool) {
+// decide decides on a request. left reports whether what is left is known exactly.
+func (m *model) decide(descriptors []string, hits []int) (whole bool, parts []asked, left bool) {
 	for i, text := range descriptors {
 		r, key := m.match(text)
 		parts = append(parts, asked{rule: r, key: key, n: hits[i]})
@@ -143,46 +154,63 @@ func (m *model) decide(descriptors []string, hits []int) (over bool, parts []ask
 			}
 		}
 	}
-	before := map[string]int{}
-	for k, v := range m.counts {
-		before[k] = v
-	}
+	before := maps.Clone(m.counts)
 	votes := func(a *asked) bool { return a.key != "" && a.n > 0 && !a.rule.shadow && !a.rule.quota && !m.each }
-	sums, denied := map[string]int{}, false
+	denied, again := false, false
+	over := func(a *asked, n int) bool { return m.counts[a.key]+n+a.rule.reserved > a.rule.n }
+	free := func(a *asked) int { return max(0, a.rule.n-a.rule.reserved-m.counts[a.key]) }
+	decided := map[*asked]bool{}
 	for i := range parts {
-		if a := &parts[i]; votes(a) {
-			sums[a.key] += a.n
-			denied = denied || a.rule.n == 0
+		if a := &parts[i]; votes(a) && a.rule.n == 0 {
+			decided[a], a.over, denied = true, true, true
 		}
 	}
-	for i := range parts {
-		if a := &parts[i]; votes(a) {
-			n := sums[a.key]
-			if a.rule.n > 0 && denied { // by a limit of 0: the others are looked at alone
-				n = a.n
+	for ; !denied; again = true { // limits of one count that differ are asked one after the other
+		var group []*asked
+		sums, by := map[string]int{}, map[string][2]int{}
+		for i := range parts {
+			a := &parts[i]
+			if !votes(a) || decided[a] {
+				continue
 			}
-			a.over = before[a.key]+n > a.rule.n
+			numbers := [2]int{a.rule.n, a.rule.reserved}
+			if sums[a.key] > 0 && by[a.key] != numbers {
+				continue
+			}
+			by[a.key], decided[a], group = numbers, true, append(group, a)
+			sums[a.key] += a.n
 		}
-	}
-	for i := range parts {
-		denied = denied || votes(&parts[i]) && parts[i].over
-	}
-	for i := range parts {
-		if a := &parts[i]; votes(a) {
+		if len(group) == 0 {
+			break
+		}
+		for _, a := range group {
+			a.over = over(a, sums[a.key])
+			denied = denied || a.over
+		}
+		for _, a := range group {
 			if !denied {
 				m.counts[a.key] += a.n
 			}
-			a.after = a.rule.n - m.counts[a.key]
+			a.after = free(a)
 		}
 	}
+	gaveBack := denied && again
+	if gaveBack {
+		m.counts = maps.Clone(before)
+	}
 	for i := range parts {
-		if a := &parts[i]; a.key != "" && !votes(a) {
-			a.over = m.counts[a.key]+max(a.n, 1) > a.rule.n
-			if !a.over && !denied {
+		a := &parts[i]
+		switch {
+		case a.key == "" || decided[a]:
+			continue
+		case votes(a): // looked at alone, since another one denies
+			a.over = over(a, a.n)
+		default:
+			if a.over = over(a, max(a.n, 1)); !a.over && !denied {
 				m.counts[a.key] += a.n
 			}
-			a.after = a.rule.n - m.counts[a.key]
 		}
+		a.after = free(a)
 	}
 	quotas, spent := 0, 0
 	for i := range parts {
@@ -196,14 +224,14 @@ func (m *model) decide(descriptors []string, hits []int) (over bool, parts []ask
 				spent++
 			}
 		} else {
-			over = over || a.over
+			whole = whole || a.over
 		}
 	}
-	over = over || quotas > 0 && quotas == spent
-	if left = true; over && !denied && !m.each {
+	whole = whole || quotas > 0 && quotas == spent
+	if left = !gaveBack; whole && !denied && !m.each {
 		m.counts, left = before, false
 	}
-	return over, parts, left
+	return whole, parts, left
 }
 
 // slow makes windows so long, for a store whose keys end by a clock of its own.
@@ -255,7 +283,7 @@ func checkAgainstModel(t *testing.T, seed uint64, steps int, pauses bool, storeO
 				require.Nil(t, st.GetCurrentLimit(), about)
 				continue
 			}
-			require.EqualValues(t, want[i].rule.n, st.GetCurrentLimit().GetRequestsPerUnit(), about)
+			require.EqualValues(t, want[i].rule.n-want[i].rule.reserved, st.GetCurrentLimit().GetRequestsPerUnit(), about)
 			if left {
 				require.EqualValues(t, want[i].after, st.GetLimitRemaining(), about)
 			}

@@ -9,22 +9,23 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redischeck"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// Stored is a store, and what belongs to it.
+// Stored is a store with what belongs to it.
 type Stored struct {
 	store.Store
-	Ready func(context.Context) error             // whether it answers, and has connections; nil for memory
-	Check func(context.Context) ([]string, error) // what is wrong with the servers; nil for memory
+	Ready func(context.Context) error             // whether the store answers and has connections; nil for memory
+	Check func(context.Context) ([]string, error) // returns what is wrong with the servers; nil for memory
 	Close func() error
 }
 
-// Open makes the store of a URL. It asks no server yet.
-//
-// The URL is "memory:", one of Redis (see [redisstore.NewClient]), or one of Postgres (see the package pgxpool of pgx). Keys on Redis
-// begin with prefix. On Postgres, prefix is the name of the table, and "rl" stands for "ratelimit"; Ready creates the table.
-// Calls take at most timeout. Its error wraps [ratelimit.ErrInvalidOption], and shows no password.
+// Open makes the store for a URL, which is "memory:", the URL of a Redis (see [redisstore.NewClient]),
+// or the URL of a Postgres (see package pgxpool of pgx). It does not connect yet. Keys on Redis begin
+// with prefix. On Postgres, prefix is the name of the table, where "rl" stands for "ratelimit", and
+// Ready creates the table. Calls take at most timeout. Errors wrap [ratelimit.ErrInvalidOption] and
+// contain no password.
 func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	if address == "memory:" || address == "memory" {
 		mem, err := memstore.New()
@@ -45,11 +46,12 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 		_ = client.Close()
 		return nil, err
 	}
-	return &Stored{Store: st, Check: st.Check, Close: client.Close, Ready: ready(client, st)}, nil
+	check := func(ctx context.Context) ([]string, error) { return redischeck.Run(ctx, st) }
+	return &Stored{Store: st, Check: check, Close: client.Close, Ready: ready(client, st)}, nil
 }
 
-// ready makes connections until that succeeds once. Far away they take some round trips, for which the
-// first callers may have no time.
+// ready connects until that has succeeded once. If the server is far away, connecting takes several
+// round trips, for which the first callers may not have the time.
 func ready(client redis.UniversalClient, st *redisstore.Store) func(context.Context) error {
 	var warm atomic.Bool
 	return func(ctx context.Context) error {

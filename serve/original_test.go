@@ -192,7 +192,7 @@ var durations = regexp.MustCompile(`(/\d+) \S+?(,|$)`)
 // timeless is an answer in short, without the times, which pass.
 func timeless(r *pb.RateLimitResponse) string { return durations.ReplaceAllString(short(r), "$1$2") }
 
-// playOriginals asks all there is. differs is whether what it asks is not ours.
+// playOriginals asks everything. differs reports whether a question is not ours.
 func playOriginals(t *testing.T, client func(domain string) func(*pb.RateLimitRequest) (*pb.RateLimitResponse, error), differs bool) {
 	for name, c := range originals {
 		decide := client(name)
@@ -218,7 +218,8 @@ func originalFile(name string) string {
 	return text("domain: " + name + "\ndescriptors:" + originals[name].file)
 }
 
-// What the tests of envoyproxy/ratelimit ask for is answered as it is there, but for what docs/serve.md lists.
+// Requests of the tests of envoyproxy/ratelimit get the same answers, except for the differences
+// that docs/serve.md lists.
 func TestWhatTheOriginalsTestsAskFor(t *testing.T) {
 	t.Parallel()
 	playOriginals(t, func(domain string) func(*pb.RateLimitRequest) (*pb.RateLimitResponse, error) {

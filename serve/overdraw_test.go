@@ -71,7 +71,7 @@ func TestABudgetThatIsChargedAfterwardsEnds(t *testing.T) {
 	}
 }
 
-// What is charged and told, step by step. A rule may differ from its file.
+// These are the charges and the answers, step by step. A rule may differ from its file.
 func TestChargesOverTheLimit(t *testing.T) {
 	t.Parallel()
 	s, c := inMemory(t, `domain: edge

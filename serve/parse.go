@@ -15,21 +15,21 @@ import (
 const (
 	maxRate    = 1<<31 - 1
 	byDefault  = "fixed_window"
-	ownSetting = "ratelimit" // in a descriptor's metadata
+	ownSetting = "ratelimit" // the block in a descriptor's metadata
 	overLimit  = "charge_over_limit"
 )
 
-// The fields that there are.
+// The known fields.
 var (
 	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", overLimit, "store", "checks"}
-	wholeFields      = []string{"on_failure", "instances", "all_or_none", overLimit, "store"} // of a whole domain
-	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
-	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit", overLimit}
-	ownFields        = []string{"algorithm", "limit", overLimit}
+	wholeFields      = []string{"on_failure", "instances", "all_or_none", overLimit, "store"} // that apply to a whole domain
+	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "share_parent", "metadata"}
+	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit", "reserved", overLimit}
+	ownFields        = []string{"algorithm", "limit", "reserved", overLimit}
 	storeFields      = []string{"deny_cache", "coalescing", "lease"}
 )
 
-// Error says what is wrong at one place of a file.
+// Error is a mistake at one place of a file.
 type Error struct {
 	File   string
 	Line   int // from 1
@@ -37,27 +37,29 @@ type Error struct {
 	Err    error
 }
 
-// Error returns the place and what is wrong there, such as `limits.yaml:3:12: …`.
+// Error returns the place and the mistake, such as `limits.yaml:3:12: …`.
 func (e *Error) Error() string { return fmt.Sprintf("%s:%d:%d: %v", e.File, e.Line, e.Column, e.Err) }
 
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Parse reads files in the YAML of github.com/envoyproxy/ratelimit, at least one. Each is one
-// domain: see [ParseMerged] for several.
+// Parse reads at least one file in the YAML format of github.com/envoyproxy/ratelimit. Each file is
+// one domain; see [ParseMerged] to combine several.
 //
-// The error lists all that is wrong, or the first 20 places. Each is an [*Error] with line and
-// column, in the order of the files, and errors.As finds the first. Unknown fields are errors. So
-// are all things that the original refuses.
+// The error lists all mistakes, or the first 20 of them, in the order of the files. Each of them is
+// an [*Error] with line and column, and errors.As finds the first. Unknown fields are errors, and
+// so is everything that the original rejects.
 func Parse(files ...File) (*Rules, error) { return parse(files, false) }
 
-// ParseMerged is [Parse] where files with one domain are one, in their order: of two patterns that
-// fit, the first counts. So it is there with MERGE_DOMAIN_CONFIG. Two descriptors with one key and one
-// value are an error, also if only their inner ones differ. on_failure, instances, all_or_none and
-// store are of the whole domain. One of its files may have each.
+// ParseMerged is like [Parse], but merges files with the same domain in their order, as the
+// original does with MERGE_DOMAIN_CONFIG. If two patterns match, the first counts. Two descriptors
+// with the same key and value are an error, even if only their nested descriptors differ. The
+// settings on_failure, instances, all_or_none, charge_over_limit and store apply to the whole
+// domain, and each can be set in only one of its files.
 func ParseMerged(files ...File) (*Rules, error) { return parse(files, true) }
 
-// parse first reads what is of whole domains: a rule of one file may depend on what a later one says.
+// parse first reads the settings of whole domains, because a rule in one file may depend on a
+// setting in a later one.
 func parse(files []File, merge bool) (*Rules, error) {
 	rules := &Rules{domains: map[string]*domain{}, checks: map[string]*check{}, merged: merge}
 	parsers := make([]*parser, len(files))
@@ -65,7 +67,7 @@ func parse(files []File, merge bool) (*Rules, error) {
 		p := &parser{Reader: yamltree.Reader{Dialect: &dialect, File: f.Name}, to: rules}
 		parsers[i] = p
 		if len(f.Text) > maxText {
-			p.FailAt(1, 1, fmt.Errorf("the file has over %d bytes", maxText))
+			p.FailAt(1, 1, fmt.Errorf("the file has more than %d bytes", maxText))
 		} else if root := p.Document(f.Text); root != nil {
 			p.root(root)
 		}
@@ -86,7 +88,7 @@ func parse(files []File, merge bool) (*Rules, error) {
 	case len(errs) > 0:
 		return nil, yamltree.Join(errs, func(e *yamltree.Error) error { return (*Error)(e) })
 	case len(files) == 0:
-		return nil, fmt.Errorf("%w: no file", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: no files", ratelimit.ErrInvalidOption)
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules.domains)) {
 		limited := func(r *rule) bool { return r.domain.name == name }
@@ -94,20 +96,25 @@ func parse(files []File, merge bool) (*Rules, error) {
 			rules.notes = append(rules.notes, fmt.Sprintf("%s: domain %s has no rate_limit: it admits everything", rules.domains[name].at, quote(name)))
 		}
 	}
+	for _, r := range rules.rules {
+		if r.reserved > 0 && !slices.ContainsFunc(rules.rules, r.leavesTo) {
+			rules.notes = append(rules.notes, fmt.Sprintf("%s: reserved: no other descriptor counts the same and reserves fewer, so that nobody can use what is reserved", r.at))
+		}
+	}
 	return rules, nil
 }
 
-// dialect is that of the original.
+// dialect is the YAML dialect of the original.
 var dialect = yamltree.Dialect{Noun: "file", MaxDepth: 64, Loose: true, MaxValues: 1 << 18, Absent: map[string]string{
-	"in_flight": "a proxy never says when a request ends, so its slot would never come back: use package inflight where the work is done",
+	"in_flight": "a proxy never reports when a request ends, so its slot would never be released: use package inflight where the work is done",
 }}
 
-// parser reads one file, and collects what is wrong with it.
+// parser reads one file, and collects the errors in it.
 type parser struct {
 	yamltree.Reader
 	to     *Rules
 	domain *domain          // nil if the text cannot be read
-	top    map[string]field // of the root
+	top    map[string]field // the fields of the root
 }
 
 type field = yamltree.Field
@@ -118,7 +125,7 @@ func (p *parser) note(n *yaml.Node, format string, args ...any) {
 	p.to.notes = append(p.to.notes, p.placeOf(n)+": "+fmt.Sprintf(format, args...))
 }
 
-// placeOf is the place of n, such as limits.yaml:3:12. It is "" of nil.
+// placeOf returns the place of n, such as limits.yaml:3:12, or "" if n is nil.
 func (p *parser) placeOf(n *yaml.Node) string {
 	if n == nil {
 		return ""
@@ -126,7 +133,7 @@ func (p *parser) placeOf(n *yaml.Node) string {
 	return fmt.Sprintf("%s:%d:%d", p.File, n.Line, n.Column)
 }
 
-// fields returns those of the mapping n that have a value.
+// fields returns the fields of the mapping n that have a value.
 func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]field {
 	fields := p.Fields(n, what+": ", "a mapping", known...)
 	maps.DeleteFunc(fields, func(_ string, f field) bool { return f.Value.Tag == "!!null" })
@@ -148,8 +155,8 @@ func (p *parser) list(f field, what string) []*yaml.Node {
 	return p.Items(f.Value)
 }
 
-// text is the text of a field, whatever it looks like: 404 and true are texts too. It is "" if
-// there is none.
+// text returns the text of a field, even if it looks like something else, such as 404 or true. It
+// is "" if there is none.
 func (p *parser) text(f field, what string) (text string) {
 	if f.Value != nil {
 		text, _ = p.Text(f.Value, what+": ", "a text")
@@ -157,10 +164,10 @@ func (p *parser) text(f field, what string) (text string) {
 	return text
 }
 
-// flag is the value of a field that is true or false, and false if there is none.
+// flag returns the value of a boolean field, or false if there is none.
 func (p *parser) flag(f field, what string) bool { return f.Value != nil && p.Flag(f.Value, what+": ") }
 
-// root reads a file, but for its descriptors and checks.
+// root reads a file, except for its descriptors and checks.
 func (p *parser) root(n *yaml.Node) {
 	p.top = p.fields(n, "file", rootFields...)
 	p.domain = p.domainOf(n)
@@ -170,7 +177,7 @@ func (p *parser) root(n *yaml.Node) {
 			continue
 		}
 		if at := p.domain.said[name]; at != "" {
-			p.Fail(f.Key, "%s: domain %s has it already, at %s", name, quote(p.domain.name), at)
+			p.Fail(f.Key, "%s: domain %s already sets it at %s", name, quote(p.domain.name), at)
 		}
 		p.domain.said[name] = p.placeOf(f.Key)
 	}
@@ -184,23 +191,23 @@ func (p *parser) root(n *yaml.Node) {
 	p.store(p.top["store"])
 }
 
-// domainOf is the domain of the file with the root n.
+// domainOf returns the domain of the file with the root n.
 func (p *parser) domainOf(n *yaml.Node) *domain {
 	name := p.text(p.top["domain"], "domain")
 	switch other := p.to.domains[name]; {
 	case name == "":
-		p.Fail(n, "the file has no domain")
+		p.Fail(n, "the file has no domain: add one")
 	case other != nil && p.to.merged:
 		return other
 	case other != nil:
-		p.Fail(p.top["domain"].Value, "domain %s is already at %s: a domain is one file, unless domains are merged", quote(name), other.at)
+		p.Fail(p.top["domain"].Value, "domain %s is already at %s: a domain must be one file, unless domains are merged", quote(name), other.at)
 	}
 	d := &domain{name: name, at: p.placeOf(p.top["domain"].Value), onFailure: failError, said: map[string]string{}}
 	p.to.domains[name] = d
 	return d
 }
 
-// onFailure reads on_failure, and the number of instances beside local.
+// onFailure reads on_failure, and instances for local.
 func (p *parser) onFailure(f, instances field) {
 	local := false
 	if f.Value != nil {
@@ -213,15 +220,15 @@ func (p *parser) onFailure(f, instances field) {
 	}
 	switch {
 	case local && instances.Value == nil:
-		p.Fail(f.Value, "on_failure: local: want instances beside it")
+		p.Fail(f.Value, "on_failure: local: needs instances, the number of processes that share the store")
 	case local:
 		p.domain.instances = p.Number(instances.Value, "instances: ")
 	case instances.Value != nil:
-		p.Fail(instances.Key, "instances: want on_failure: local beside it")
+		p.Fail(instances.Key, "instances: needs on_failure: local")
 	}
 }
 
-// store reads what stands before the store.
+// store reads the caches in front of the store.
 func (p *parser) store(f field) {
 	if f.Value == nil {
 		return
@@ -236,9 +243,9 @@ func (p *parser) store(f field) {
 	d, err := time.ParseDuration(p.text(life, "lease"))
 	switch {
 	case err != nil || d <= 0:
-		p.Fail(life.Value, "lease: %s: want how long a lease lives, such as 50ms", describe(life.Value))
+		p.Fail(life.Value, "lease: %s: want the lifetime of a lease, such as 50ms", describe(life.Value))
 	case front.denyCache || front.coalescing:
-		p.Fail(life.Key, "lease: want no deny_cache and no coalescing beside it: a lease does both")
+		p.Fail(life.Key, "lease: cannot be combined with deny_cache or coalescing, because a lease does both")
 	}
 	front.lease = d
 }

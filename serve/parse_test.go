@@ -17,22 +17,22 @@ import (
 	"github.com/ratelimit-go/ratelimit/serve"
 )
 
-// What is wrong is said with its place.
+// Each error has the place of the mistake.
 func TestWhatIsWrongInAFile(t *testing.T) {
 	t.Parallel()
 	const one = "domain: d\ndescriptors:\n- key: a\n  "
 	for file, want := range map[string]string{
 		"":                                     "1:1: the file is empty",
 		"# nothing":                            "1:1: the file is empty",
-		"descriptors: []":                      "1:1: the file has no domain",
-		"domain: ''":                           "1:1: the file has no domain",
+		"descriptors: []":                      "1:1: the file has no domain: add one",
+		"domain: ''":                           "1:1: the file has no domain: add one",
 		"domain: d\n---\ndomain: e":            "2:1: a second document begins",
 		"domain: [":                            "2:1: while parsing a flow node",
 		"'''":                                  "1:4: while scanning a quoted scalar",
-		"domain: d\nstore:\n\tlease: 1s":       "3:1: a tab: YAML is indented by spaces",
+		"domain: d\nstore:\n\tlease: 1s":       "3:1: a tab: indent YAML with spaces",
 		"domain: d\ndomains: e":                `2:1: file: unknown field "domains"`,
 		"0.25: d":                              `1:1: file: "0.25": want a name`,
-		"domain: d\ndomain: e":                 `2:1: file: "domain" is already in line 1`,
+		"domain: d\ndomain: e":                 `2:1: file: "domain" is already set in line 1`,
 		"- a":                                  "1:1: file: a list of 1: want a mapping",
 		"domain: {a: b}":                       "1:9: domain: a mapping: want a text",
 		"domain: d\ndescriptors: a":            `2:14: descriptors: "a": want a list`,
@@ -41,53 +41,53 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		one + "value: b\n- key: a\n  value: b": `5:3: descriptor "d/a=b" is already at f.yaml:3:3`,
 		one + "descriptors: [{key: b}, {key: b}]":                                                     `4:27: descriptor "d/a/b" is already at f.yaml:4:17`,
 		one + "ratelimit: {}":                                                                         `4:3: descriptor: unknown field "ratelimit"`,
-		one + "share_threshold: true":                                                                 "4:3: share_threshold: want a value with a * beside it",
+		one + "share_threshold: true":                                                                 "4:3: share_threshold: needs a value with a *",
 		one + "shadow_mode: 1":                                                                        `4:16: shadow_mode: "1": want true or false`,
 		one + "shadow_mode: 'true'":                                                                   `4:16: shadow_mode: "true": want true or false`,
-		"domain: d\ndescriptors: [{key: a*}]":                                                         `2:21: key "a*": a * has a meaning only in a value`,
-		one + "rate_limit: {requests_per_unit: 1}":                                                    "4:15: rate_limit: no unit",
+		"domain: d\ndescriptors: [{key: a*}]":                                                         `2:21: key "a*": a * is allowed only in a value`,
+		one + "rate_limit: {requests_per_unit: 1}":                                                    "4:15: rate_limit: no unit: add one, such as minute",
 		one + "rate_limit: {unit: fortnight, requests_per_unit: 1}":                                   `4:22: unit: "fortnight": want second,`,
 		one + "rate_limit: {unit: unknown, requests_per_unit: 1}":                                     `4:22: unit: "unknown"`,
 		one + "rate_limit: {unit: day, requests_per_unit: -1}":                                        `4:46: requests_per_unit: "-1": want a number from 0 to 2147483647`,
 		one + "rate_limit: {unit: day, requests_per_unit: 1.5}":                                       `4:46: requests_per_unit: "1.5"`,
 		one + "rate_limit: {unit: day, requests_per_unit: '1'}":                                       `4:46: requests_per_unit: "1"`,
-		one + "rate_limit: {unit: day, requests_per_unit: 2147483648}":                                "4:46: requests_per_unit: 2147483648 is over 2147483647: want unlimited",
+		one + "rate_limit: {unit: day, requests_per_unit: 2147483648}":                                "4:46: requests_per_unit: 2147483648 is more than 2147483647: use unlimited",
 		one + "rate_limit: {unit: day, requestsperunit: 1}":                                           `4:27: rate_limit: unknown field "requestsperunit"`,
-		one + "rate_limit: {unlimited: true, unit: day}":                                              "4:15: rate_limit: want no other limit beside unlimited",
-		one + "rate_limit: {unlimited: true, charge_over_limit: true}":                                "4:15: rate_limit: want no other limit beside unlimited",
+		one + "rate_limit: {unlimited: true, unit: day}":                                              "4:15: rate_limit: unlimited cannot be combined with another limit",
+		one + "rate_limit: {unlimited: true, charge_over_limit: true}":                                "4:15: rate_limit: unlimited cannot be combined with another limit",
 		one + "rate_limit: {limit: 1/s, charge_over_limit: always}":                                   `4:47: charge_over_limit: "always": want true or false`,
 		one + "rate_limit: {limit: 1/s}\n  metadata: {ratelimit: {charge_over_limit: 1}}":             `5:45: charge_over_limit: "1": want true or false`,
 		"domain: d\ncharge_over_limit: 1":                                                             `2:20: charge_over_limit: "1": want true or false`,
-		one + "rate_limit: {limit: 1/s, unit: second}":                                                "4:16: limit: want no unit",
-		one + "rate_limit: {limit: unlimited}":                                                        "4:23: limit: unlimited: want the field",
+		one + "rate_limit: {limit: 1/s, unit: second}":                                                "4:16: limit: cannot be combined with unit",
+		one + "rate_limit: {limit: unlimited}":                                                        "4:23: limit: unlimited: use the field",
 		one + "rate_limit: {limit: 1/x}":                                                              "4:23: limit: ",
 		one + "rate_limit: {limit: 1/s burst 2}":                                                      "4:23: limit: ",
 		one + "rate_limit: {limit: 1/s, algorithm: bucket}":                                           "4:39: algorithm: ",
 		one + "rate_limit: {limit: 1/month, algorithm: token_bucket}":                                 "4:23: limit: ",
-		one + "rate_limit: {unit: day, name: n, replaces: [{name: n}]}":                               `4:47: replaces: "n" is the rule itself`,
+		one + "rate_limit: {unit: day, name: n, replaces: [{name: n}]}":                               `4:47: replaces: a rule cannot replace itself: "n"`,
 		one + "rate_limit: {unit: day, replaces: [{name: }]}":                                         "4:38: replaces: an entry has no name",
 		one + "rate_limit: {unit: day, replaces: [n]}":                                                `4:38: replaces: "n": want a mapping`,
-		one + "metadata: {ratelimit: {limit: 1/s}}":                                                   "4:3: metadata: ratelimit: want a rate_limit beside it",
+		one + "metadata: {ratelimit: {limit: 1/s}}":                                                   "4:3: metadata: ratelimit: needs a rate_limit",
 		one + "rate_limit: {unit: day}\n  metadata: {ratelimit: {x: 1}}":                              `5:26: metadata: ratelimit: unknown field "x"`,
-		one + "rate_limit: {unlimited: true}\n  metadata: {ratelimit: {limit: 1/s}}":                  "4:15: rate_limit: want no other limit",
+		one + "rate_limit: {unlimited: true}\n  metadata: {ratelimit: {limit: 1/s}}":                  "4:15: rate_limit: unlimited cannot be combined",
 		"domain: d\non_failure: maybe":                                                                `2:13: on_failure: "maybe": want open, closed, local or error`,
-		"domain: d\non_failure: local":                                                                "2:13: on_failure: local: want instances beside it",
-		one + "rate_limit: {limit: 1/s, in_flight: 8}":                                                "4:28: rate_limit: in_flight: a proxy never says when a request ends",
+		"domain: d\non_failure: local":                                                                "2:13: on_failure: local: needs instances, the number of processes that share the store",
+		one + "rate_limit: {limit: 1/s, in_flight: 8}":                                                "4:28: rate_limit: in_flight: a proxy never reports when a request ends",
 		one + "rate_limit: {in_flight: 8, life: 30s}":                                                 "4:16: rate_limit: in_flight: a proxy never",
 		one + "rate_limit: {limit: 1/s}\n  metadata: {ratelimit: {in_flight: 8}}":                     "5:26: metadata: ratelimit: in_flight: a proxy never",
-		"domain: d\ninstances: 2":                                                                     "2:1: instances: want on_failure: local beside it",
+		"domain: d\ninstances: 2":                                                                     "2:1: instances: needs on_failure: local",
 		"domain: d\non_failure: local\ninstances: 0":                                                  `3:12: instances: "0": want a number from 1 to 2147483647`,
 		"instances: 8\non_failure: local\n" + one + "rate_limit: {limit: 7/month}":                    "6:23: limit: on_failure: local: ",
 		"instances: 11\non_failure: local\n" + one + "rate_limit: {unit: year, requests_per_unit: 1}": "6:15: limit: on_failure: local: ",
-		"domain: d\nstore: {lease: soon}":                                                             `2:16: lease: "soon": want how long`,
-		"domain: d\nstore: {lease: 1s, deny_cache: true}":                                             "2:9: lease: want no deny_cache",
+		"domain: d\nstore: {lease: soon}":                                                             `2:16: lease: "soon": want the lifetime`,
+		"domain: d\nstore: {lease: 1s, deny_cache: true}":                                             "2:9: lease: cannot be combined with deny_cache",
 		"domain: d\nchecks: {a: []}":                                                                  "2:13: check \"a\": want a list of 1 to 16",
-		"domain: d\nchecks: {a: [{}]}":                                                                "2:14: check: the descriptor has no entry",
+		"domain: d\nchecks: {a: [{}]}":                                                                "2:14: check: the descriptor has no entries",
 		"domain: d\nchecks: {a: [{b: cookie}]}":                                                       `2:18: b: "cookie": want address, method, path, host or header NAME`,
 		"domain: d\nchecks: {a: [{b: header}]}":                                                       `2:18: b: "header": want`,
 		"domain: d\nchecks: {a: [{b: header X Y}]}":                                                   `2:18: b: "header X Y": want`,
 		"domain: d\nchecks: {a: [{b: header Host}]}":                                                  `2:18: b: "header Host": want address, method, path, host`, // which Go takes out of the fields
-		"domain: d\nchecks: {a/b: [{b: path}]}":                                                       `2:10: check "a/b": want a name for a path`,
+		"domain: d\nchecks: {a/b: [{b: path}]}":                                                       `2:10: check "a/b": want a name that can be part of a URL's path`,
 		"a: &a [*a]":                                                                                  `1:1: file: unknown field "a"`,
 	} {
 		_, err := serve.Parse(serve.File{Name: "f.yaml", Text: []byte(file)})
@@ -99,11 +99,11 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 	_, err := serve.Parse()
 	require.ErrorContains(t, err, "no file")
 	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d")}, serve.File{Name: "b", Text: []byte("domain: d")})
-	require.ErrorContains(t, err, `b:1:9: domain "d" is already at a:1:9: a domain is one file, unless domains are merged`)
+	require.ErrorContains(t, err, `b:1:9: domain "d" is already at a:1:9: a domain must be one file, unless domains are merged`)
 	_, err = serve.Parse(serve.File{Name: "a", Text: make([]byte, 9<<20)})
-	require.ErrorContains(t, err, "a:1:1: the file has over")
+	require.ErrorContains(t, err, "a:1:1: the file has more than")
 	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d\ndescriptors:\n" + strings.Repeat("- {}\n", 100))})
-	require.ErrorContains(t, err, "80 more errors from here on, the first: the descriptor has no key")
+	require.ErrorContains(t, err, "80 more errors follow, the first of them: the descriptor has no key")
 }
 
 // Files of one domain are one, in their order. A setting of the domain may stand in any of them.
@@ -142,11 +142,11 @@ descriptors:
 
 	for file, want := range map[string]string{
 		"descriptors: [{key: path, value: /a, descriptors: [{key: other}]}]": `3:2:15: descriptor "edge/path=/a" is already at 1:5:5`,
-		"on_failure: open": `3:2:1: on_failure: domain "edge" has it already, at 2:2:1`,
-		"charge_over_limit: true\ncharge_over_limit: true": `3:3:1: file: "charge_over_limit" is already in line 2`,
-		"instances: 2":                  `3:2:1: instances: want on_failure: local beside it`,
-		"on_failure: local":             `3:2:13: on_failure: local: want instances beside it`,
-		"checks: {client: [{a: path}]}": `3:2:10: check "client" is already in 1`,
+		"on_failure: open": `3:2:1: on_failure: domain "edge" already sets it at 2:2:1`,
+		"charge_over_limit: true\ncharge_over_limit: true": `3:3:1: file: "charge_over_limit" is already set in line 2`,
+		"instances: 2":                  `3:2:1: instances: needs on_failure: local`,
+		"on_failure: local":             `3:2:13: on_failure: local: needs instances, the number of processes that share the store`,
+		"checks: {client: [{a: path}]}": `3:2:10: check "client" is already defined in 1`,
 		"descriptors: [{key: k, rate_limit: {limit: 1/month}}]": `3:2:44: limit: on_failure: local: `,
 	} {
 		_, err := serve.ParseMerged(append(files[:3:3], serve.File{Name: "3", Text: []byte("domain: edge\n" + file)})...)
@@ -165,7 +165,7 @@ func withoutTime(r *pb.RateLimitResponse) string {
 	return short(r)
 }
 
-// What aliases make of a file is bounded, and its depth.
+// The size of a file with its aliases is bounded, and so is its depth.
 func TestFilesThatGrow(t *testing.T) {
 	t.Parallel()
 	var bomb strings.Builder
@@ -174,7 +174,7 @@ func TestFilesThatGrow(t *testing.T) {
 		fmt.Fprintf(&bomb, "- &a%d {key: k%d, descriptors: [{key: l, descriptors: [*a%d]}, {key: r, descriptors: [*a%d]}]}\n", i+1, i, i, i)
 	}
 	_, err := serve.Parse(serve.File{Name: "a", Text: []byte(bomb.String())})
-	require.ErrorContains(t, err, "the file has over 262144 values")
+	require.ErrorContains(t, err, "the file has more than 262144 values")
 	deep := "domain: d\ndescriptors: " + strings.Repeat("[{key: a, descriptors: ", 1000) + strings.Repeat("}]", 1000)
 	_, err = serve.Parse(serve.File{Name: "a", Text: []byte(deep)})
 	require.Error(t, err)
@@ -203,7 +203,7 @@ descriptors:
 `)
 	require.Len(t, r.Notes(), 2)
 	require.Contains(t, r.Notes()[0]+r.Notes()[1], "f0.yaml:17:5: detailed_metric: it has no effect without")
-	require.Contains(t, r.Notes()[0]+r.Notes()[1], "it denies everything")
+	require.Contains(t, r.Notes()[0]+r.Notes()[1], "the rule denies everything")
 	s, err := serve.New(memory(t), r)
 	require.NoError(t, err)
 	require.Equal(t, "OK, OK 15/16 1m0s, OK 15/16 1m0s, OK 999/1000 1m0s", short(ask(t, s, "404=true", "b=1", "c=1")))
@@ -231,7 +231,7 @@ checks:
 `)
 	var places []string
 	for _, note := range r.Notes() {
-		place, found := strings.CutSuffix(note, ": check: no rule of the file has these keys, so that nothing counts the descriptor")
+		place, found := strings.CutSuffix(note, ": check: no rule in the files has these keys, so nothing counts the descriptor")
 		require.True(t, found, note)
 		places = append(places, place)
 	}
@@ -267,7 +267,7 @@ func TestFilesOfADirectory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	_, err := serve.ReadFiles(dir)
-	require.ErrorContains(t, err, "no .yaml file")
+	require.ErrorContains(t, err, "no .yaml or .yml file")
 	for _, name := range []string{"b.yaml", "a.yml", "c.txt", ".d.yaml"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("domain: "+name), 0o600))
 	}

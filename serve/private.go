@@ -18,18 +18,19 @@ import (
 // patience is how long /readyz waits for the store.
 const patience = 2 * time.Second
 
-// Private answers operators. It shows keys only with [WithTopKeys]. Serve it on a port that only
-// they reach.
+// Private returns a handler for operators. It shows keys only with [WithTopKeys]. Serve it on a
+// port that only operators can reach.
 //
 //	/metrics   for Prometheus
 //	/healthz   200 while the process runs
 //	/readyz    200 if requests are decided on, 503 otherwise
 //	/rules     the rules in force, as JSON
-//	/limits    these beside what they have decided, and the keys that are denied and that ask most: see [observe.Handler]
+//	/limits    the rules with what they have decided, and the keys that are denied most and ask most: see [observe.Handler]
 //
-// ready says whether the store answers. It is asked each time, and may be nil. /readyz is 503 until the
-// store has answered once: it may be at a wrong address. While it fails later, /readyz stays 200 and says
-// so, unless on_failure of each domain is error: then there is no answer.
+// ready returns whether the store answers. It is called for each request of /readyz, and may be
+// nil. /readyz returns 503 until the store has answered once, because its address may be wrong. If
+// the store fails later, /readyz returns 200 with a note, unless on_failure is error in every
+// domain, so that nothing is decided.
 func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(s, collectors.NewBuildInfoCollector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -72,10 +73,11 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	return mux
 }
 
-// shownRule is one of /rules.
+// shownRule is a rule in /rules.
 type shownRule struct {
 	Rule      string   `json:"rule"`
 	Limit     string   `json:"limit"`
+	Reserved  int      `json:"reserved,omitempty"`
 	Algorithm string   `json:"algorithm"`
 	Name      string   `json:"name,omitempty"`
 	Replaces  []string `json:"replaces,omitempty"`
@@ -85,9 +87,12 @@ type shownRule struct {
 	File      string   `json:"file"`
 }
 
-// text is the rule in short.
+// text returns a short description of the rule.
 func (r *shownRule) text() string {
 	text := r.Limit + " " + r.Algorithm
+	if r.Reserved > 0 {
+		text += fmt.Sprintf(" %d reserved", r.Reserved)
+	}
 	if r.Shadow {
 		text += " shadow_mode"
 	}
@@ -103,7 +108,7 @@ func (r *shownRule) text() string {
 func (r *Rules) shown() []shownRule {
 	all := make([]shownRule, len(r.rules))
 	for i, one := range r.rules {
-		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.overdraws, one.file}
+		all[i] = shownRule{one.path, one.limit.String(), one.reserved, one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.overdraws, one.file}
 	}
 	return all
 }

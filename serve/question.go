@@ -15,63 +15,63 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// What a request may have.
+// The limits of a request.
 const (
 	maxDescriptors = 64
-	maxAsks        = 16       // of them have a limit: as many as a Decide takes
-	maxEntries     = 32       // of a descriptor
-	maxSize        = 64 << 10 // bytes of a descriptor: more than the header that Envoy takes of a client
+	maxAsks        = 16       // descriptors with a limit: as many as a Decide takes
+	maxEntries     = 32       // per descriptor
+	maxSize        = 64 << 10 // bytes per descriptor, more than the header that Envoy accepts from a client
 	maxHits        = math.MaxInt32
 )
 
-// errInvalid is a request that makes no sense. Nothing was counted.
+// errInvalid means that a request is invalid. Nothing was counted.
 var errInvalid = errors.New("invalid request")
 
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", errInvalid, fmt.Sprintf(format, args...))
 }
 
-// question is a request and, once it is decided, what there is to answer.
+// question is a request and, once it is decided, its answer.
 type question struct {
-	domain *domain // nil if no file knows it
-	parts  []part  // of the descriptors, in their order
+	domain *domain // nil if no file defines it
+	parts  []part  // one for each descriptor, in their order
 	asks   []ratelimit.Ask
-	over   bool  // the whole
-	local  bool  // this process has decided, in place of the store
-	cause  error // of the store's failure; nil while the breaker is open
+	over   bool  // whether the whole request is over a limit
+	local  bool  // whether this process has decided in place of the store
+	cause  error // why the store failed; nil while the breaker is open
 
-	array [4]part // of parts, mostly
+	array [4]part // for most parts
 	asked [4]ratelimit.Ask
 }
 
-// part is what there is about one descriptor.
+// part is the part of a question for one descriptor.
 type part struct {
 	rule      *rule // nil if there is no limit
 	key       string
-	limiter   ratelimit.Limiter               // nil if nothing is to be asked
+	limiter   ratelimit.Limiter               // nil if nothing is asked
 	shown     *pb.RateLimitResponse_RateLimit // nil if there is no limit
 	limit     ratelimit.Limit
 	n         int
-	back      bool // n are to be given back
-	overdraws bool // n are charged whatever is left
+	back      bool // whether n is refunded
+	overdraws bool // whether n is charged even beyond the limit
 	unlimited bool
-	label     string // of the metrics by value; "" if there are none
+	label     string // for the metrics by value; "" if there are none
 
-	ask    int // its place in asks
+	ask    int // its index in asks
 	result ratelimit.Result
-	over   bool // by its own limit
+	over   bool // whether its own limit is exceeded
 }
 
-// decided reports whether the part has a decision of its limit.
+// decided reports whether the part has a decision by its limit.
 func (p *part) decided() bool { return p.limiter != nil }
 
 // told reports whether callers are told that the part is over its limit.
 func (p *part) told() bool { return p.over && p.counts() }
 
-// counts reports whether it has a say: no shadow has.
+// counts reports whether the part can deny the whole. Shadows cannot.
 func (p *part) counts() bool { return p.rule == nil || !p.rule.shadow }
 
-// algorithm is that of the limit, of the request's own or of the file.
+// algorithm returns the algorithm of the limit, whether that is from the request or from a file.
 func (p *part) algorithm() string {
 	if p.rule == nil {
 		return byDefault
@@ -89,7 +89,7 @@ func (s *Service) question(req *pb.RateLimitRequest, how manner) (*question, err
 	case n == 0:
 		return nil, invalid("rate limit descriptor list must not be empty")
 	case n > maxDescriptors:
-		return nil, invalid("%d descriptors, over %d", n, maxDescriptors)
+		return nil, invalid("%d descriptors, more than %d", n, maxDescriptors)
 	}
 	now := s.now.Load()
 	q := &question{domain: now.domains[req.GetDomain()]}
@@ -109,7 +109,7 @@ func (s *Service) question(req *pb.RateLimitRequest, how manner) (*question, err
 		}
 	}
 	if len(q.asks) > maxAsks {
-		return nil, invalid("%d of the descriptors have a limit, over %d", len(q.asks), maxAsks)
+		return nil, invalid("%d of the descriptors have a limit, more than %d", len(q.asks), maxAsks)
 	}
 	return q, nil
 }
@@ -149,12 +149,12 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 	p.key, p.limiter = string(key), now.limiters[rule.index]
 	p.overdraws = rule.overdraws && p.n > 0 && !p.back && !how.reserve
 	if p.back && !canGiveBack(rule.algorithm) {
-		return invalid("descriptor %d: a %s takes nothing back without the answer to its charge", i, rule.algorithm)
+		return invalid("descriptor %d: a %s cannot refund without the answer to its charge", i, rule.algorithm)
 	}
 	return nil
 }
 
-// hits reads how many events descriptor i is about.
+// hits reads how many events descriptor i is for.
 func (p *part) hits(i int, req *pb.RateLimitRequest, d *common.RateLimitDescriptor) error {
 	hits := uint64(req.GetHitsAddend())
 	if hits == 0 {
@@ -164,7 +164,7 @@ func (p *part) hits(i int, req *pb.RateLimitRequest, d *common.RateLimitDescript
 		hits = own.GetValue()
 	}
 	if hits > maxHits {
-		return invalid("descriptor %d: hits_addend %d is over %d", i, hits, maxHits)
+		return invalid("descriptor %d: hits_addend %d is more than %d", i, hits, maxHits)
 	}
 	p.n, p.back = int(hits), d.GetIsNegativeHits()
 	return nil
@@ -172,7 +172,7 @@ func (p *part) hits(i int, req *pb.RateLimitRequest, d *common.RateLimitDescript
 
 func checkEntries(i int, entries []*common.RateLimitDescriptor_Entry) error {
 	if n := len(entries); n > maxEntries {
-		return invalid("descriptor %d: %d entries, over %d", i, n, maxEntries)
+		return invalid("descriptor %d: %d entries, more than %d", i, n, maxEntries)
 	}
 	size := 0
 	for _, e := range entries {
@@ -182,15 +182,16 @@ func checkEntries(i int, entries []*common.RateLimitDescriptor_Entry) error {
 		size += len(e.GetKey()) + len(e.GetValue())
 	}
 	if size > maxSize {
-		return invalid("descriptor %d: %d bytes of entries, over %d", i, size, maxSize)
+		return invalid("descriptor %d: %d bytes of entries, more than %d", i, size, maxSize)
 	}
 	return nil
 }
 
-const maxKey = 8 << 10 // bytes of a key that is counted as it is
+const maxKey = 8 << 10 // bytes of a key that is stored as it is
 
-// countedAs is a key as it is counted. A long one is its hash, so that what a client can make long is counted too:
-// Envoy lets through what is refused. No other key is like that, as each has a = or a ~.
+// countedAs returns the key under which events are counted. A long key is replaced by its hash, so
+// that keys that clients make long are counted too, because Envoy lets through requests that are
+// rejected here. No other key looks like a hash, because each contains a = or a ~.
 func countedAs(key []byte) []byte {
 	if len(key) <= maxKey {
 		return key
@@ -199,7 +200,7 @@ func countedAs(key []byte) []byte {
 	return hex.AppendEncode([]byte("sha256:"), sum[:])
 }
 
-// canGiveBack reports whether an algorithm gives back without a receipt: see [ratelimit.Credit].
+// canGiveBack reports whether an algorithm can refund without a receipt: see [ratelimit.Credit].
 func canGiveBack(algorithm string) bool {
 	switch algorithm {
 	case "fixed_window", "sliding_window", "token_bucket":
@@ -208,7 +209,7 @@ func canGiveBack(algorithm string) bool {
 	return false
 }
 
-// overridden makes the limit that the request brings along. It counts by its own unit, in place of
+// overridden makes the limit that is part of the request. It counts by its own unit, in place of
 // the file's limit.
 func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.RateLimitDescriptor) error {
 	o := d.GetLimit()
@@ -218,23 +219,23 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	}
 	switch {
 	case period == 0:
-		return invalid("descriptor %d: the unit %v of its limit is none", i, o.GetUnit())
+		return invalid("descriptor %d: the unit %v of its limit is unknown", i, o.GetUnit())
 	case o.GetRequestsPerUnit() > maxRate:
-		return invalid("descriptor %d: requests_per_unit %d is over %d", i, o.GetRequestsPerUnit(), maxRate)
+		return invalid("descriptor %d: requests_per_unit %d is more than %d", i, o.GetRequestsPerUnit(), maxRate)
 	case len(d.GetEntries()) == 0:
-		return invalid("descriptor %d: a limit for no entries", i)
+		return invalid("descriptor %d: a limit needs entries", i)
 	case dom == nil:
 		return nil
 	}
 	l := ratelimit.Limit{Rate: int(o.GetRequestsPerUnit()), Period: period}
 	var buf [256]byte
-	p.key, p.shown, p.limit = string(countedAs(entriesKey(d.GetEntries(), buf[:0]))), shownLimit(l, ""), l
+	p.key, p.shown, p.limit = string(countedAs(entriesKey(d.GetEntries(), buf[:0]))), shownLimit(l, 0, ""), l
 	var err error
 	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]...))
 	return err
 }
 
-// replace takes out the limits that others of the request replace.
+// replace removes the limits that other rules of the request replace.
 func (q *question) replace() {
 	for i := range q.parts {
 		if r := q.parts[i].rule; r != nil {
@@ -253,7 +254,8 @@ func (q *question) takeOut(name string) {
 	}
 }
 
-// question is what the part asks its limiter. What must not deny the others is asked as a shadow.
+// question returns what the part asks its limiter. If it must not deny the others, it is asked as a
+// shadow.
 func (p *part) question(d *domain) ratelimit.Ask {
 	a := ratelimit.Ask{Limiter: p.limiter, Key: p.key, N: p.n}
 	if p.back {

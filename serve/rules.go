@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -13,21 +14,21 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Rules are what a set of files says. They never change, and can be used by several services.
-// Make them by [Parse] or [ParseMerged].
+// Rules are the rules in a set of files. They never change, and can be used by several services.
+// Use [Parse] or [ParseMerged] to create them.
 type Rules struct {
 	domains map[string]*domain
 	checks  map[string]*check
 	rules   []*rule // of all domains, in the order of the files
 	notes   []string
-	merged  bool // made by ParseMerged
+	merged  bool // whether ParseMerged made them
 }
 
-// Notes are what is no error, but may surprise: settings without an effect, and limits that
-// deny everything. Each is a line for a log.
+// Notes returns warnings about settings that have no effect and limits that deny everything, each
+// as a line for a log.
 func (r *Rules) Notes() []string { return r.notes }
 
-// answerAlone reports whether some domain answers while the store fails. A denial is an answer.
+// answerAlone reports whether a domain decides while the store fails. A denial is a decision too.
 func (r *Rules) answerAlone() bool {
 	for _, d := range r.domains {
 		if d.onFailure != failError {
@@ -37,16 +38,16 @@ func (r *Rules) answerAlone() bool {
 	return false
 }
 
-// domain is what one file says, or several that are merged.
+// domain is the content of one file, or of several merged files.
 type domain struct {
 	name      string
-	at        string            // the place of its name, in the first
+	at        string            // the place of its name in the first file
 	said      map[string]string // the places of wholeFields
 	next      level
 	onFailure failure
 	instances int  // 0 unless onFailure is local
 	each      bool // all_or_none: false
-	overdraws bool // charge_over_limit, unless a rule says otherwise
+	overdraws bool // charge_over_limit, unless a rule has its own
 	front     front
 }
 
@@ -60,7 +61,7 @@ const (
 	failLocal  failure = "local"
 )
 
-// share is the part of l that this process admits while the store fails.
+// share returns the part of l that this process admits while the store fails.
 func (d *domain) share(l ratelimit.Limit, algorithm string) (ratelimit.Limit, error) {
 	share, err := l.Share(d.instances)
 	if err == nil {
@@ -69,18 +70,21 @@ func (d *domain) share(l ratelimit.Limit, algorithm string) (ratelimit.Limit, er
 	return share, err
 }
 
-// front says what stands before the store.
+// capacity is how many events a limit admits at once.
+func capacity(l ratelimit.Limit) int { return cmp.Or(l.Burst, l.Rate) }
+
+// front describes the caches in front of the store.
 type front struct {
 	denyCache, coalescing bool
-	lease                 time.Duration // 0 is none
+	lease                 time.Duration // 0 for none
 }
 
-// level has the descriptors of one depth, by the key of the entry that they are for.
+// level has the descriptors of one depth, by the key of their entry.
 type level map[string]*values
 
 // values are the descriptors of one key.
 type values struct {
-	place int // among the keys of its level, in the order of the file
+	place int // index among the keys of its level, in the order of the file
 	exact map[string]*node
 	wild  wildcards[*node]
 	any   *node // for all other values; nil if there is none
@@ -97,7 +101,8 @@ func (v *values) find(value string) *node {
 	return v.any
 }
 
-// reaches reports whether some values of entries with these keys have a rule, in some order.
+// reaches reports whether there is a rule for entries with these keys, in any order, and some
+// values.
 func (l level) reaches(keys []source) bool {
 	for i, one := range keys {
 		v := l[one.key]
@@ -108,7 +113,7 @@ func (l level) reaches(keys []source) bool {
 		reaches := func(n *node) bool {
 			return n != nil && (len(others) == 0 && n.rule != nil || n.next.reaches(others))
 		}
-		for _, n := range v.exact { // those of patterns too
+		for _, n := range v.exact { // including those of patterns
 			if reaches(n) {
 				return true
 			}
@@ -120,8 +125,8 @@ func (l level) reaches(keys []source) bool {
 	return false
 }
 
-// arranged are the entries of a set in the order of a rule: of the first in the file, level by level, that
-// they have in some order. They are as they were if there is none.
+// arranged returns the entries of a set in the order of a rule: the first rule in the file, level
+// by level, that matches them in some order. If there is none, it returns them unchanged.
 func (l level) arranged(set []*common.RateLimitDescriptor_Entry) []*common.RateLimitDescriptor_Entry {
 	if len(set) > 1 {
 		list := slices.Clone(set)
@@ -132,8 +137,8 @@ func (l level) arranged(set []*common.RateLimitDescriptor_Entry) []*common.RateL
 	return set
 }
 
-// arrange reorders list, and is whether it has a rule then. Each descriptor is looked at once at most, since
-// no two entries of a set have one key.
+// arrange reorders list, and reports whether it then has a rule. It looks at each descriptor at
+// most once, because the entries of a set have different keys.
 func (l level) arrange(list []*common.RateLimitDescriptor_Entry) bool {
 	for last := -1; ; {
 		best := -1
@@ -157,39 +162,56 @@ func (l level) arrange(list []*common.RateLimitDescriptor_Entry) bool {
 
 // node is one descriptor of a file.
 type node struct {
-	value   string // "" for all others
-	at      string // its place
+	value   string // "" for all other values
+	at      string // place in the file
 	rule    *rule  // nil if it has no limit
 	next    level
-	share   string // the pattern whose values have one count; "" if each has its own
+	share   string // the pattern whose values share one count; "" if each value has its own
+	parent  bool   // share_parent: the entry is not part of the count
 	byValue bool   // value_to_metric
 }
 
 // rule is the limit of a descriptor.
 type rule struct {
-	index     int    // in Rules.rules
+	index     int    // index in Rules.rules
 	path      string // such as "edge/path=/login/user", for people and metrics
 	file      string
 	domain    *domain
-	name      string // for the replaces of others
+	name      string // for the replaces of other rules
 	replaces  []string
 	limit     ratelimit.Limit
+	reserved  int       // events
+	at        string    // the place of that
+	counted   []counted // what its entries are counted by
 	algorithm string
 	overdraws bool // charge_over_limit
 	shadow    bool
 	quota     bool
 	detailed  bool                            // detailed_metric
-	byValue   bool                            // it, or a descriptor above, has metrics by values
+	byValue   bool                            // whether it, or a descriptor above, has metrics by value
 	metadata  *structpb.Struct                // nil if there is none
-	shown     *pb.RateLimitResponse_RateLimit // nil of an unlimited one
+	shown     *pb.RateLimitResponse_RateLimit // nil for an unlimited rule
 }
 
-// match finds the rule for entries, and appends to buf the key that its events are counted under.
-// The rule is nil if there is none: descriptors that are deeper or shallower than the rule have
-// none.
+// counted is an entry as far as it is counted: its key, and its value or pattern, "" for all others.
+type counted struct{ key, value string }
+
+// leavesTo reports whether other can use what r reserves, of some entries.
+func (r *rule) leavesTo(other *rule) bool {
+	l, of := r.limit, other.limit
+	l.Rate, l.Burst, of.Rate, of.Burst = 0, 0, 0, 0
+	isAny := func(value string) bool { return value == "" || strings.Contains(value, "*") }
+	return other.domain == r.domain && other.algorithm == r.algorithm && l == of && other.reserved < r.reserved &&
+		slices.EqualFunc(r.counted, other.counted, func(a, b counted) bool {
+			return a.key == b.key && (a.value == b.value || isAny(a.value) || isAny(b.value))
+		})
+}
+
+// match finds the rule for entries, and appends the key under which its events are counted to buf.
+// The rule is nil if no descriptor matches all entries, or if that descriptor has no limit.
 func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) (*rule, []byte) {
-	next, n := d.next, (*node)(nil)
-	for i, e := range entries {
+	next, n, parts := d.next, (*node)(nil), 0
+	for _, e := range entries {
 		v := next[e.GetKey()]
 		if v == nil {
 			return nil, buf
@@ -197,17 +219,23 @@ func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) 
 		if n = v.find(e.GetValue()); n == nil {
 			return nil, buf
 		}
-		buf = appendEntry(buf, i, e.GetKey(), e.GetValue(), n.share)
+		if !n.parent {
+			buf = appendEntry(buf, parts, e.GetKey(), e.GetValue(), n.share)
+			parts++
+		}
 		next = n.next
 	}
 	if n == nil {
 		return nil, buf
 	}
+	if parts == 0 {
+		buf = append(buf, '~') // which no entry begins with
+	}
 	return n.rule, buf
 }
 
-// label is the path of r for metrics, with the values of entries that the file wants there. Values with
-// one count have their pattern.
+// label returns the path of r for metrics, with the values of entries that the file asks for.
+// Values that share a count appear as their pattern.
 func (d *domain) label(r *rule, entries []*common.RateLimitDescriptor_Entry) string {
 	text, next := d.name, d.next
 	for _, e := range entries {
@@ -225,7 +253,7 @@ func (d *domain) label(r *rule, entries []*common.RateLimitDescriptor_Entry) str
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// shortened is a value of a request as a metric has it.
+// shortened returns a value of a request as it appears in metrics.
 func shortened(value string) string {
 	if len(value) > maxLabel {
 		return value[:maxLabel] + "..."
@@ -235,7 +263,7 @@ func shortened(value string) string {
 
 const maxLabel = 64 // bytes of a value
 
-// entriesKey is the key of entries that no file says anything about.
+// entriesKey returns the key of entries that no file defines.
 func entriesKey(entries []*common.RateLimitDescriptor_Entry, buf []byte) []byte {
 	for i, e := range entries {
 		buf = appendEntry(buf, i, e.GetKey(), e.GetValue(), "")
@@ -243,8 +271,8 @@ func entriesKey(entries []*common.RateLimitDescriptor_Entry, buf []byte) []byte 
 	return buf
 }
 
-// appendEntry appends entry i to a key. No two lists of entries have one key: what separates is
-// escaped. A shared pattern is not equal to a value that is written like it.
+// appendEntry appends entry i to a key. Separators are escaped, so that no two lists of entries
+// have the same key. A shared pattern differs from a value that looks like it.
 func appendEntry(buf []byte, i int, key, value, share string) []byte {
 	if i > 0 {
 		buf = append(buf, '&')
@@ -256,13 +284,13 @@ func appendEntry(buf []byte, i int, key, value, share string) []byte {
 	return appendEscaped(append(buf, '='), value, "%&")
 }
 
-// appendEscaped appends s with the bytes of special as in a URL.
+// appendEscaped appends s, with the bytes in special escaped as in a URL.
 func appendEscaped(buf []byte, s, special string) []byte {
 	plain := true
 	for i := range len(special) {
 		plain = plain && strings.IndexByte(s, special[i]) < 0
 	}
-	if plain { // as nearly all are
+	if plain { // like nearly all texts
 		return append(buf, s...)
 	}
 	const digits = "0123456789ABCDEF"
@@ -281,8 +309,8 @@ const (
 	week = 7 * day
 )
 
-// units are those of a file, the longest first. They are windows of this length from the Unix
-// epoch on, whatever the calendar.
+// units are the units of a file, longest first. They are windows of this length since the Unix
+// epoch, and do not follow the calendar.
 var units = []struct {
 	name   string
 	unit   pb.RateLimitResponse_RateLimit_Unit
@@ -297,7 +325,7 @@ var units = []struct {
 	{"second", pb.RateLimitResponse_RateLimit_SECOND, time.Second},
 }
 
-// periodOf is that of a unit in any case, 0 if there is no such unit.
+// periodOf returns the period of a unit, in upper or lower case, or 0 if there is no such unit.
 func periodOf(unit string) time.Duration {
 	for _, u := range units {
 		if strings.EqualFold(u.name, unit) {
@@ -307,9 +335,13 @@ func periodOf(unit string) time.Duration {
 	return 0
 }
 
-// shownLimit is l as callers are told. A period of no whole seconds has no unit.
-func shownLimit(l ratelimit.Limit, name string) *pb.RateLimitResponse_RateLimit {
-	shown := &pb.RateLimitResponse_RateLimit{Name: name, RequestsPerUnit: uint32(l.Rate)}
+// shownLimit returns l as it is reported to callers. A period that is not in whole seconds has no
+// unit.
+func shownLimit(l ratelimit.Limit, reserved int, name string) *pb.RateLimitResponse_RateLimit {
+	if l.Burst > 0 {
+		reserved = 0 // of the burst, which has no field
+	}
+	shown := &pb.RateLimitResponse_RateLimit{Name: name, RequestsPerUnit: uint32(l.Rate - reserved)}
 	period := l.Period
 	if strings.Contains(l.String(), "/month") { // of the calendar
 		period = 30 * day

@@ -25,47 +25,47 @@ import (
 )
 
 // Service decides by [Rules] on one store. It is a [pb.RateLimitServiceServer]. [Service.Handler]
-// is the same over HTTP, and [Service.Private] is for operators. All methods are safe for
+// does the same over HTTP, and [Service.Private] is for operators. All methods are safe for
 // concurrent use.
 //
-// A circuit breaker stands before the store (package fallback). While that is open, requests are
-// answered at once, as on_failure of their domain says. It also answers in time for the deadline of
-// a call that the store does not. Make a Service by [New].
+// A circuit breaker (package fallback) protects the store. While it is open, requests are answered
+// immediately according to on_failure of their domain. on_failure also decides if the store does
+// not answer in time for a call's deadline. Use [New] to create a Service.
 type Service struct {
 	pb.UnimplementedRateLimitServiceServer
 
 	store    store.Store
-	local    store.Store // of on_failure: local
+	local    store.Store // for on_failure: local
 	settled  *ratelimit.TokenBucket
 	headers  *Headers // nil if there are none
 	metadata bool
 	shadow   bool
-	topKeys  int // entries of each domain's; 0 if there are none
+	topKeys  int // entries per domain; 0 for none
 	log      *slog.Logger
-	client   httplimit.Key // of checks
+	client   httplimit.Key // for checks
 	proxies  clientip.Proxies
-	family   family // nil if there is none
+	family   family // nil if not set
 
 	joint   *joint
-	breaker *fallback.Limiter // before joint
+	breaker *fallback.Limiter // wraps joint
 	metrics *metrics
 
-	mu     sync.Mutex            // orders Updates, and protects what follows
-	fronts map[front]store.Store // store, and what stands before it
+	mu     sync.Mutex            // serializes Updates, and protects what follows
+	fronts map[front]store.Store // store, and the caches in front of it
 
 	now atomic.Pointer[plan]
 }
 
-// plan is Rules on a store. It never changes.
+// plan is Rules with their limiters. It never changes.
 type plan struct {
 	*Rules
-	limiters  []ratelimit.Limiter // of rules, by their index
+	limiters  []ratelimit.Limiter // one for each rule, by its index
 	counters  map[string]*observe.Counters
-	topKeys   map[string]*observe.TopKeys     // by domain; none without WithTopKeys
+	topKeys   map[string]*observe.TopKeys     // by domain; empty without WithTopKeys
 	overrides map[string][]ratelimit.Observer // by domain
 }
 
-// Headers are the names of the fields that an answer has for clients.
+// Headers are the names of the header fields for clients in a response.
 type Headers struct {
 	Limit     string // requests per period
 	Remaining string
@@ -74,12 +74,12 @@ type Headers struct {
 
 var usualHeaders = Headers{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
 
-// Option is an optional setting of [New].
+// Option configures a [Service].
 type Option func(*Service) error
 
-// WithHeaders puts three fields into answers over gRPC, for the limit with the least left, or the
-// one that denies longest. A name that is empty is RateLimit-Limit, RateLimit-Remaining or
-// RateLimit-Reset.
+// WithHeaders adds three header fields to responses over gRPC, for the limit with the fewest events
+// left or, in a denial, the one that denies longest. If a name is empty, it is RateLimit-Limit,
+// RateLimit-Remaining or RateLimit-Reset.
 func WithHeaders(names Headers) Option {
 	return func(s *Service) error {
 		names.Limit = cmp.Or(names.Limit, usualHeaders.Limit)
@@ -90,8 +90,8 @@ func WithHeaders(names Headers) Option {
 	}
 }
 
-// WithMetadata puts the request, and the metadata of the rules that it passes, into the dynamic
-// metadata of answers.
+// WithMetadata adds the request, and the metadata of the rules that it passes, to the dynamic
+// metadata of responses.
 func WithMetadata() Option {
 	return func(s *Service) error {
 		s.metadata = true
@@ -99,7 +99,7 @@ func WithMetadata() Option {
 	}
 }
 
-// WithShadow makes each answer OK as a whole. Its statuses say what would have been.
+// WithShadow makes the overall answer always OK. The statuses show what would have been decided.
 func WithShadow() Option {
 	return func(s *Service) error {
 		s.shadow = true
@@ -107,7 +107,7 @@ func WithShadow() Option {
 	}
 }
 
-// WithLogger logs to l, and not to [slog.Default].
+// WithLogger logs to l instead of [slog.Default].
 func WithLogger(l *slog.Logger) Option {
 	return func(s *Service) error {
 		if l == nil {
@@ -118,10 +118,11 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithProxies names the proxies whose header fields are believed in a check: single addresses or networks,
-// such as "10.0.0.7", or "unix" for all peers at a Unix socket. Who is inside such a network can pretend
-// to be anybody. The address of a client is then that of X-Forwarded-For, read from the right. Without
-// it a check sees its peer alone. A check that counts methods, paths or hosts needs [WithFields] too.
+// WithProxies sets the proxies whose header fields are trusted in a check: single addresses or
+// networks, such as "10.0.0.7", or "unix" for all peers on a Unix socket. A client inside a trusted
+// network can pretend to be anybody. With it, a client's address is taken from X-Forwarded-For,
+// read from the right. Without it, the address in a check is that of the peer. A check that counts
+// methods, paths or hosts also needs [WithFields].
 func WithProxies(proxies ...string) Option {
 	return func(s *Service) (err error) {
 		s.client = httplimit.ClientIP(proxies)
@@ -132,14 +133,14 @@ func WithProxies(proxies ...string) Option {
 	}
 }
 
-// WithFields names the family of header fields in which the proxies of [WithProxies] say what a client has
-// asked for:
+// WithFields sets the family of header fields in which the proxies of [WithProxies] report what a
+// client has requested:
 //
 //	original     X-Original-Method, X-Original-URI, X-Original-Host
 //	forwarded    X-Forwarded-Method, X-Forwarded-Uri, X-Forwarded-Host
 //
-// The other one is not read: a client may have written it. The proxies must set all fields that a check
-// counts. One that is missing, is there twice or makes no sense is an invalid request.
+// The other family is not read, because a client may have written it. The proxies must set all
+// fields that a check counts. If a field is missing, repeated or malformed, the request is invalid.
 func WithFields(family string) Option {
 	return func(s *Service) error {
 		switch family {
@@ -154,10 +155,10 @@ func WithFields(family string) Option {
 	}
 }
 
-// WithTopKeys finds the keys of each domain that are denied most, and that ask most, with so many
-// entries, for /limits of [Service.Private]. That shows keys, which may be personal data. Entries
-// are those of [observe.NewTopKeys], 16 to 65,536; 0 means 256. Of a domain they take up to 230 KB
-// at 256. A decision on a limit costs some 0.3 µs more.
+// WithTopKeys tracks the keys of each domain that are denied most and that ask most, and shows them
+// at /limits of [Service.Private]. Keys may be personal data. entries is as for
+// [observe.NewTopKeys], 16 to 65,536, and 0 means 256. With 256 entries, each domain takes up to
+// 230 KB. A decision by a limit takes about 0.3 µs longer.
 func WithTopKeys(entries int) Option {
 	return func(s *Service) error {
 		_, err := observe.NewTopKeys(entries)
@@ -166,8 +167,8 @@ func WithTopKeys(entries int) Option {
 	}
 }
 
-// New returns a service that counts on st. It asks st nothing before the first request. Its errors
-// are those of options, and of [Service.Update].
+// New returns a service that counts on st. It does not use st before the first request. Its errors
+// are those of the options and of [Service.Update].
 func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 	local, err := memstore.New()
 	if err != nil {
@@ -191,7 +192,7 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 	}
 	s.joint = &joint{base: time.Now()}
 	s.breaker, err = fallback.New(s.joint, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
-		s.log.Warn("circuit breaker of the store", "state", state, "since", since)
+		s.log.Warn("the circuit breaker of the store has changed", "state", state, "since", since)
 	}))
 	if err != nil {
 		return nil, err
@@ -200,15 +201,15 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 	return s, s.Update(rules)
 }
 
-// Update makes all later requests follow rules. Those under way keep theirs. Keys keep their
-// count when a number changes. Another algorithm or another period begins a new one.
+// Update makes all later requests follow rules. Requests in progress keep the previous rules. Keys
+// keep their counts if a number changes. Another algorithm or another period begins a new count.
 //
-// On an error nothing has changed. It is [ratelimit.ErrInvalidOption]: rules are not made by
-// Parse, or have a store block and the store is in memory, or a limit cannot be leased, or a check
-// needs [WithFields].
+// It returns [ratelimit.ErrInvalidOption] if rules were not made by Parse, if they have a store
+// block and the store is in memory, if a limit cannot be leased, or if a check needs [WithFields].
+// If there is an error, nothing has changed.
 func (s *Service) Update(rules *Rules) error {
 	if rules == nil || rules.domains == nil {
-		return fmt.Errorf("%w: Rules are made by Parse", ratelimit.ErrInvalidOption)
+		return fmt.Errorf("%w: the Rules were not made by Parse", ratelimit.ErrInvalidOption)
 	}
 	if err := s.canRead(rules); err != nil {
 		return err
@@ -239,7 +240,8 @@ func (s *Service) Update(rules *Rules) error {
 	return nil
 }
 
-// observersOf are those of a limit with this name, in a plan. They go on counting.
+// observersOf returns the observers of a limit with this name in a plan. They continue to count
+// after an Update.
 func (s *Service) observersOf(next *plan, d *domain, name string) ([]ratelimit.Observer, error) {
 	before := cmp.Or(s.now.Load(), new(plan))
 	c := cmp.Or(next.counters[name], before.counters[name])
@@ -261,29 +263,29 @@ func (s *Service) observersOf(next *plan, d *domain, name string) ([]ratelimit.O
 	return []ratelimit.Observer{c, top}, nil
 }
 
-// limiterOf makes the limiter of a rule. All of a domain have one name: what is counted apart has
-// another key.
+// limiterOf makes the limiter of a rule. All limiters of a domain have the same name, because
+// separate counts have different keys.
 func (s *Service) limiterOf(r *rule, observers []ratelimit.Observer) (ratelimit.Limiter, error) {
 	st, err := s.storeOf(r.domain.front)
 	if err != nil {
 		return nil, err
 	}
-	return ratelimit.New(r.algorithm, st, r.limit, ratelimit.WithName(nameOf(r.domain)), ratelimit.WithPolicyName(r.path), ratelimit.WithObserver(observers...))
+	return ratelimit.New(r.algorithm, st, r.limit, ratelimit.WithName(nameOf(r.domain)), ratelimit.WithPolicyName(r.path), ratelimit.WithReserved(r.reserved), ratelimit.WithObserver(observers...))
 }
 
-// nameOf is the name of a domain's limiters, which has no braces.
+// nameOf returns the name of a domain's limiters, which has no braces.
 func nameOf(d *domain) string { return withoutBraces.Replace(d.name) }
 
 var withoutBraces = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")
 
-// storeOf is the store with what stands before it. It stays for other rules, and so does what it
-// remembers.
+// storeOf returns the store with the caches of f in front of it. They are kept for other rules,
+// with everything they remember.
 func (s *Service) storeOf(f front) (st store.Store, err error) {
 	if st = s.fronts[f]; st != nil || f == (front{}) {
 		return st, nil
 	}
 	if _, inMemory := s.store.(*memstore.Store); inMemory {
-		return nil, fmt.Errorf("%w: store: it has no effect, since the store is in memory", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: store: it has no effect, because the store is in memory: remove it", ratelimit.ErrInvalidOption)
 	}
 	switch {
 	case f.lease > 0:
@@ -301,7 +303,7 @@ func (s *Service) storeOf(f front) (st store.Store, err error) {
 	return st, err
 }
 
-// Close gives back what leases hold. Without a lease there is nothing to close.
+// Close releases all leases. Without a lease there is nothing to close.
 func (s *Service) Close(ctx context.Context) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

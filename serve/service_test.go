@@ -46,7 +46,7 @@ descriptors:
 	- key: listed
 `
 
-// What the answers say, one request after the other.
+// These are the answers to one request after the other.
 func TestAnswers(t *testing.T) {
 	s, c := inMemory(t, edge)
 	c.sleep(1500 * time.Millisecond)
@@ -223,23 +223,23 @@ func TestTheLimitInMetadata(t *testing.T) {
 	require.Equal(t, []any{map[string]any{"entries": []any{"user=ann"}, "limit": "5/HOUR"}}, answer.GetDynamicMetadata().AsMap()["descriptors"])
 }
 
-// What makes no sense is refused, and nothing is counted.
+// Invalid requests are rejected, and nothing is counted.
 func TestInvalidRequests(t *testing.T) {
 	s, _ := inMemory(t, edge)
 	for reason, change := range map[string]func(*pb.RateLimitRequest){
-		"domain must not be empty":   func(r *pb.RateLimitRequest) { r.Domain = "" },
-		"list must not be empty":     func(r *pb.RateLimitRequest) { r.Descriptors = nil },
-		"10000 descriptors, over 64": func(r *pb.RateLimitRequest) { r.Descriptors = make([]*common.RateLimitDescriptor, 10_000) },
+		"domain must not be empty":        func(r *pb.RateLimitRequest) { r.Domain = "" },
+		"list must not be empty":          func(r *pb.RateLimitRequest) { r.Descriptors = nil },
+		"10000 descriptors, more than 64": func(r *pb.RateLimitRequest) { r.Descriptors = make([]*common.RateLimitDescriptor, 10_000) },
 		"17 of the descriptors have a limit": func(r *pb.RateLimitRequest) {
 			for len(r.Descriptors) < 17 {
 				r.Descriptors = append(r.Descriptors, descriptor("user=ann"))
 			}
 		},
-		"hits_addend 9223372036854775808 is over": func(r *pb.RateLimitRequest) {
+		"hits_addend 9223372036854775808 is more than": func(r *pb.RateLimitRequest) {
 			r.Descriptors = append(r.Descriptors, descriptor("user=b"))
 			r.Descriptors[1].HitsAddend = wrapperspb.UInt64(1 << 63)
 		},
-		"hits_addend 4294967295 is over": func(r *pb.RateLimitRequest) { r.HitsAddend = math.MaxUint32 },
+		"hits_addend 4294967295 is more than": func(r *pb.RateLimitRequest) { r.HitsAddend = math.MaxUint32 },
 		"the unit UNKNOWN of its limit": func(r *pb.RateLimitRequest) {
 			r.Descriptors = append(r.Descriptors, descriptor("user=b"))
 			r.Descriptors[1].Limit = override(typev3.RateLimitUnit_UNKNOWN, 1)
@@ -248,17 +248,17 @@ func TestInvalidRequests(t *testing.T) {
 		"requests_per_unit 4294967295": func(r *pb.RateLimitRequest) {
 			r.Descriptors[0].Limit = override(typev3.RateLimitUnit_DAY, math.MaxUint32)
 		},
-		"a limit for no entries": func(r *pb.RateLimitRequest) {
+		"a limit needs entries": func(r *pb.RateLimitRequest) {
 			r.Descriptors[0] = &common.RateLimitDescriptor{Limit: override(typev3.RateLimitUnit_DAY, 1)}
 		},
-		"33 entries, over 32": func(r *pb.RateLimitRequest) {
+		"33 entries, more than 32": func(r *pb.RateLimitRequest) {
 			r.Descriptors = append(r.Descriptors, descriptor(strings.Repeat("a=b,", 32)+"a=b"))
 		},
 		"bytes of entries": func(r *pb.RateLimitRequest) {
 			r.Descriptors = append(r.Descriptors, descriptor("user="+strings.Repeat("x", 66_000)))
 		},
-		"an entry has no key":             func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("=x")) },
-		"leaky_bucket takes nothing back": func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("queue=x -1")) },
+		"an entry has no key":        func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("=x")) },
+		"leaky_bucket cannot refund": func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("queue=x -1")) },
 	} {
 		req := request("user=ann")
 		change(req)
@@ -297,7 +297,8 @@ descriptors:
 	require.Equal(t, pb.RateLimitResponse_OVER_LIMIT, answer.GetOverallCode(), "they share a count")
 }
 
-// What a client can make long is counted as well: who refuses it, such as Envoy's service, lets it through.
+// Values that clients make long are counted too, because Envoy lets through what the service
+// rejects.
 func TestLongValuesAreCounted(t *testing.T) {
 	t.Parallel()
 	s, _ := inMemory(t, edge)
@@ -320,7 +321,7 @@ func TestLongValuesAreCounted(t *testing.T) {
 	}
 }
 
-// Of 32 callers at once as many are admitted as the limit says.
+// Of 32 concurrent callers, as many are admitted as the limit allows.
 func TestCallersAtOnce(t *testing.T) {
 	s, _ := inMemory(t, `domain: edge
 descriptors:

@@ -101,7 +101,7 @@ func TestTheOrderOfAnObjectMeansNothing(t *testing.T) {
 	}
 }
 
-// What was reserved in one order is settled in another.
+// A reservation made with entries in one order can be settled in another.
 func TestSettleInAnotherOrder(t *testing.T) {
 	t.Parallel()
 	s, _ := inMemory(t, nested)
@@ -131,12 +131,12 @@ func TestObjectsWithAKeyTwice(t *testing.T) {
 	s, _ := inMemory(t, nested)
 	w := post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"user": "ann", "path": "/x", "user": "ben"}}]}`)
 	require.Equal(t, http.StatusBadRequest, w.Code)
-	require.Contains(t, w.Body.String(), `"user" is there twice`)
+	require.Contains(t, w.Body.String(), `"user" is repeated`)
 	w = post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"path": "/x"}, "entries": {"user": "ann"}}]}`)
 	require.Equal(t, "89", w.Header().Get("RateLimit-Remaining"), w.Body)
 }
 
-// Whatever the file, a set that some order of a list has a limit for has one itself, and the same in each order.
+// Whatever the file, a set has a limit if its list has one in any order, and always the same one.
 func TestSetsAtRandom(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(testenv.Of(100, 1000)) {

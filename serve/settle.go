@@ -22,23 +22,23 @@ import (
 )
 
 const (
-	settleWithin = time.Hour       // of the decision
-	clocksDiffer = 5 * time.Minute // at most, of two servers
+	settleWithin = time.Hour       // after the decision
+	clocksDiffer = 5 * time.Minute // the largest difference between two servers' clocks
 	idSize       = 16
 )
 
-// reservation is what a decision has charged by estimate. It goes to the caller as a text and comes
-// back with the costs, so that any server can settle it.
+// reservation is what a decision has charged by estimate. The caller gets it as a text and sends it
+// back with the actual costs, so that any server can settle it.
 type reservation struct {
 	id      [idSize]byte
 	made    time.Time
-	charges []charge // of the descriptors, in their order
+	charges []charge // one for each descriptor, in their order
 }
 
-// charge is that of one descriptor.
+// charge is the charge of one descriptor.
 type charge struct {
 	of    uint32    // askOf of the descriptor, so that no other one is settled by mistake
-	where uint32    // countOf of the part, which other rules may count elsewhere
+	where uint32    // countOf of the part, because other rules may count it elsewhere
 	n     int       // events; 0 if nothing was charged
 	until time.Time // the end of the window that counts them, or when a bucket has drained
 }
@@ -49,7 +49,7 @@ func newSettled(st store.Store) (*ratelimit.TokenBucket, error) {
 	return ratelimit.NewTokenBucket(st, once, ratelimit.WithName("settled"))
 }
 
-// canSettle is the error of a question whose limits cannot all give back.
+// canSettle returns an error if not all limits of the question can refund.
 func (q *question) canSettle() error {
 	for i := range q.parts {
 		if p := &q.parts[i]; p.limiter != nil && !canGiveBack(p.algorithm()) {
@@ -59,23 +59,24 @@ func (q *question) canSettle() error {
 	return nil
 }
 
-// askOf tells one descriptor from another. It is no secret: whoever can reserve can ask for anything.
+// askOf distinguishes descriptors. It is not a secret, because a client that can reserve can ask
+// for anything.
 func askOf(domain string, entries []*common.RateLimitDescriptor_Entry) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write(entriesKey(entries, append([]byte(domain), 0)))
 	return h.Sum32()
 }
 
-// countOf tells one place where events are counted from another: see [ratelimit.WithName].
+// countOf distinguishes the places where events are counted: see [ratelimit.WithName].
 func countOf(p *part) uint32 {
 	l, h := p.limit, fnv.New32a()
-	l.Rate, l.Burst = 1, 0 // which change no place
+	l.Rate, l.Burst = 1, 0 // which do not change the place
 	_, _ = fmt.Fprint(h, p.algorithm(), l, " ", p.key)
 	return h.Sum32()
 }
 
-// reserved is the text of the reservation of a question that was asked at that time, by req. It is "" if
-// the store has charged nothing.
+// reserved returns the text of the reservation for a question that req asked at that time. It is ""
+// if the store has charged nothing.
 func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 	if q.local {
 		return ""
@@ -89,7 +90,7 @@ func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 		if p.limiter != nil {
 			c.n, c.until = p.result.Charged(), at.Add(p.result.ResetAfter)
 		}
-		if p.limiter != nil && p.algorithm() == "sliding_window" { // it weighs on the next window too
+		if p.limiter != nil && p.algorithm() == "sliding_window" { // because it also counts in the next window
 			c.until = c.until.Add(-p.limit.Period)
 		}
 		some = some || c.n > 0
@@ -103,18 +104,18 @@ func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// parseReservation reads a text, which may be anything.
+// parseReservation reads a text, which can contain anything.
 func parseReservation(text string) (r reservation, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(b) < idSize {
-		return r, invalid("reservation: want the text of a decision")
+		return r, invalid("reservation: want the text from a decision")
 	}
 	b = b[copy(r.id[:], b):]
 	next := func() int64 {
 		v, n := binary.Varint(b)
 		b = b[max(n, 0):]
 		if n <= 0 {
-			err = invalid("reservation: want the text of a decision")
+			err = invalid("reservation: want the text from a decision")
 		}
 		return v
 	}
@@ -122,18 +123,18 @@ func parseReservation(text string) (r reservation, err error) {
 	for err == nil && len(b) > 0 {
 		c := charge{n: int(min(max(next(), 0), maxHits)), until: time.UnixMilli(next())}
 		if len(b) < 8 {
-			return r, invalid("reservation: want the text of a decision")
+			return r, invalid("reservation: want the text from a decision")
 		}
 		c.of, c.where, b = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), b[8:]
 		r.charges = append(r.charges, c)
 	}
 	if age := time.Since(r.made); err == nil && (age > settleWithin || age < -clocksDiffer) {
-		err = invalid("reservation: it is %v old, over %v", age.Round(time.Second), settleWithin)
+		err = invalid("reservation: it is %v old, more than %v", age.Round(time.Second), settleWithin)
 	}
 	return r, err
 }
 
-// held is how many events of c a limit has not let go of by itself.
+// held returns how many events of c the limit still counts.
 func (c charge) held(p *part, now time.Time) int {
 	left := c.until.Sub(now)
 	switch {
@@ -150,11 +151,11 @@ func (c charge) held(p *part, now time.Time) int {
 	return int(min(uint64(c.n), drains))
 }
 
-// isOf is the error of a request with other asks than those of the decision.
+// isOf returns an error if a request has other asks than the decision.
 func (r *reservation) isOf(req *pb.RateLimitRequest) error {
 	for i, d := range req.GetDescriptors() {
 		if askOf(req.GetDomain(), d.GetEntries()) != r.charges[i].of {
-			return invalid("ask %d: the domain and the entries are not those of the decision", i)
+			return invalid("ask %d: the domain and the entries differ from those of the decision", i)
 		}
 	}
 	return nil
@@ -170,7 +171,7 @@ type settling struct {
 	} `json:"asks"`
 }
 
-// settled is what has been given back, and what was charged besides, of each ask.
+// settled is what has been refunded and charged in addition, for each ask.
 type settled struct {
 	Given   []int `json:"given"`
 	Charged []int `json:"charged"`
@@ -199,7 +200,7 @@ func (s *Service) serveSettle(w http.ResponseWriter, r *http.Request) error {
 	switch {
 	case err != nil:
 	case len(q.parts) != len(res.charges):
-		err = invalid("reservation: it is of %d asks", len(res.charges))
+		err = invalid("reservation: the decision had %d asks", len(res.charges))
 	default:
 		err = cmp.Or(res.isOf(req), q.canSettle())
 	}
@@ -215,7 +216,7 @@ func (s *Service) serveSettle(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// settle replaces what was charged by what q asks for, unless that has been done.
+// settle replaces what was charged by what q asks for, unless that has already been done.
 func (s *Service) settle(ctx context.Context, q *question, res reservation) (answer settled, err error) {
 	if err := s.once(ctx, res.id); err != nil {
 		return answer, err
@@ -229,8 +230,8 @@ func (s *Service) settle(ctx context.Context, q *question, res reservation) (ans
 	return answer, nil
 }
 
-// once is nil for the first call with an id. After an error of the store nobody may settle it: the
-// estimate stays charged.
+// once returns nil for the first call with an id. After an error of the store, the reservation can
+// no longer be settled, and the estimate stays charged.
 func (s *Service) once(ctx context.Context, id [idSize]byte) error {
 	if state, _ := s.breaker.State(); state == fallback.StateOpen {
 		return errUnavailable
@@ -242,10 +243,10 @@ func (s *Service) once(ctx context.Context, id [idSize]byte) error {
 	return err
 }
 
-// add replaces what a part was charged with by its n, the cost.
+// add replaces what a part was charged by its n, the actual cost.
 func (a *settled) add(ctx context.Context, p *part, c charge) (err error) {
 	given, charged := 0, 0
-	if p.limiter != nil && c.n > 0 { // or else it was not charged, or its rule is gone
+	if p.limiter != nil && c.n > 0 { // otherwise it was not charged, or its rule is gone
 		if back := min(c.n-p.n, c.held(p, time.Now())); back > 0 {
 			given, err = ratelimit.Credit(ctx, p.limiter, p.key, back)
 		}

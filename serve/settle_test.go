@@ -82,7 +82,7 @@ func TestSettle(t *testing.T) {
 	})
 }
 
-// What a limit has let go of by itself is not given back: it would be what others were charged.
+// Events that a limit no longer counts are not refunded, because they would be those of others.
 func TestSettleLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +116,8 @@ func TestSettleLate(t *testing.T) {
 	})
 }
 
-// What makes no sense is refused, and settles nothing. What was not charged has no reservation.
+// Invalid requests are rejected and settle nothing. If nothing was charged, there is no
+// reservation.
 func TestWhatCannotBeSettled(t *testing.T) {
 	t.Parallel()
 	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))
@@ -129,19 +130,19 @@ func TestWhatCannotBeSettled(t *testing.T) {
 	} {
 		w := post(s, "/v1/settle", body)
 		require.Equal(t, http.StatusBadRequest, w.Code, body)
-		require.Contains(t, w.Body.String(), "ask 0: the domain and the entries are not those of the decision")
+		require.Contains(t, w.Body.String(), "ask 0: the domain and the entries differ from those of the decision")
 	}
 	for reason, body := range map[string]string{
-		"want the text of a decision": settleBody("window=a", "1", ""),
-		"reservation: want":           settleBody("window=a", "1", "%%%"),
-		"the text of a decision":      settleBody("window=a", "1", id[:25]),
-		"it is of 1 asks":             strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),
-		"ask 0: entries: want":        strings.Replace(settleBody("window=a", "1", id), `{"window": "a"}`, "{}", 1),
-		"used: want a number":         strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
-		"cannot unmarshal":            settleBody("window=a", "-1", id),
-		"is over 2147483647":          settleBody("window=a", "2147483648", id),
-		"unknown field":               strings.Replace(settleBody("window=a", "1", id), `"used"`, `"hits"`, 1),
-		"domain must not be empty":    strings.Replace(settleBody("window=a", "1", id), `edge`, "", 1),
+		"want the text from a decision": settleBody("window=a", "1", ""),
+		"reservation: want":             settleBody("window=a", "1", "%%%"),
+		"the text from a decision":      settleBody("window=a", "1", id[:25]),
+		"the decision had 1 asks":       strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),
+		"ask 0: entries: want":          strings.Replace(settleBody("window=a", "1", id), `{"window": "a"}`, "{}", 1),
+		"used: want a number":           strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
+		"cannot unmarshal":              settleBody("window=a", "-1", id),
+		"is more than 2147483647":       settleBody("window=a", "2147483648", id),
+		"unknown field":                 strings.Replace(settleBody("window=a", "1", id), `"used"`, `"hits"`, 1),
+		"domain must not be empty":      strings.Replace(settleBody("window=a", "1", id), `edge`, "", 1),
 	} {
 		w := post(s, "/v1/settle", body)
 		require.Equal(t, http.StatusBadRequest, w.Code, reason)
@@ -207,7 +208,7 @@ func TestSettleAfterTheRuleCountsElsewhere(t *testing.T) {
 	}
 }
 
-// Whatever a stranger sends as a reservation is refused, or read as one of his own.
+// Whatever a stranger sends as a reservation is rejected, or treated as the stranger's own.
 func TestReservationsOfStrangers(t *testing.T) {
 	t.Parallel()
 	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))

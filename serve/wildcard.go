@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// wildcards are patterns in which each * stands for any text, also none. The zero wildcards are
-// none. They are found by the texts before their first * and after their last one, so that a
-// match looks only at patterns that begin and end as the value does.
+// wildcards are patterns in which each * stands for any text, even an empty one. The zero value has
+// no patterns. They are indexed by the texts before their first * and after their last one, so that
+// a lookup checks only patterns that begin and end as the value does.
 type wildcards[T any] struct {
 	all     []wildcard[T]  // in the order of the file
-	lengths []lengths      // of ends, each once
-	places  map[ends][]int // in all, ascending
+	lengths []lengths      // of ends, without duplicates
+	places  map[ends][]int // indexes into all, ascending
 }
 
 type wildcard[T any] struct {
@@ -38,7 +38,7 @@ func (w *wildcards[T]) add(pattern string, value T) {
 	w.all = append(w.all, wildcard[T]{parts, value})
 }
 
-// find returns what belongs to the first pattern that text matches.
+// find returns the value of the first pattern that text matches.
 func (w *wildcards[T]) find(text string) (value T, ok bool) {
 	best := len(w.all)
 	for _, n := range w.lengths {
@@ -61,7 +61,8 @@ func (w *wildcards[T]) find(text string) (value T, ok bool) {
 	return w.all[best].value, true
 }
 
-// inOrder reports whether text has all of parts but the first and the last, one after the other.
+// inOrder reports whether text contains all of parts except the first and the last, one after the
+// other.
 func inOrder(text string, parts []string) (found bool) {
 	for _, part := range parts[1 : len(parts)-1] {
 		if _, text, found = strings.Cut(text, part); !found {

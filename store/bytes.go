@@ -6,13 +6,13 @@ import (
 	"math"
 )
 
-// formState is the first byte of a state in bytes. That of a log is 2; see
-// internal/eventlog. A new form needs another number.
+// formState is the first byte of an encoded state. The first byte of a log is 2; see
+// internal/eventlog. A new form needs a new number.
 const formState = 1
 
-// AppendState appends s, counted under l, to b, for [ParseState]. It appends about 20
-// bytes: the byte 1, s.At as a varint, and l.Rate, s.Period, s.Whole and s.Part as
-// uvarints. Package encoding/binary defines both forms.
+// AppendState appends s, counted under l, to b, for [ParseState]. It appends about 20 bytes: the
+// byte 1, s.At as a varint, and l.Rate, s.Period, s.Whole and s.Part as uvarints, as defined by
+// package encoding/binary.
 func AppendState(b []byte, s State, l Limit) []byte {
 	b = append(b, formState)
 	b = binary.AppendVarint(b, s.At)
@@ -22,9 +22,9 @@ func AppendState(b []byte, s State, l Limit) []byte {
 	return b
 }
 
-// ParseState is the inverse of [AppendState]. The Limit it returns has only the Rate and
-// the Period under which the state was counted, as TTL of its [Rule] needs. The error is
-// [ErrCorrupt] for bytes that are not a state and for numbers out of range.
+// ParseState is the inverse of [AppendState]. The Limit it returns has only the Rate and Period
+// under which the state was counted, as TTL of its [Rule] needs. It returns [ErrCorrupt] if b is
+// not a state, or if a number is out of range.
 func ParseState(b []byte) (State, Limit, error) {
 	s, l, ok := parseState(b)
 	if !ok {
@@ -35,7 +35,7 @@ func ParseState(b []byte) (State, Limit, error) {
 
 func parseState(b []byte) (s State, l Limit, ok bool) {
 	const (
-		maxTime   = 1 << 60 // µs: durations can be added without an overflow
+		maxTime   = 1 << 60 // µs, so that durations can be added without an overflow
 		minPeriod = 1_000
 		maxPeriod = 10 * 365 * 24 * 3600 * 1e6
 	)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Unit is what the windows of a [Calendar] are.
+// Unit is the length of the windows of a [Calendar].
 type Unit uint8
 
 // The units of calendars.
@@ -21,7 +21,7 @@ const (
 	Month
 )
 
-// String is "day", "week" or "month".
+// String returns "day", "week" or "month".
 func (u Unit) String() string {
 	if u < Day || u > Month {
 		return "unit(" + strconv.Itoa(int(u)) + ")"
@@ -29,9 +29,9 @@ func (u Unit) String() string {
 	return [...]string{"day", "week", "month"}[u-Day]
 }
 
-// Period is the longest that the unit's civil time can be, in µs: 24 hours, 7 days or 31 days.
-// It is the Period of the limits that count in it. A window can be longer or shorter, since
-// months are, and since clocks are changed.
+// Period returns the longest civil time of the unit, in µs: 24 hours, 7 days or 31 days. It is the
+// Period of limits that count in it. A window can be shorter or longer, because months differ and
+// clocks are changed.
 func (u Unit) Period() int64 {
 	const day = 24 * 3600 * 1e6
 	switch u {
@@ -45,14 +45,15 @@ func (u Unit) Period() int64 {
 	return 0
 }
 
-// Calendar says when the windows of a limit begin, in a time zone: each day, each week on one
-// day of the week, or each month on one day of the month. In a month without that day they
-// begin on its last day.
+// Calendar defines when the windows of a limit begin, in a time zone: each day, each week on one
+// day of the week, or each month on one day of the month. In a month without that day, they begin
+// on its last day.
 //
 // A window begins at the first instant of its date: at midnight, or later if the clocks skip
-// midnight. If they skip the whole date, the window before goes on.
+// midnight. If they skip the whole date, the previous window continues.
 //
-// Make it by [NewCalendar]. Valid ones can be compared with ==. It is safe for concurrent use.
+// Use [NewCalendar] to create one. Valid Calendars can be compared with ==. A Calendar is safe for
+// concurrent use.
 type Calendar struct {
 	unit   Unit
 	from   int
@@ -61,13 +62,13 @@ type Calendar struct {
 	number int64 // from 1; 0 if it is not valid
 	err    error
 
-	last atomic.Pointer[[6]int64] // the edges that were asked for last
+	last atomic.Pointer[[6]int64] // the most recently used edges
 }
 
-// perZone is how many calendars a zone has: of days, of 7 weeks and of 31 months.
+// perZone is the number of calendars of a zone: 1 of days, 7 of weeks and 31 of months.
 const perZone = 1 + 7 + 31
 
-// slot is the number of a valid calendar among those of its zone, from 0.
+// slot returns the index of a valid calendar among those of its zone.
 func slot(unit Unit, from int) int {
 	switch unit {
 	case Day:
@@ -86,7 +87,7 @@ type timeZone struct {
 	calendars [perZone]atomic.Pointer[Calendar]
 }
 
-// registry has the zones that are in use. There are some 600 names of zones.
+// registry has the zones that are in use. There are about 600 names of zones.
 type registry struct {
 	byName map[string]*timeZone
 	list   []*timeZone
@@ -97,13 +98,14 @@ var (
 	registered  atomic.Pointer[registry] // never changed in place
 )
 
-// NewCalendar returns the calendar of a unit in a time zone. Windows begin on the day from: 0
-// for days, a [time.Weekday] for weeks, and 1 to 31 for months. The zone is a name of the
-// IANA time zone database, such as "UTC" or "Europe/Berlin", as in [time.LoadLocation]. "Local",
-// "localtime" and "posixrules" are none, since they differ between machines, nor are "Factory" and
-// names that begin with "posix/" or "right/".
+// NewCalendar returns the calendar of a unit in a time zone. Windows begin on the day from, which
+// is 0 for days, a [time.Weekday] for weeks, and 1 to 31 for months. zone is a name of the IANA
+// time zone database, such as "UTC" or "Europe/Berlin", as in [time.LoadLocation]. "Local",
+// "localtime" and "posixrules" are not allowed, because they differ between machines. Neither are
+// "Factory" and names that begin with "posix/" or "right/".
 //
-// Equal arguments give the same Calendar. For bad ones it is not valid: see [Calendar.Err].
+// Equal arguments return the same Calendar. If an argument is invalid, so is the Calendar: see
+// [Calendar.Err].
 func NewCalendar(unit Unit, from int, zone string) *Calendar {
 	var z *timeZone
 	err := checkDay(unit, from)
@@ -124,7 +126,7 @@ func NewCalendar(unit Unit, from int, zone string) *Calendar {
 func checkDay(unit Unit, from int) error {
 	switch {
 	case unit == Day && from != 0:
-		return fmt.Errorf("a day has no day to begin from: %d", from)
+		return fmt.Errorf("a calendar of days cannot begin on day %d: use 0", from)
 	case unit == Week && (from < 0 || from > 6):
 		return fmt.Errorf("day %d of the week is not from 0 (sunday) to 6", from)
 	case unit == Month && (from < 1 || from > 31):
@@ -135,9 +137,8 @@ func checkDay(unit Unit, from int) error {
 	return nil
 }
 
-// zoneOf returns the zone of that name, and loads it at its first use. What all names cost
-// together grows as the square of their number, which is small; a calendar costs the same
-// however many there are.
+// zoneOf returns the zone with that name, and loads it at its first use. Copying the registry costs
+// quadratic time in the number of names, which is small. The cost of a lookup does not grow.
 func zoneOf(name string) (*timeZone, error) {
 	if z := registered.Load().find(name); z != nil {
 		return z, nil
@@ -172,9 +173,9 @@ func (r *registry) find(name string) *timeZone {
 	return r.byName[name]
 }
 
-// checkZone refuses names of which the machines of a service may each have another zone, or
-// none. Such files lie beside those of the database. Some file systems do not tell upper from
-// lower case.
+// checkZone rejects names that can mean another zone on each machine of a service, or none. Such
+// files are stored along with the database. Some file systems do not distinguish upper from lower
+// case.
 func checkZone(name string) error {
 	if !zoneName(name) {
 		return fmt.Errorf("zone %.48q is not a name of the time zone database", name)
@@ -183,14 +184,14 @@ func checkZone(name string) error {
 	switch strings.ToLower(first) {
 	case "local", "localtime", "posixrules":
 		return fmt.Errorf("zone %q differs between machines", name)
-	case "factory", "posix", "right": // of a machine that has not been set up; other forms of all zones
-		return fmt.Errorf("zone %q is no zone of the time zone database", name)
+	case "factory", "posix", "right": // used by a machine that has not been set up; the others are variants of all zones
+		return fmt.Errorf("zone %q is not a zone of the time zone database", name)
 	}
 	return nil
 }
 
-// zoneName reports whether each part of a zone's name is one that the database could have. So
-// a file has one name, but for upper and lower case.
+// zoneName reports whether each part of name could be a part of a name in the database, so that
+// each file has only one name, apart from upper and lower case.
 func zoneName(name string) bool {
 	const signs = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-"
 	for part := range strings.SplitSeq(name, "/") {
@@ -201,7 +202,7 @@ func zoneName(name string) bool {
 	return len(name) <= 64
 }
 
-// Err says why c is not valid, nil if it is.
+// Err returns why c is not valid, or nil if it is.
 func (c *Calendar) Err() error { return c.err }
 
 // Unit returns the unit.
@@ -213,8 +214,9 @@ func (c *Calendar) From() int { return c.from }
 // Zone returns the name of the time zone.
 func (c *Calendar) Zone() string { return c.name }
 
-// String is the calendar in short, such as "month from 31 in America/Sao_Paulo". Days, and
-// nothing else, have "in UTC". Weeks from Monday and months from the 1st have no "from".
+// String returns the calendar in short, such as "month from 31 in America/Sao_Paulo". It contains
+// "in UTC" only for days, and "from" only for weeks that do not begin on Monday and months that do
+// not begin on the 1st.
 func (c *Calendar) String() string {
 	text := c.unit.String()
 	switch {
@@ -229,7 +231,7 @@ func (c *Calendar) String() string {
 	return text
 }
 
-// first is the from of calendars whose text has none.
+// first returns the from of calendars whose text has no "from".
 func (u Unit) first() int {
 	if u == Day {
 		return 0
@@ -237,13 +239,13 @@ func (u Unit) first() int {
 	return 1 // Monday, or the 1st
 }
 
-// In returns l, a limit of a window, with the windows of c, which is valid.
+// In returns l, a limit of a window algorithm, with the windows of c, which must be valid.
 func (c *Calendar) In(l Limit) Limit {
 	l.Period, l.extra = c.unit.Period(), -c.number
 	return l
 }
 
-// Calendar returns the calendar of l, nil if its windows are a Period long.
+// Calendar returns the calendar of l, or nil if its windows have the length of its Period.
 func (l Limit) Calendar() *Calendar {
 	if l.extra >= 0 {
 		return nil
@@ -251,12 +253,12 @@ func (l Limit) Calendar() *Calendar {
 	return numbered(-1 - l.extra)
 }
 
-// numbered is the calendar whose number is n+1.
+// numbered returns the calendar with the number n+1.
 func numbered(n int64) *Calendar {
 	return registered.Load().list[n/perZone].calendars[n%perZone].Load()
 }
 
-// Window returns the window of l that contains t, both in Unix µs: see the method of [Calendar].
+// Window returns the window of l that contains t, both in Unix µs: see [Calendar.Window].
 func (l Limit) Window(t int64) (start, end int64) {
 	if c := l.Calendar(); c != nil {
 		return c.Window(t)
@@ -265,8 +267,8 @@ func (l Limit) Window(t int64) (start, end int64) {
 	return start, start + l.Period
 }
 
-// Window returns the window that contains t: its start, and its end, which is the start of the
-// next. All three are Unix µs. It allocates only when t is far from the one before.
+// Window returns the start and the end of the window that contains t. The end is the start of the
+// next window. All three are in Unix µs. Window allocates only when t is far from the previous one.
 func (c *Calendar) Window(t int64) (start, end int64) {
 	seconds := floorDiv(t, 1e6)
 	edges := c.last.Load()
@@ -280,9 +282,9 @@ func (c *Calendar) Window(t int64) (start, end int64) {
 	return edges[i-1] * 1e6, edges[i] * 1e6
 }
 
-// Edges returns the edges of windows around t, which is Unix µs. They are Unix seconds: three
-// up to t, the last of them the start of its window, and then three after t. It is for stores
-// that decide by another clock than the caller's.
+// Edges returns the edges of windows around t, which is in Unix µs. The edges are in Unix seconds:
+// three up to t, of which the last is the start of its window, and three after t. It is for stores
+// that decide by a clock other than the caller's.
 func (c *Calendar) Edges(t int64) [6]int64 {
 	seconds := floorDiv(t, 1e6)
 	edges := c.last.Load()
@@ -292,10 +294,10 @@ func (c *Calendar) Edges(t int64) [6]int64 {
 	return *edges
 }
 
-// edgesAround finds the edges around t, in Unix seconds, and remembers them.
+// edgesAround computes the edges around t, in Unix seconds, and remembers them.
 func (c *Calendar) edgesAround(t int64) *[6]int64 {
 	n := c.index(t)
-	for c.edge(n+1) <= t { // the clocks were set back to the date before, or skip one
+	for c.edge(n+1) <= t { // the clocks were set back to the previous date, or skip one
 		n++
 	}
 	edges := new([6]int64)
@@ -316,8 +318,8 @@ func (c *Calendar) edgesAround(t int64) *[6]int64 {
 
 const secondsPerDay = 24 * 3600
 
-// index is the number of the last window whose date is not after that of t. Days are counted
-// from 1970, weeks from the first that begins in it, and months from the year 0.
+// index returns the number of the last window whose date is not after the date of t. Days are
+// counted from 1970, weeks from the first that begins in 1970, and months from the year 0.
 func (c *Calendar) index(t int64) int64 {
 	_, offset := time.Unix(t, 0).In(c.zone).Zone()
 	local := t + int64(offset)
@@ -335,10 +337,10 @@ func (c *Calendar) index(t int64) int64 {
 	return n
 }
 
-// firstOfWeeks is the day of 1970, from 0, that is the first to begin a week.
+// firstOfWeeks returns the first day of 1970, from 0, on which a week begins.
 func (c *Calendar) firstOfWeeks() int64 { return int64(c.from+7-int(time.Thursday)) % 7 }
 
-// date is the midnight at which the date of window n begins, in the seconds that a clock of
+// date returns the midnight at which the date of window n begins, in the seconds that a clock in
 // the zone shows.
 func (c *Calendar) date(n int64) int64 {
 	switch c.unit {
@@ -352,9 +354,9 @@ func (c *Calendar) date(n int64) int64 {
 	return time.Date(year, month, min(c.from, last), 0, 0, 0, 0, time.UTC).Unix()
 }
 
-// edge is the first instant at which the zone's date is that of window n or later, in Unix
-// seconds. No clock is more than a day off UTC. From there on it looks at one piece of time
-// after the other in which the offset stays.
+// edge returns the first instant at which the zone's date is that of window n or later, in Unix
+// seconds. It begins 25 hours before, because no clock differs from UTC by more than a day, and
+// then looks at one period with a constant offset after the other.
 func (c *Calendar) edge(n int64) int64 {
 	date := c.date(n)
 	for t := date - 25*3600; ; {
@@ -362,7 +364,7 @@ func (c *Calendar) edge(n int64) int64 {
 		_, offset := at.Zone()
 		_, bound := at.ZoneBounds()
 		end := bound.Unix()
-		if end <= t { // Go 1.26 says so of 31 December in leap years
+		if end <= t { // a bug of Go 1.26 on 31 December of leap years
 			end = t + 3600
 		}
 		t = max(t, date-int64(offset))
@@ -373,7 +375,7 @@ func (c *Calendar) edge(n int64) int64 {
 	}
 }
 
-// floorDiv is a / b, rounded down. b is above 0.
+// floorDiv returns a / b, rounded down. b is above 0.
 func floorDiv(a, b int64) int64 {
 	q := a / b
 	if a%b < 0 {

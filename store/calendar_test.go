@@ -82,7 +82,7 @@ func TestBadCalendars(t *testing.T) {
 	}{
 		{0, 0, "UTC", "only days of 24 hours, weeks and months"},
 		{store.Month + 1, 1, "UTC", "only days of 24 hours, weeks and months"},
-		{store.Day, 1, "UTC", "a day has no day to begin from: 1"},
+		{store.Day, 1, "UTC", "a calendar of days cannot begin on day 1: use 0"},
 		{store.Week, -1, "UTC", "day -1 of the week"},
 		{store.Week, 7, "UTC", "day 7 of the week"},
 		{store.Month, 0, "UTC", "day 0 of the month"},
@@ -99,10 +99,10 @@ func TestBadCalendars(t *testing.T) {
 		{store.Day, 0, "localtime", "differs between machines"},
 		{store.Day, 0, "LocalTime", "differs between machines"}, // as good a name, where files have no case
 		{store.Day, 0, "posixrules", "differs between machines"},
-		{store.Day, 0, "Factory", "is no zone of the time zone database"},
-		{store.Week, 1, "posix/Europe/Berlin", "is no zone of the time zone database"},
-		{store.Month, 1, "right/UTC", "is no zone of the time zone database"},
-		{store.Month, 1, "Right/UTC", "is no zone of the time zone database"},
+		{store.Day, 0, "Factory", "is not a zone of the time zone database"},
+		{store.Week, 1, "posix/Europe/Berlin", "is not a zone of the time zone database"},
+		{store.Month, 1, "right/UTC", "is not a zone of the time zone database"},
+		{store.Month, 1, "Right/UTC", "is not a zone of the time zone database"},
 	} {
 		calendar := store.NewCalendar(c.unit, c.from, c.zone)
 		if err := calendar.Err(); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -9,7 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// counting is a store before another one. What it does not change is that of the other.
+// counting is a store that wraps another one. Methods that it does not define are those of the
+// other.
 type counting struct {
 	store.Store
 	takes int
@@ -20,7 +21,8 @@ func (c *counting) Take(ctx context.Context, ns *store.Namespace, key string, l 
 	return c.Store.Take(ctx, ns, key, l, n)
 }
 
-// A store before a store can count calls, or spare them. (This one is for one goroutine.)
+// A store that wraps another store can count calls, or avoid some of them. (This one is for a
+// single goroutine.)
 func Example() {
 	counted := &counting{Store: ratelimit.Must(memstore.New())}
 	limiter := ratelimit.Must(ratelimit.NewSlidingWindow(counted, ratelimit.PerHour(2), ratelimit.WithName("api")))

@@ -6,23 +6,23 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 )
 
-// Reply is a decision. X, Y and Z describe the key as it stood before; the rule defines what
-// they mean. In the reply of a store in front of another one they may be plain numbers
-// instead: see [Outcome].
+// Reply is a decision. X, Y and Z describe the key before the decision, and the rule defines their
+// meaning. In the reply of a store that wraps another one, they may be plain numbers instead: see
+// [Outcome].
 type Reply struct {
 	Outcome
 	X, Y, Z int64
 }
 
-// Outcome says whether events are admitted, and who says so.
+// Outcome is whether events are admitted, and by whom.
 //
-// A store in front of another one may answer without asking it, or by another limit. Its
-// Outcome is not Denied or Admitted then, and the numbers of the [Reply] are plain:
+// A store that wraps another one may answer without asking it, or by a different limit. Its Outcome
+// is then neither Denied nor Admitted, and the numbers of the [Reply] are plain:
 //
-//   - X is the RetryAfter of a denial in µs, or [Never]. The events may fit sooner. Of an admission
-//     it is the time of the charge, as in all admissions.
-//   - Y is how many events there was room for, before this decision. Of an admission ahead of its
-//     turn it is the Delay in µs, below 0.
+//   - X is the RetryAfter of a denial in µs, or [Never]. The events may fit sooner. For an
+//     admission it is the time of the charge, as in all admissions.
+//   - Y is how many events there was room for before this decision. For an admission ahead of its
+//     time, it is minus the Delay in µs.
 //   - Z is ResetAfter in µs, after this decision.
 type Outcome uint8
 
@@ -32,16 +32,16 @@ const (
 	Admitted        Outcome = 1 // by the store, in the rule's numbers
 	DeniedPlainly   Outcome = 2 // by the store, in plain numbers
 	AdmittedPlainly Outcome = 3 // by the store, in plain numbers
-	DeniedByCache   Outcome = 4 // since the store has denied before
-	DeniedByLease   Outcome = 6 // since the store has denied a lease before
-	AdmittedByLease Outcome = 7 // of events that were charged before
-	NotAsked        Outcome = 8 // of an alternative, since one before it was admitted; it says nothing else
+	DeniedByCache   Outcome = 4 // because the store has denied before
+	DeniedByLease   Outcome = 6 // because the store has denied a lease before
+	AdmittedByLease Outcome = 7 // with events that were charged before
+	NotAsked        Outcome = 8 // for an alternative after one that was admitted; the reply has no other meaning
 )
 
-// Never is the X of a plain denial that has no end.
+// Never is the X of a plain denial for which waiting will not help.
 const Never = math.MaxInt64
 
-// AdmittedIf is Admitted or Denied.
+// AdmittedIf returns Admitted if ok is true, and otherwise Denied.
 func AdmittedIf(ok bool) Outcome {
 	if ok {
 		return Admitted
@@ -55,14 +55,14 @@ func (o Outcome) OK() bool { return o&1 != 0 }
 // Plain reports whether the numbers of the Reply are plain.
 func (o Outcome) Plain() bool { return o > Admitted }
 
-// Report is what a reply says in plain numbers: a count of events, and three durations in µs.
-// Retry means something only in a denial. (Four fields are the most that Go keeps in registers.)
+// Report is the content of a reply in plain numbers: a number of events, and three durations in µs.
+// Retry has a meaning only in a denial. (Go keeps at most four fields in registers.)
 type Report struct {
 	Remaining, Retry, Reset, Delay int64
 }
 
-// Report is what r, a reply of rule to a decision under l on n events, says once so many are
-// charged: all n or none.
+// Report returns the content of r, a reply of rule to a decision under l on n events, after the
+// given number of events have been charged: all n or none.
 func (r Reply) Report(rule *Rule, l Limit, n, charged int64) Report {
 	if r.Plain() {
 		return Report{Remaining: max(0, r.Y-charged), Retry: r.X, Reset: r.Z, Delay: max(0, -r.Y)}
@@ -70,7 +70,7 @@ func (r Reply) Report(rule *Rule, l Limit, n, charged int64) Report {
 	return rule.Report(l, r, n, charged)
 }
 
-// Available is how many events the decision with reply r would have admitted, 0 or more.
+// Available returns how many events the decision with reply r would have admitted, 0 or more.
 func (r Reply) Available(rule *Rule, l Limit) int64 {
 	if r.Plain() {
 		return max(0, r.Y)
@@ -78,7 +78,7 @@ func (r Reply) Available(rule *Rule, l Limit) int64 {
 	return rule.Available(l, r)
 }
 
-// After is what r becomes once n events have been charged.
+// After returns what r becomes after n events have been charged.
 func (r Reply) After(rule *Rule, n int64) Reply {
 	if r.Plain() {
 		r.Y -= n
@@ -87,8 +87,9 @@ func (r Reply) After(rule *Rule, n int64) Reply {
 	return rule.After(r, n)
 }
 
-// Plainly is r in plain numbers: a reply to a decision under l on n events. If that admits them,
-// so many are charged: all n or none. It is for stores in front that decide by another limit.
+// Plainly returns r, a reply to a decision under l on n events, in plain numbers. If r admits the
+// events, charged is how many are charged: all n or none. Stores that wrap others and decide by a
+// different limit use it.
 func (r Reply) Plainly(rule *Rule, l Limit, n, charged int64) Reply {
 	if r.Plain() {
 		return r
@@ -112,30 +113,30 @@ func (r Reply) Plainly(rule *Rule, l Limit, n, charged int64) Reply {
 	return p
 }
 
-// Receipt names n of the events that the admission r has charged.
+// Receipt returns a receipt for n of the events that the admission r has charged.
 func (r Reply) Receipt(rule *Rule, l Limit, charged, n int64) Receipt {
 	return NewReceipt(l, r.X, r.Report(rule, l, charged, charged).Reset, n)
 }
 
-// Receipt identifies a past admission, part of which is to be given back.
+// Receipt identifies a past admission, of which a part is to be refunded.
 type Receipt struct {
-	At        int64 // when it was admitted, Unix µs of the store's clock
+	At        int64 // when it was admitted, in Unix µs of the store's clock
 	Due       int64 // At + ResetAfter: when the key would have been fully reset
 	Rate      int64 // of the limit under which it was admitted
 	Period    int64 // of that limit, µs
-	Overdrawn bool  // whether it left a bucket above its Burst, which no Burst of today then cuts
-	N         int64 // how many of its events to give back, 1 to 2^31-1
+	Overdrawn bool  // whether it left a bucket above its Burst, which is then not reduced to the current Burst
+	N         int64 // how many of its events to refund, 1 to 2^31-1
 }
 
-// NewReceipt names n events that were charged under l at at, in Unix µs. After them the key was
-// to be as never seen in reset µs.
+// NewReceipt returns a receipt for n events that were charged under l at the time at, in Unix µs,
+// after which the key would have been fully reset within reset µs.
 func NewReceipt(l Limit, at, reset, n int64) Receipt {
 	return Receipt{
 		At:        at,
 		Due:       at + reset,
 		Rate:      l.Rate,
 		Period:    l.Period,
-		Overdrawn: exact.AtMost(l.Burst, l.Period, l.Rate, reset-1), // a full bucket would have drained before
+		Overdrawn: exact.AtMost(l.Burst, l.Period, l.Rate, reset-1), // a full bucket would have drained sooner
 		N:         n,
 	}
 }

@@ -1,23 +1,25 @@
-// Package store is the contract between the rate-limiting algorithms and the stores that keep
-// their state. All its numbers are integers. Times are Unix microseconds of the store's clock,
-// and durations are microseconds.
+// Package store is the contract between the rate-limiting algorithms and the stores that keep their
+// state. All numbers are integers. Times are Unix microseconds of the store's clock, and durations
+// are microseconds.
 //
-// An algorithm is a [Rule]: a pure transition, written twice. The Go form is for stores that
-// bring the state to the code, as memstore does. The Lua form is for stores that take the code
-// to the state, as redisstore does. A [Store] runs rules and knows nothing else about them.
+// An algorithm is a [Rule], a pure function of the state, which exists in two forms. The Go form is
+// for stores that read the state into the process, like memstore. The Lua form is for stores that
+// run the code where the state is, like redisstore. A [Store] runs rules and knows nothing else
+// about them.
 //
-// To write a third store, implement [Store] and pass package storetest. Begin with the store in
-// its reference.go, which keeps bytes.
+// To write your own store, implement [Store] and run the tests of package storetest. Start from the
+// store in its reference.go, which keeps bytes.
 //
 // # Time
 //
-// Each call reads the time once, from one clock that all callers of a key share. A reading may
-// come late; rules and logs then use the time of the value.
+// Each call reads the time once, from one clock that all callers of a key share. If a reading is
+// older than the stored state, rules and logs use the time of the state.
 //
-// A store whose clock can be set back must re-anchor. If At of a State is later than now, the
-// next take or overdraft sets it to now, and writes that even if it denies. The spend stays, and
-// ages from now on. A Log cannot be re-anchored: no event leaves until the clock has caught up.
-// The clock of memstore is never set back. The scripts of redisstore re-anchor, logs included.
+// If the clock of a store can be set back, the store must re-anchor: when At of a State is later
+// than now, the next take or overdraft sets At to now, and writes that even if it denies. The spend
+// stays, and ages from now. A Log cannot be re-anchored: no event leaves it until the clock has
+// caught up. The clock of memstore is never set back. The scripts of redisstore re-anchor, even
+// logs.
 package store
 
 import (
@@ -29,82 +31,79 @@ import (
 	"sync"
 )
 
-// Errors of limiters and stores, for errors.Is. Package ratelimit exports the same values, and
-// says more of them.
+// The errors of limiters and stores, for errors.Is. Package ratelimit exports the same values with
+// more documentation.
 var (
-	// ErrInvalidLimit is that of a limit out of range.
+	// ErrInvalidLimit means that a limit is out of range.
 	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
-	// ErrInvalidN is that of a number of events below 1, or a Refund of nothing.
+	// ErrInvalidN means that a number of events is below 1, or that a Refund has nothing to refund.
 	ErrInvalidN = errors.New("ratelimit: invalid number of events")
-	// ErrInvalidKey is that of a key that is empty, or longer than 64 KiB.
+	// ErrInvalidKey means that a key is empty, or longer than 64 KiB.
 	ErrInvalidKey = errors.New("ratelimit: invalid key")
-	// ErrStore means that a store failed, so that no decision is known. If the reply was
-	// lost, the events may have been charged.
+	// ErrStore means that a store failed, so there is no decision. If the reply was lost, the
+	// events may have been charged.
 	ErrStore = errors.New("ratelimit: store failed")
-	// ErrInvalidOption means that a constructor was given an unusable option, client or
-	// store.
+	// ErrInvalidOption means that an option, client or store given to a constructor cannot be used.
 	ErrInvalidOption = errors.New("ratelimit: invalid option")
 )
 
-// The classes of ErrStore, for errors.Is: each of them is [ErrStore] too. Only ErrTimeout
-// leaves it unknown whether the call ran; after the others it did not. A failure of no
-// class is ErrStore alone, such as a refused password or a script that the server cannot
-// run.
+// The classes of ErrStore, for errors.Is. Each of them wraps [ErrStore]. After an ErrTimeout it is
+// unknown whether the call ran; after the others, it did not. A failure without a class is just
+// ErrStore, such as a rejected password, or a script that the server cannot run.
 var (
-	// ErrUnavailable means that the store cannot be reached, or refuses to work for now:
+	// ErrUnavailable means that the store cannot be reached, or cannot work at the moment, because
 	// it restarts, fails over, or moves data.
 	ErrUnavailable = fmt.Errorf("%w: unavailable", ErrStore)
-	// ErrTimeout means that no answer came, in time or at all. The call may have run. It
-	// is the store's own timeout, never context.DeadlineExceeded.
+	// ErrTimeout means that there was no answer in time. The call may have run. It is the store's
+	// own timeout, never context.DeadlineExceeded.
 	ErrTimeout = fmt.Errorf("%w: timeout", ErrStore)
-	// ErrOverloaded means that the call waited in this process until its time was up, for
-	// a connection or in a queue.
+	// ErrOverloaded means that the call waited in this process, for a connection or in a queue,
+	// until its time was up.
 	ErrOverloaded = fmt.Errorf("%w: overloaded", ErrStore)
-	// ErrOutOfMemory means that the store has no room for the state of one more key.
+	// ErrOutOfMemory means that the store has no room for the state of another key.
 	ErrOutOfMemory = fmt.Errorf("%w: out of memory", ErrStore)
-	// ErrCorrupt means that the value stored for the key is not a state. Reset repairs
-	// it.
+	// ErrCorrupt means that the value stored for the key is not a state. Reset removes it.
 	ErrCorrupt = fmt.Errorf("%w: corrupt state", ErrStore)
-	// ErrClock means that the clocks of the caller and of the store's server, or of two
-	// callers, differ by more than two windows of a calendar. Repair the clocks, by NTP;
-	// limits that have no calendar go on.
+	// ErrClock means that the clocks of the caller and of the store's server, or of two callers,
+	// differ by more than two windows of a calendar. Synchronize the clocks with NTP. Limits
+	// without a calendar still work.
 	ErrClock = fmt.Errorf("%w: clocks differ", ErrStore)
 )
 
-// MaxKey is the length of the longest key, in bytes.
+// MaxKey is the maximum length of a key, in bytes.
 const MaxKey = 64 << 10
 
-// CheckCall returns the error of a limiter for bad input: [ErrInvalidN], [ErrInvalidKey], or
-// that of ctx. It is for limiters around others.
+// CheckCall returns the error that a limiter returns for invalid input: [ErrInvalidN],
+// [ErrInvalidKey], or ctx's error. It is for limiters that wrap others.
 func CheckCall(ctx context.Context, key string, n int) error {
 	switch {
 	case n <= 0:
-		return fmt.Errorf("%w: %d", ErrInvalidN, n)
+		return fmt.Errorf("%w: %d, want at least 1", ErrInvalidN, n)
 	case key == "" || len(key) > MaxKey:
-		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), MaxKey)
+		return fmt.Errorf("%w: %d bytes, want 1 to %d", ErrInvalidKey, len(key), MaxKey)
 	}
 	return ctx.Err()
 }
 
-// Store keeps the state of keys and runs rules on it. It is safe for concurrent use. Each
-// method is atomic: between its read and its write, no other call touches the same keys of the
-// same namespaces. Limiters check the arguments first: n is 1 to 2^31, l is valid, and key is
-// not empty. Errors wrap [ErrStore], or are those of ctx. A store before another can embed it:
+// Store keeps the state of keys and runs rules on it. It is safe for concurrent use. Each method is
+// atomic: between its read and its write, no other call touches the same keys of the same
+// namespaces. Limiters check the arguments first: n is 1 to 2^31, l is valid, and key is not empty.
+// Errors wrap [ErrStore], or are ctx's error. A store that wraps another one can embed it, because
 // no method is optional.
 //
 // # What a store keeps
 //
-// For each key of each [Namespace] a store keeps at most one value. It is a [Log] if the [Rule]
-// has a NewLog, from the first event on or from when Step asks for it. Otherwise it is a
-// [State], with the Rate and the Period of the [Limit] under which it was counted. The store
-// writes it when it charges events, and after a Refund. A denial writes nothing,
-// and does not extend the life of a value.
+// For each key of each [Namespace], a store keeps at most one value. If the [Rule] has a NewLog,
+// the value is a [Log], from the first event or from when Step requests one. Otherwise it is a
+// [State], with the Rate and Period of the [Limit] under which it was counted. The store writes the
+// value when it charges events, and after a Refund. A denial writes nothing, and does not extend
+// the lifetime of a value.
 //
-// A State ends at At + TTL by the limit under which it was counted, and a Log at its End. A
-// Refund may bring the end forward, and never puts it off. From its end on the key is new, even
-// if the value is still there. A store must drop the value if a Refund leaves nothing: Whole
-// and Part of the State are 0, or End of the Log is math.MinInt64. If it drops one sooner, the
-// key has its whole limit again.
+// A State ends at At + TTL, by the limit under which it was counted, and a Log at its End. A Refund
+// may make the end earlier, but never later. After the end, the key is new, even if the value still
+// exists. A store must delete the value if a Refund leaves nothing: Whole and Part of the State are
+// 0, or End of the Log is math.MinInt64. If a store deletes it sooner, the key has its whole limit
+// again.
 type Store interface {
 	// Take decides on n events under l and, if they are admitted, charges them. It is Decide of
 	// one request, in straight line.
@@ -120,21 +119,20 @@ type Store interface {
 	// [NotAsked]. No alternative has an OpUpTo or an OpOverdraw. A store that cannot decide on
 	// alternatives in one call uses [InTurn].
 	Decide(ctx context.Context, requests []Request, replies []Reply) error
-	// Refund gives back what is still charged of c.
+	// Refund refunds what is still charged of c.
 	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
-	// Reset forgets key.
+	// Reset resets key.
 	Reset(ctx context.Context, ns *Namespace, key string) error
 
-	// Together reports whether Decide can decide on both keys in one list. A store that
-	// decides on one key at a time returns false. Limits are then charged one after the
-	// other, and given back if one of them denies.
+	// Together reports whether Decide can decide on both keys in one list. A store that decides on
+	// one key at a time returns false. Limits are then charged one after the other, and refunded if
+	// one of them denies.
 	Together(key, other string) bool
 
-	// Prepare tells the store of a rule that it will run, and under which limit. Each new
-	// limiter calls it. If fixed is false, keys may have other limits, by a limit function. The
-	// Rate is 0, or below, for a limit that asks no store. The error is [ErrInvalidOption], for a
-	// rule or a limit of which the store can make nothing. It does no I/O, and a store with
-	// nothing to prepare does nothing.
+	// Prepare announces a rule that the store will run, and the limit. Each new limiter calls it.
+	// If fixed is false, keys may have other limits, from a limit function. The Rate is 0 or below
+	// for a limit that never asks the store. Prepare returns [ErrInvalidOption] if the store cannot
+	// run the rule or the limit. It does no I/O. A store without anything to prepare does nothing.
 	Prepare(rule *Rule, l Limit, fixed bool) error
 }
 
@@ -154,28 +152,29 @@ type Request struct {
 	Else     bool // begins an alternative: see Decide
 }
 
-// Op is what a [Request] asks.
+// Op is the operation of a [Request].
 type Op uint8
 
 // The operations. The zero Op is OpTake.
 const (
 	// OpTake charges N events if they fit.
 	OpTake Op = iota
-	// OpShadow is OpTake, but its denial keeps nothing else from being charged.
+	// OpShadow is like OpTake, but its denial does not prevent others from being charged.
 	OpShadow
-	// OpLook answers as OpTake would. It charges nothing, and its denial keeps nothing else from
-	// being charged.
+	// OpLook answers as OpTake would, but charges nothing, and its denial does not prevent others
+	// from being charged.
 	OpLook
-	// OpGate is OpLook, but its denial keeps everything else from being charged.
+	// OpGate is like OpLook, but its denial prevents all others from being charged.
 	OpGate
-	// OpUpTo charges as many of N events as fit: the rule's Available of the reply, at most N. If
-	// none fits, it answers as OpTake of one event. It stands alone in its list.
+	// OpUpTo charges as many of N events as fit: Available of the reply, by the rule, but at most
+	// N. If none fits, it answers like OpTake of one event. It must be the only request in its
+	// list.
 	OpUpTo
-	// OpOverdraw charges N events whether they fit or not. It answers as OpTake would, OK if they
-	// fit. In either case X of the reply is the time of the charge: At of the new state, or the
-	// new End of a log less the Period. A plain reply says that all N are charged. Most is the
-	// most events that the state may then hold, at most 2^31-1: see Overdrawn of [Rule]. It stands
-	// alone in its list.
+	// OpOverdraw charges N events whether they fit or not. It answers as OpTake would, with OK if
+	// they fit. In either case, X of the reply is the time of the charge: At of the new state, or
+	// the new End of a log minus the Period. A plain reply means that all N are charged. Most is
+	// the largest number of events that the state may then hold, at most 2^31-1: see Overdrawn of
+	// [Rule]. OpOverdraw must be the only request in its list.
 	OpOverdraw
 )
 
@@ -185,7 +184,8 @@ func (r *Request) Votes() bool { return r.Op == OpTake || r.Op == OpGate || r.Op
 // Looks reports whether r charges nothing.
 func (r *Request) Looks() bool { return r.Op == OpLook || r.Op == OpGate }
 
-// AllOK reports whether all of requests that vote are OK by their replies, so that the list is charged.
+// AllOK reports whether all requests that vote are OK in their replies, so that the list is
+// charged.
 func AllOK(requests []Request, replies []Reply) bool {
 	for i := range requests {
 		if requests[i].Votes() && !replies[i].OK() {
@@ -195,7 +195,7 @@ func AllOK(requests []Request, replies []Reply) bool {
 	return true
 }
 
-// Alternatives reports whether requests has an Else after the first one.
+// Alternatives reports whether a request after the first one has an Else.
 func Alternatives(requests []Request) bool {
 	for i := 1; i < len(requests); i++ {
 		if requests[i].Else {
@@ -224,22 +224,22 @@ func InTurn(ctx context.Context, requests []Request, replies []Reply, decide fun
 	return nil
 }
 
-// TakeUpTo calls Decide of s with an OpUpTo.
+// TakeUpTo calls s.Decide with an OpUpTo.
 func TakeUpTo(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n int64) (Reply, error) {
-	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpUpTo})
+	return Decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpUpTo})
 }
 
-// Peek calls Decide of s with an OpLook.
+// Peek calls s.Decide with an OpLook.
 func Peek(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n int64) (Reply, error) {
-	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpLook})
+	return Decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpLook})
 }
 
-// Overdraw calls Decide of s with an OpOverdraw.
+// Overdraw calls s.Decide with an OpOverdraw.
 func Overdraw(ctx context.Context, s Store, ns *Namespace, key string, l Limit, n, most int64) (Reply, error) {
-	return decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpOverdraw, Most: most})
+	return Decide(ctx, s, Request{Namespace: ns, Key: key, Limit: l, N: n, Op: OpOverdraw, Most: most})
 }
 
-// one is a list of one request. A store does not keep it.
+// one is a list of one request. A store must not keep it.
 type one struct {
 	requests [1]Request
 	replies  [1]Reply
@@ -247,7 +247,8 @@ type one struct {
 
 var ones = sync.Pool{New: func() any { return new(one) }}
 
-func decide(ctx context.Context, s Store, r Request) (reply Reply, err error) {
+// Decide calls Decide of s with a list of r alone.
+func Decide(ctx context.Context, s Store, r Request) (reply Reply, err error) {
 	list := ones.Get().(*one)
 	list.requests[0] = r
 	if err = s.Decide(ctx, list.requests[:], list.replies[:]); err == nil {
@@ -258,26 +259,27 @@ func decide(ctx context.Context, s Store, r Request) (reply Reply, err error) {
 	return reply, err
 }
 
-// Limit is a limit in integers, valid and with its Burst filled in.
+// Limit is a valid limit in integers, with its Burst filled in.
 type Limit struct {
 	Rate   int64 // events per Period, 1 to 2^31-1
 	Period int64 // µs, 1,000 to 10 years
-	Burst  int64 // the most events at one instant, 1 to 2^31-1; Rate for the window algorithms
+	Burst  int64 // the largest number of events at one instant, 1 to 2^31-1; Rate for the window algorithms
 
-	// Above 0 it is Before, and below 0 less the number of the Calendar: no limit has both.
-	// In one field, since Go keeps a struct of up to four in registers. A fifth would cost each
-	// decision in memory a quarter of its time.
+	// If it is above 0, it is Before. If it is below 0, it is minus the number of the Calendar. No
+	// limit has both. They share a field, because Go keeps only structs of up to four fields in
+	// registers, and a fifth field would make each decision in memory a quarter slower.
 	extra int64
 }
 
-// Before belongs to one call, not to the key. If it is above 0, the turn of the call's events must
-// come sooner than so many µs from now. It is 0 if turns do not matter, and always for windows
-// and logs. A store passes it on to the rule or its script, with each Take and Request, and
-// does nothing else with it.
+// Before returns a property of the call, not of the key. If it is above 0, the events of the call
+// must be due within less than that many µs from now. It is 0 if the call may wait for any time,
+// and always 0 for windows and logs. A store passes it to the rule or its script with each Take and
+// Request, and does nothing else with it.
 func (l Limit) Before() int64 { return max(0, l.extra) }
 
-// TurnBefore returns l for a call with this [Limit.Before], 0 to 100 years and 1 µs. With 0 any
-// turn will do. A limit with a [Calendar] has no turns, and stays as it is.
+// TurnBefore returns l for a call with this [Limit.Before], 0 to 100 years and 1 µs. With 0, the
+// events may be due at any time. A limit with a [Calendar] is returned unchanged, because its
+// events are never due later.
 func (l Limit) TurnBefore(us int64) Limit {
 	if l.extra >= 0 {
 		l.extra = us
@@ -285,110 +287,109 @@ func (l Limit) TurnBefore(us int64) Limit {
 	return l
 }
 
-// State is what a key has spent. The zero State is that of a new key. A State whose Whole
-// and Part are 0 means the same. The rule defines what the fields mean. The ranges below
-// always hold, so a store can pack them.
+// State is what a key has spent. The zero State is that of a new key, and so is any State whose
+// Whole and Part are 0. The rule defines the meaning of the fields. They are always within the
+// ranges below, so a store can pack them.
 type State struct {
 	At     int64 // the time of the state, Unix µs, -2^60 to 2^60
-	Period int64 // the Period of the limit that it was counted under, µs, 1,000 to 10 years
+	Period int64 // the Period of the limit under which it was counted, µs, 1,000 to 10 years
 	Whole  int64 // events spent, 0 to 2^32-1
-	Part   int64 // the rest of the spend, in the rule's own unit, 0 to 2^49-1
+	Part   int64 // the remainder of the spend, in the rule's own unit, 0 to 2^49-1
 }
 
-// Rule is an algorithm. Its functions are pure: they read no clock, take no lock, do no
-// I/O and allocate nothing.
+// Rule is an algorithm. Its functions are pure: they read no clock, take no lock, do no I/O and
+// allocate nothing.
 //
-// They all accept a late reading of the clock. The time of a state never goes back, so
-// now is the later of now and the state's own time.
+// All of them accept a clock reading that is too old. Because the time of a state never goes back,
+// the time used is the later of now and the state's own time.
 type Rule struct {
 	// Name is the algorithm's name in configuration files and in Redis keys.
 	Name string
 
-	// Step decides on n events at now, and returns the state in which they are
-	// charged. The caller keeps that state if and only if the reply is OK.
+	// Step decides on n events at now, and returns the state in which they are charged. The caller
+	// keeps that state if and only if the reply is OK.
 	Step func(s State, l Limit, now, n int64) (State, Reply)
-	// Burst says that limits have a Burst of their own, and events turns. Elsewhere the
-	// Burst is the Rate.
+	// Burst reports whether limits have their own Burst, and events may have to wait. Otherwise,
+	// the Burst is the Rate.
 	Burst bool
-	// LastOnly says that Refund gives back only the last events that were charged.
+	// LastOnly reports whether Refund refunds only the last events that were charged.
 	LastOnly bool
-	// AnyPeriod says that the Period is no part of where a limiter counts: limits that differ in
-	// it share the states of their keys. A limit of one key has the Period of the constructor's.
+	// AnyPeriod reports whether limits that differ only in their Period share the states of their
+	// keys. If it is true, the limit of a key has the Period given to the constructor.
 	AnyPeriod bool
-	// Held says that a Refund makes room for others at any time, as of slots that are held. So no
-	// denial can be kept, and no event be taken for others. Stores in front refuse the rule.
+	// Held reports whether a Refund can make room for others at any time, as with slots that are
+	// held. Denials can then not be remembered, and events not be taken for others, so caches in
+	// front of the store reject the rule.
 	Held bool
-	// Unit is what the Rate counts, as of qu in the RateLimit-Policy field of HTTP; "" of requests.
+	// Unit is what the Rate counts, for qu in the RateLimit-Policy field of HTTP. It is "" for
+	// requests.
 	Unit string
 
-	// What the rule's replies mean: Available, Report and After are for the methods of [Reply]
-	// of these names. They see no plain reply.
+	// Available, Report and After implement the methods of [Reply] with these names. They are not
+	// called for plain replies.
 	Available func(l Limit, r Reply) int64
 	Report    func(l Limit, r Reply, n, charged int64) Report
 	After     func(r Reply, n int64) Reply
-	// Spent is how many whole events the state held by r. It is nil for a log, which has room
+	// Spent returns how many whole events the state of r holds. It is nil for a log, which has room
 	// for any number.
 	Spent func(r Reply) int64
-	// Overdrawn returns the state to keep if events are charged although they do not fit.
-	// next is what Step returned for them; the result holds at most most events. It is
-	// nil for logs: what is charged is added to the log.
+	// Overdrawn returns the state to keep if events are charged although they do not fit. next is
+	// what Step returned for them. The result holds at most most events. Overdrawn is nil for logs,
+	// to which the events are added.
 	Overdrawn func(next State, l Limit, most int64) State
-	// Refund returns s without what is still charged of c, and leaves At and Period as
-	// they are. It is called on a State that was kept, never on a zero one.
+	// Refund returns s without what is still charged of c, and with the same At and Period. It is
+	// called only with a State that was kept, never with a zero one.
 	Refund func(s State, l Limit, now int64, c Receipt) State
-	// TTL is how long after s.At the state matters, in µs. l must have the Rate and the
-	// Period under which the state was counted. From s.At + TTL on the store treats the
-	// key as new: under today's limit the state might last longer.
+	// TTL returns for how long after s.At the state matters, in µs. l must have the Rate and the
+	// Period under which the state was counted. After s.At + TTL, the store treats the key as new,
+	// even if the state would last longer under the current limit.
 	TTL func(s State, l Limit) int64
-	// Used is how many events of s are in force at now. From the instant end on, none
-	// are.
+	// Used returns how many events of s still count at now. After the instant end, none do.
 	Used func(s State, end, now int64) int64
 
-	// NewLog, if not nil, makes a log that begins as s, for what a State cannot hold.
-	// Step requests one by admitting events with the zero State. The store then adds the
-	// events to a new log. From then on it asks the log instead of Step, Refund, TTL and
-	// Used.
+	// NewLog, if not nil, makes a log that begins as s, for what a State cannot hold. Step requests
+	// a log by admitting events with the zero State. The store then adds the events to a new log.
+	// From then on, it asks the log instead of Step, Refund, TTL and Used.
 	NewLog func(s State) Log
-	// ParseLog is the inverse of AppendBinary of the rule's logs. It returns [ErrCorrupt]
-	// for bytes that are not a log and for numbers out of range. It does not keep b. It
-	// is nil if NewLog is nil.
+	// ParseLog is the inverse of AppendBinary of the rule's logs. It returns [ErrCorrupt] if b is
+	// not a log, or if a number is out of range. It does not keep b. It is nil if NewLog is nil.
 	ParseLog func(b []byte) (Log, error)
 
-	// Lua is the same rule in Lua, and Plain its plain case, or "": scripts/state.lua and
-	// scripts/plain.lua say what they define.
+	// Lua is the same rule in Lua, and Plain is its plain case, or "". See scripts/state.lua and
+	// scripts/plain.lua for what they define.
 	Lua, Plain string
-	// Script makes the Redis script that decides on groups of requests of these rules, this
-	// one among them. scripts/groups.lua describes KEYS, ARGV and the reply. There the rules
-	// are numbered from 1. It is nil for a rule that has no Lua.
+	// Script makes the Redis script that decides on groups of requests of these rules, one of which
+	// is this rule. scripts/groups.lua describes KEYS, ARGV and the reply. The script numbers the
+	// rules from 1. Script is nil for a rule without Lua.
 	Script func(rules []*Rule) string
 }
 
-// Log is the state of one key, for a rule that needs more than a [State]. From its End on
-// the key is treated as new, even if another limit would let the log last longer. The
-// store's lock protects it.
+// Log is the state of one key, for a rule that needs more than a [State]. After its End, the key is
+// treated as new, even if the log would last longer under another limit. The store's lock protects
+// it.
 type Log interface {
 	// Step decides on n events at now and changes nothing.
 	Step(l Limit, now, n int64) Reply
 	// Add charges n events at now, which Step has just admitted. It returns the new End.
 	Add(l Limit, now, n int64) (end int64)
-	// Refund gives back what is still charged of c.
+	// Refund refunds what is still charged of c.
 	Refund(l Limit, now int64, c Receipt)
-	// End is the instant from which on the log may be forgotten, in Unix µs. It is
-	// computed for the Period of the last Add. It is math.MinInt64 if nothing is charged: 0
-	// is an instant like others.
+	// End returns the instant after which the log may be forgotten, in Unix µs, computed for the
+	// Period of the last Add. It is math.MinInt64 if nothing is charged, because 0 is a valid
+	// instant.
 	End() int64
-	// Used is how many events are in force at now.
+	// Used returns how many events count at now.
 	Used(now int64) int64
-	// AppendBinary appends the log as bytes to b, for ParseLog of its [Rule]. The logs of
-	// package ratelimit never return an error.
+	// AppendBinary appends the log as bytes to b, for ParseLog of its [Rule]. The logs of package
+	// ratelimit never return an error.
 	AppendBinary(b []byte) ([]byte, error)
 }
 
-// Namespace holds the keys of one limiter. Two namespaces of one store share state only
-// if their rules have the same name and their own names are equal.
+// Namespace holds the keys of one limiter. Two namespaces of one store share state only if their
+// rules have the same name and they have the same Name.
 type Namespace struct {
 	Rule *Rule
-	Name string // unique to the algorithm, its Period and the limiter's name
+	Name string // unique for the algorithm, its Period and the limiter's name
 
 	id [2]uint64
 }
@@ -406,6 +407,6 @@ func NewNamespace(rule *Rule, name string) *Namespace {
 // Equal reports whether ns and other keep the same state for equal keys.
 func (ns *Namespace) Equal(other *Namespace) bool { return ns.id == other.id }
 
-// ID is a hash of the rule's name and of Name, equal for equal namespaces. A store that
-// hashes keys must include it.
+// ID returns a hash of the rule's name and of Name, which is equal for equal namespaces. A store
+// that hashes keys must include it.
 func (ns *Namespace) ID() (hi, lo uint64) { return ns.id[0], ns.id[1] }

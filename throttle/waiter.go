@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -117,8 +116,7 @@ func (w *Waiter) queues() see.Queues {
 	if w.fixed {
 		return w.own
 	}
-	_, delays := w.limiter.(ratelimit.Delayer)
-	return see.QueuesOf(w.limiter, delays)
+	return see.QueuesOf[ratelimit.Delayer](w.limiter)
 }
 
 // leaky reports whether r is a decision of a leaky bucket.
@@ -127,47 +125,42 @@ func (w *Waiter) leaky(r *ratelimit.Result) bool {
 }
 
 // AllowN decides on n events together, after a sleep if that helps.
-func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
 	switch {
 	case w.limiter == nil:
 		return ratelimit.Result{}, unmade.Err
 	case store.CheckCall(ctx, key, n) != nil:
 		return w.limiter.AllowN(ctx, key, n) // it returns the error
 	}
-	queues := w.queues()
 	patience := w.patience(ctx)
-	a := askers.Get().(*asker)
-	a.limiter, a.key, a.n = w.limiter, key, n
-	me := &a.waiter
-	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, queues.Key(ctx, key, n), n, queues.Kind, a, w.max, &w.places
-	if n > 1 && see.Calls(w.limiter) {
-		me.N = 1
-	}
-	err := me.Wait(ctx)
-	r, d, events := a.result, me.Answer, me.N
-	*a = asker{} // so that it keeps nothing alive
-	askers.Put(a)
-	switch {
-	case err == nil:
+	queues, me := w.queues(), queue.NewWaiter()
+	me.Context, me.Key, me.Kind, me.Max, me.Places = ctx, queues.Key(ctx, key, n), queues.Kind, w.max, &w.places
+	r, err = ratelimit.Wait(me, w.limiter, key, n)
+	d := me.Answer
+	me.Free()
+	if err == nil {
 		r.Delay = 0
 		return r, nil
+	}
+	events := see.Events(w.limiter, n)
+	room := d.Remaining >= events // then only the scheduled time is too far away
+	switch {
 	case errors.Is(err, queue.ErrFull) && !d.Asked:
 		return w.look(ctx, key, events)
 	case errors.Is(err, queue.ErrFull): // even calls that a sleep would help are denied
-		return w.denial(r, n, d.Remaining >= events, 0), nil
+		return w.denial(r, room, 0), nil
 	case !errors.Is(err, queue.ErrTooLate) && !errors.Is(err, queue.ErrNever):
 		return ratelimit.Result{}, err
 	case !d.Asked:
 		return w.behind(d, patience), nil
 	}
-	room := d.Remaining >= events // only the scheduled time is too far away
 	if !r.Allowed {
 		r.RetryAfter = d.RetryAfter
 		if r.RetryAfter != ratelimit.Never && room {
 			r.RetryAfter = wholeMicros(r.RetryAfter - patience)
 		}
 	}
-	return w.denial(r, n, room, patience), nil
+	return w.denial(r, room, patience), nil
 }
 
 // look returns the denial of a call that finds no place, with the wait behind the other callers. It
@@ -177,7 +170,7 @@ func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result,
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	denial := w.denial(r, 1, r.Remaining > 0, 0)
+	denial := w.denial(r, r.Remaining > 0, 0)
 	denial.Allowed, denial.Delay = false, 0
 	if n > denial.Limit && denial.Limit > 0 {
 		denial.RetryAfter = ratelimit.Never
@@ -187,7 +180,7 @@ func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result,
 
 // behind returns the denial of a call that stood behind others in the queue, and for which l was
 // not asked.
-func (w *Waiter) behind(d queue.Decision, patience time.Duration) ratelimit.Result {
+func (w *Waiter) behind(d queue.Answer, patience time.Duration) ratelimit.Result {
 	if w.queues().Kind == queue.Leaky && d.RetryAfter != ratelimit.Never {
 		d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 	}
@@ -218,17 +211,16 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// denial returns r, a decision on n events, as a denial of a caller that could have slept for
+// denial returns r as a denial of a caller that could have slept for
 // early. room means that there is room for the events, but too late. Events that l admitted have
 // been refunded already.
-func (w *Waiter) denial(r ratelimit.Result, n int, room bool, early time.Duration) ratelimit.Result {
+func (w *Waiter) denial(r ratelimit.Result, room bool, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter
 		if w.leaky(&r) { // at its scheduled time, all earlier events are gone
 			reset = r.Delay
 		}
 		retry := max(leastRetryAfter, wholeMicros(r.Delay-early))
-		r = withoutCharge(r, n)
 		r.Allowed, r.Remaining, r.RetryAfter, r.ResetAfter, r.Delay = false, 0, retry, reset, 0
 		return r
 	}
@@ -238,25 +230,6 @@ func (w *Waiter) denial(r ratelimit.Result, n int, room bool, early time.Duratio
 	r.RetryAfter = max(r.RetryAfter, leastRetryAfter)
 	if w.leaky(&r) && r.RetryAfter != ratelimit.Never {
 		r.RetryAfter = max(r.RetryAfter, wholeMicros(r.ResetAfter-early))
-	}
-	return r
-}
-
-// decided is a limiter with a decision that has been made already.
-type decided struct {
-	ratelimit.Limiter
-	result ratelimit.Result
-}
-
-func (d decided) AllowN(context.Context, string, int) (ratelimit.Result, error) { return d.result, nil }
-
-func (d decided) Refund(context.Context, string, ratelimit.Result, int) error { return nil }
-
-// withoutCharge returns r, an admission of n events that were refunded, as a Result that cannot be
-// refunded again.
-func withoutCharge(r ratelimit.Result, n int) ratelimit.Result {
-	if r.Charged() > 0 { // otherwise it comes from a Peek
-		r, _ = ratelimit.AllowWithin(context.Background(), decided{result: r}, "", n, 0)
 	}
 	return r
 }
@@ -295,9 +268,9 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	switch {
 	case r.Allowed && due <= 0:
 	case due > patience:
-		r = w.denial(r, 1, r.Remaining > 0, patience)
+		r = w.denial(r, r.Remaining > 0, patience)
 	case w.places.Full():
-		r = w.denial(r, 1, r.Remaining > 0, 0)
+		r = w.denial(r, r.Remaining > 0, 0)
 	default:
 		r.Allowed, r.RetryAfter, r.Delay = true, 0, due
 	}
@@ -342,58 +315,6 @@ var (
 	_ ratelimit.Charger        = (*Waiter)(nil)
 	_ ratelimit.Delayer        = (*Waiter)(nil)
 )
-
-var askers = sync.Pool{New: func() any { return new(asker) }}
-
-// asker asks the limiter on behalf of a call in a queue.
-type asker struct {
-	limiter ratelimit.Limiter
-	key     string
-	n       int
-	result  ratelimit.Result
-	waiter  queue.Waiter
-}
-
-func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
-	r, err := ratelimit.AllowWithin(ctx, a.limiter, a.key, a.n, d)
-	a.result = r
-	return a.told(r), err
-}
-
-func (a *asker) Refund(ctx context.Context) error {
-	return a.limiter.Refund(ctx, a.key, a.result, a.n)
-}
-
-func (a *asker) Hands() bool     { return !see.Calls(a.limiter) && see.ByKey(a.limiter) }
-func (a *asker) Permit() any     { return a.result }
-func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
-
-// told returns the parts of r that a queue needs.
-func (a *asker) told(r ratelimit.Result) queue.Decision {
-	d := queue.Decision{
-		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
-		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != ratelimit.SourceStore,
-	}
-	if r.Allowed && r.Limit == 0 { // no known limit counts it
-		d.Remaining = math.MaxInt32
-	}
-	parts := r.Parts()
-	if see.Alternatives(a.limiter) { // they do not decide together
-		parts = nil
-	}
-	for _, p := range parts {
-		kind, unit := see.Queue(a.limiter, p.Limiter, a.n)
-		d.Part(kind, unit, queue.Decision{
-			Limit: p.Limit, Remaining: p.Remaining,
-			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,
-		})
-	}
-	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // otherwise r has no more information than d
-		d.Told = r
-	}
-	return d
-}
 
 // wholeMicros rounds d up to whole µs.
 func wholeMicros(d time.Duration) time.Duration {

@@ -27,7 +27,7 @@ is decided while the store fails, the series in /metrics, and what can never hap
 // check is the command check.
 func (p *program) check(_ context.Context, args []string) error {
 	flags := p.newFlags("check", checkText)
-	explained := flags.Bool("explain", false, "say what each limiter will do")
+	explained := flags.Bool("explain", false, "explain what each limiter will do")
 	if err := p.parse(flags, args); err != nil {
 		return err
 	}

@@ -106,8 +106,8 @@ func TestALimitNeverDeniesIfAnotherOneHasDeniedBefore(t *testing.T) {
 
 func TestABanIsExplainedInTheUnitsOfItsTime(t *testing.T) {
 	for limit, want := range map[string]string{
-		"5/m":       "after 3 denials in 1m a key is banned for 15m\n",
-		"unlimited": "its ban never begins: nothing is denied\n",
+		"5/m":       "after 3 denials in 1m, a key is banned for 15m\n",
+		"unlimited": "its ban never begins, because nothing is denied\n",
 	} {
 		for _, denials := range []string{"3/m", "3 / minute", "3/60s"} {
 			text := "limiters:\n  a: {algorithm: fixed_window, limit: " + limit + ", ban: {denials: " + denials + ", for: 15m}}\n"
@@ -116,6 +116,17 @@ func TestABanIsExplainedInTheUnitsOfItsTime(t *testing.T) {
 	}
 	text := "limiters:\n  a: {algorithm: fixed_window, limit: unlimited, tiers: {free: 0/m}, ban: {denials: 3/m, for: 15m}}\n"
 	require.Contains(t, command(t, strings.NewReader(text), "check", "-explain", "-").stdout, "a key is banned for 15m\n")
+}
+
+func TestAReserveThatNobodyCanUseIsSaid(t *testing.T) {
+	for more, want := range map[string]string{
+		"": "leaves 5 events of a key to no limiter of this file: without another one of this name, nobody can use them\n",
+		", b: {shares: a, reserved: 5}, c: {algorithm: fixed_window, limit: 9/m}":    "leaves 5 events of a key to no limiter of this file: ",
+		", b: {shares: a, reserved: 4}, c: {shares: a}, d: {shares: a, reserved: 8}": "leaves 5 events of a key to b, c\n",
+	} {
+		text := "limiters: {a: {algorithm: fixed_window, limit: 9/m, reserved: 5}" + more + "}"
+		require.Contains(t, command(t, strings.NewReader(text), "check", "-explain", "-").stdout, "\n  "+want)
+	}
 }
 
 func TestCheckReadsStandardInput(t *testing.T) {

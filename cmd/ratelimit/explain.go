@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -29,6 +30,8 @@ type fileLimiter struct {
 	Limit     string            `yaml:"limit"`
 	Limits    []string          `yaml:"limits"`
 	Tiers     map[string]string `yaml:"tiers"`
+	Shares    string            `yaml:"shares"`
+	Reserved  int               `yaml:"reserved"`
 	InFlight  int               `yaml:"in_flight"`
 	Life      string            `yaml:"life"`
 	Instances int               `yaml:"instances"`
@@ -45,7 +48,44 @@ type fileLimiter struct {
 func readLimiters(text []byte) (map[string]fileLimiter, error) {
 	var f file
 	err := yaml.Unmarshal(text, &f)
+	for name, l := range f.Limiters {
+		if other, found := f.Limiters[l.Shares]; found {
+			l.Algorithm, l.Limit, l.Limits, l.Tiers = other.Algorithm, other.Limit, other.Limits, other.Tiers
+			f.Limiters[name] = l
+		}
+	}
 	return f.Limiters, err
+}
+
+// leaves returns the names of the limiters that can use what l reserves, sorted. name is the name of l.
+func (l *fileLimiter) leaves(name string, limiters map[string]fileLimiter) (to []string) {
+	for other, o := range limiters {
+		if cmp.Or(o.Shares, other) == cmp.Or(l.Shares, name) && o.Reserved < l.Reserved {
+			to = append(to, other)
+		}
+	}
+	slices.Sort(to)
+	return to
+}
+
+// reserves returns how many events l reserves of a limit.
+func (l *fileLimiter) reserves(limit ratelimit.Limit) int {
+	if limit == ratelimit.Unlimited() || limit.Rate == 0 {
+		return 0
+	}
+	return l.Reserved
+}
+
+// own returns what l admits of a limit, without the reserved events.
+func (l *fileLimiter) own(limit ratelimit.Limit) ratelimit.Limit {
+	switch reserved := l.reserves(limit); {
+	case reserved == 0:
+	case l.Algorithm == "token_bucket" || l.Algorithm == "leaky_bucket":
+		limit.Burst = atOnce(limit) - reserved
+	default:
+		limit.Rate -= reserved
+	}
+	return limit
 }
 
 // limits returns the limits that must all admit.
@@ -79,14 +119,14 @@ func explain(w io.Writer, text []byte) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(limiters)) {
 		l := limiters[name]
-		if err := l.explain(w, name); err != nil {
+		if err := l.explain(w, name, limiters); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *fileLimiter) explain(w io.Writer, name string) error {
+func (l *fileLimiter) explain(w io.Writer, name string, limiters map[string]fileLimiter) error {
 	fmt.Fprintf(w, "\n%s: %s\n", name, cmp.Or(l.Algorithm, "slots"))
 	all, err := l.limits()
 	if err != nil {
@@ -95,8 +135,8 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 	for i, limit := range all {
 		l.explainLimit(w, "", limit)
 		for j, other := range all {
-			if i != j && neverDenies(l.Algorithm, limit, other) {
-				fmt.Fprintf(w, "    never denies: %v has denied before\n", other)
+			if i != j && l.Reserved == 0 && neverDenies(l.Algorithm, limit, other) {
+				fmt.Fprintf(w, "    never denies, because %v always denies first\n", other)
 			}
 		}
 	}
@@ -107,26 +147,27 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 		}
 		l.explainLimit(w, "tier "+tier+": ", limit)
 		if limit == all[0] {
-			fmt.Fprintln(w, "    does nothing: it is the limit of those without a tier")
+			fmt.Fprintln(w, "    has no effect: it equals the limit of keys without a tier")
 		}
 	}
+	l.explainReserve(w, name, limiters)
 	parts := len(all)
 	if l.InFlight > 0 {
 		parts++
-		fmt.Fprintf(w, "  never more than %d at once; the slot of a process that has died is free after %s\n", l.InFlight, cmp.Or(l.Life, "1m"))
+		fmt.Fprintf(w, "  at most %d concurrent calls per key; the slot of a dead process is free after %s\n", l.InFlight, cmp.Or(l.Life, "1m"))
 	}
 	switch {
 	case l.Ban.Denials == "":
 	case l.deniesNothing():
-		fmt.Fprintln(w, "  its ban never begins: nothing is denied")
+		fmt.Fprintln(w, "  its ban never begins, because nothing is denied")
 	default:
 		denials, err := ratelimit.ParseLimit(l.Ban.Denials)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "  after %d denials in %s a key is banned for %s", denials.Rate, periodText(denials.Period), l.Ban.For)
+		fmt.Fprintf(w, "  after %d denials in %s, a key is banned for %s", denials.Rate, periodText(denials.Period), l.Ban.For)
 		if l.Ban.Most != "" {
-			fmt.Fprintf(w, ", each further time for twice as long, up to %s", l.Ban.Most)
+			fmt.Fprintf(w, ", and twice as long each further time, up to %s", l.Ban.Most)
 		}
 		fmt.Fprintln(w)
 	}
@@ -134,9 +175,20 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 	return explainSeries(w, name, parts)
 }
 
+// explainReserve prints with whom the limiter shares its counts, and what it leaves to others.
+func (l *fileLimiter) explainReserve(w io.Writer, name string, limiters map[string]fileLimiter) {
+	if l.Shares != "" {
+		fmt.Fprintf(w, "  shares its counts with %s\n", l.Shares)
+	}
+	if l.Reserved > 0 {
+		to := cmp.Or(strings.Join(l.leaves(name, limiters), ", "), "no limiter of this file: without another one of this name, nobody can use them")
+		fmt.Fprintf(w, "  leaves %d events of a key to %s\n", l.Reserved, to)
+	}
+}
+
 // explainFailure prints what is decided while the store fails.
 func (l *fileLimiter) explainFailure(w io.Writer) {
-	does := "each call gets an error, which httplimit answers by 503"
+	does := "each call gets an error, which httplimit answers with 503"
 	switch l.OnFailure {
 	case "open":
 		does = "it admits everything"
@@ -145,7 +197,7 @@ func (l *fileLimiter) explainFailure(w io.Writer) {
 	case "local":
 		does = "each instance admits its share"
 	}
-	fmt.Fprintf(w, "  while the store fails %s\n", does)
+	fmt.Fprintf(w, "  while the store fails, %s\n", does)
 }
 
 // explainSeries prints how many series promlimit exports for the counters that observe.Around
@@ -184,24 +236,25 @@ func (l *fileLimiter) explainLimit(w io.Writer, what string, limit ratelimit.Lim
 	fmt.Fprintf(w, "  %s%v\n", what, limit)
 	switch {
 	case limit == ratelimit.Unlimited():
-		fmt.Fprintln(w, "    admits everything, and asks no store")
+		fmt.Fprintln(w, "    admits everything, without asking the store")
 		return
 	case limit.Rate == 0:
-		fmt.Fprintln(w, "    denies everything, and asks no store")
+		fmt.Fprintln(w, "    denies everything, without asking the store")
 		return
 	}
+	own := l.own(limit)
 	in, forgets := "any "+periodText(limit.Period), "at most "+periodText(life(l.Algorithm, limit))+" after its last event"
 	if !plain(limit) {
 		in, forgets = "the shortest of its windows", "at the end of its window"
 	}
 	fmt.Fprintf(w, "    admits up to %d events at one instant, and %d in %s; a call for more than %d never\n",
-		atOnce(limit), most(l.Algorithm, limit, limit.Period), in, atOnce(limit))
+		atOnce(own), most(l.Algorithm, own, limit.Period), in, atOnce(own))
 	fmt.Fprintf(w, "    forgets a key %s\n", forgets)
 	l.explainLease(w, limit)
 	if l.OnFailure == "local" {
 		if share, err := limit.Share(l.Instances); err == nil {
-			fmt.Fprintf(w, "    while the store fails each of %d instances admits %v: all together up to %d at one instant\n",
-				l.Instances, share, l.Instances*atOnce(share))
+			fmt.Fprintf(w, "    while the store fails, each of %d instances admits %v, and all of them together up to %d at one instant\n",
+				l.Instances, share, l.Instances*max(1, atOnce(share)-(l.Reserved+l.Instances-1)/l.Instances))
 		}
 	}
 }
@@ -213,13 +266,13 @@ func (l *fileLimiter) explainLease(w io.Writer, limit ratelimit.Limit) {
 		return
 	}
 	if least := leastLife(l.Algorithm, limit); life < least {
-		fmt.Fprintf(w, "    is not leased: no event flows in %v, and the least life of a lease is %v\n", life, least)
+		fmt.Fprintf(w, "    is not leased: a lease TTL of %v is too short for an event, use at least %v\n", life, least)
 		return
 	}
-	fmt.Fprintf(w, "    a lease lives %v, where %v is the least: it pays for a key that a process is asked for %d times in a life\n",
+	fmt.Fprintf(w, "    a lease has a TTL of %v (at least %v): it saves calls if a process is asked for the key at least %d times per TTL\n",
 		life, leastLife(l.Algorithm, limit), leaseEvents)
 	if l.Algorithm == "token_bucket" {
-		fmt.Fprintf(w, "    with leases a call for more than %d is never admitted\n", leasedBurst(limit, life))
+		fmt.Fprintf(w, "    with leases, a call for more than %d is never admitted\n", leasedBurst(limit, life))
 	}
 }
 

@@ -78,11 +78,11 @@ type held struct {
 // key is the command key.
 func (p *program) key(ctx context.Context, args []string) error {
 	flags := p.newFlags("key", keyText)
-	address := flags.String("redis", "localhost:6379", "`URL` of the server, as ratelimit-serve takes it, or host:port; any node of a cluster")
+	address := flags.String("redis", "localhost:6379", "`URL` of the server, as for ratelimit-serve, or host:port; any node of a cluster")
 	file := flags.String("redis-file", "", "`file` with that URL, which may have a password")
 	prefix := flags.String("prefix", "rl", "the store's `prefix`: redisstore.WithPrefix")
-	only := flags.String("algorithm", "", "only limiters of this `algorithm`, as it is listed: ban lifts bans alone with -reset")
-	reset := flags.Bool("reset", false, "forget the key in all of the limiters, after they are listed")
+	only := flags.String("algorithm", "", "only limiters of this `algorithm`, as listed; with -reset, ban lifts only the bans")
+	reset := flags.Bool("reset", false, "reset the key in all listed limiters")
 	slot := ""
 	flags.Func("slot", "with -reset: free the slot of this `number` alone, as it is listed", func(number string) error {
 		slot = number
@@ -435,6 +435,6 @@ func forget(ctx context.Context, out io.Writer, client *redis.Client, all []held
 	if err := client.Unlink(ctx, keys...).Err(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "forgotten by %d limiters\n", len(keys))
+	_, err := fmt.Fprintf(out, "reset in %d limiters\n", len(keys))
 	return err
 }

@@ -129,7 +129,7 @@ func TestKeyListsTheLimitersThatHoldAKeyAndForgetsIt(t *testing.T) {
 
 			args = append([]string{"key", "-reset"}, args[1:]...)
 			got = command(t, nil, args...)
-			require.Equal(t, result{0, listed + "forgotten by 6 limiters\n", ""}, result{got.code, columns(got.stdout), got.stderr})
+			require.Equal(t, result{0, listed + "reset in 6 limiters\n", ""}, result{got.code, columns(got.stdout), got.stderr})
 			require.Equal(t, before-6, client.DBSize(t.Context()).Val())
 			got = command(t, nil, args...)
 			require.Equal(t, result{0, "no limiter holds " + printable(key) + "\nIs it the whole key, such as user:42 of httplimit.User or name:42 of a KeyFunc? Is -prefix the store's?\n", ""}, got)
@@ -166,7 +166,7 @@ func TestKeyListsBansAndLiftsThem(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, ratelimit.SourceBan, r.Source())
 		lifted := command(t, nil, append([]string{"key", "-reset"}, args[1:]...)...)
-		require.Contains(t, lifted.stdout, "\nforgotten by 1 limiters\n")
+		require.Contains(t, lifted.stdout, "\nreset in 1 limiters\n")
 		r, err = b.Allow(t.Context(), "user:42")
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
@@ -191,19 +191,19 @@ func TestKeyForgetsOneAlgorithmAlone(t *testing.T) {
 	}
 	const head = "limiter algorithm limit spent whole again in expires in\n"
 	require.Equal(t, head+"login fixed_window 1/d 1 # #\n", columns(key("-algorithm", "fixed_window").stdout))
-	require.Equal(t, head+"login ban 1/m 1 # #\nforgotten by 1 limiters\n", columns(key("-reset", "-algorithm", "ban").stdout))
+	require.Equal(t, head+"login ban 1/m 1 # #\nreset in 1 limiters\n", columns(key("-reset", "-algorithm", "ban").stdout))
 	require.Equal(t, head+"login fixed_window 1/d 1 # #\n", columns(key().stdout))
 	require.Contains(t, key("-reset", "-algorithm", "ban").stdout, "no limiter holds user:42\n")
 	require.Equal(t, result{2, "", ""}, result{key("-algorithm", "bans").code, key("-algorithm", "bans").stdout, ""})
 	require.Contains(t, key("-algorithm", "bans").stderr, `no algorithm "bans": want one of fixed_window, `)
 	_, err = b.Allow(t.Context(), "user:42")
 	require.NoError(t, err)
-	require.Contains(t, key("-reset", "-algorithm", "fixed_window").stdout, "\nforgotten by 1 limiters\n")
+	require.Contains(t, key("-reset", "-algorithm", "fixed_window").stdout, "\nreset in 1 limiters\n")
 	require.Equal(t, head+"login ban 1/m 1 # #\n", columns(key().stdout))
 }
 
 // slotLine matches the line that is printed for a slot.
-var slotLine = regexp.MustCompile(`(?m)^(.+): slot (\d+) is held by (.+) for (\d\S*s), and free in (\S+s) at the latest, unless it is renewed$`)
+var slotLine = regexp.MustCompile(`(?m)^(.+): slot (\d+) has been held by (.+) for (\d\S*s), and is free in (\S+s) unless it is renewed$`)
 
 func TestKeyListsSlotsAndFreesThem(t *testing.T) {
 	client := startRedis(t)
@@ -251,14 +251,14 @@ func TestKeyListsSlotsAndFreesThem(t *testing.T) {
 		require.Equal(t, []int{4, 7}, free())
 	}
 	require.Equal(t, 1, got.code, "it is free already")
-	require.Contains(t, got.stderr, "nobody holds a slot "+one[2]+" of the key")
+	require.Contains(t, got.stderr, "no slot "+one[2]+" of the key is held")
 	for _, wrong := range [][]string{{"-slot", one[2]}, {"-reset", "-slot", ""}, {"-reset", "-slot", "x"}} {
 		got = command(t, nil, append(append([]string{"key"}, wrong...), args...)...)
 		require.Equal(t, 2, got.code, wrong)
 	}
 	require.Equal(t, []int{4, 7}, free())
 	got = command(t, nil, append([]string{"key", "-reset"}, args...)...)
-	require.Contains(t, got.stdout, "\nforgotten by 2 limiters\n")
+	require.Contains(t, got.stdout, "\nreset in 2 limiters\n")
 	require.Equal(t, []int{5, 30}, free())
 	got = command(t, nil, append([]string{"key", "-reset", "-slot", one[2]}, args...)...)
 	require.Equal(t, 1, got.code, "there is no such key")
@@ -341,7 +341,7 @@ func TestKeyShowsWhatItCannotRead(t *testing.T) {
 	require.Contains(t, text, "\ncosts token_bucket 10/h 5 # #\n")
 	require.Contains(t, text, "\na token_bucket ?/s ? ? never\n")
 	require.Contains(t, text, "\nrl:2:token_bucket:1000000:=a:{=user:42}: the value is not a state\n")
-	require.Contains(t, text, "\nforgotten by 7 limiters\n")
+	require.Contains(t, text, "\nreset in 7 limiters\n")
 	require.EqualValues(t, 4, client.DBSize(t.Context()).Val())
 }
 
@@ -357,7 +357,7 @@ func TestKeyFindsTheNodeOfACluster(t *testing.T) {
 	for _, url := range []string{address, "redis://" + address, "redis+cluster://" + address} {
 		chargeAll(t, newStore(t, cluster, "rl"), "user:42")
 		got := command(t, nil, "key", "-redis", url, "-reset", "user:42")
-		require.Equal(t, listed+"forgotten by 6 limiters\n", columns(got.stdout), got.stderr)
+		require.Equal(t, listed+"reset in 6 limiters\n", columns(got.stdout), got.stderr)
 	}
 }
 

@@ -67,9 +67,9 @@ func (l *logs) nothing() error {
 	case l.timeless == 0:
 		return errors.New("no line could be read: is -format or -line right?")
 	case l.layout != "":
-		return fmt.Errorf("no line could be read: %d have the form, but not a time as in -layout", l.timeless)
+		return fmt.Errorf("no line could be read: %d have the right form, but their time does not match -layout", l.timeless)
 	}
-	return fmt.Errorf("no line could be read: %d have the form, but their time has no known form: set -layout", l.timeless)
+	return fmt.Errorf("no line could be read: %d have the right form, but their time is in an unknown form: set -layout", l.timeless)
 }
 
 func (l *logs) open(files []string) error {

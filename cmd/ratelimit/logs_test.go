@@ -116,16 +116,16 @@ func TestTheErrorIsThatOfTheLinesThatCameFarthest(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Equal(t, `ratelimit: standard input:1: it does not match -line: "started"
 ratelimit: standard input:21: no known form of time: "yesterday noon": "yesterday noon ann"
-ratelimit: no line could be read: 7 have the form, but their time has no known form: set -layout
+ratelimit: no line could be read: 7 have the right form, but their time is in an unknown form: set -layout
 `, got.stderr)
 	require.Contains(t, got.stdout, "27 lines that could not be read")
 
 	got = replayed(t, strings.NewReader(log), "-line", form, "-layout", time.DateOnly)
 	require.Contains(t, got.stderr, `21: the time is not as in -layout: "yesterday noon"`)
-	require.Contains(t, got.stderr, "7 have the form, but not a time as in -layout\n")
+	require.Contains(t, got.stderr, "7 have the right form, but their time does not match -layout\n")
 
 	got = replayed(t, strings.NewReader(strings.Repeat(`{"ip":"192.0.2.1","time":"noon"}`+"\n", 2)), "-format", "json")
-	require.Contains(t, got.stderr, "2 have the form, but their time has no known form")
+	require.Contains(t, got.stderr, "2 have the right form, but their time is in an unknown form")
 
 	got = replayed(t, strings.NewReader(log+"2015-05-17 10 ann\n"), "-line", `^(?P<time>\S+ \w+) (?P<key>\w+)$`, "-layout", "2006-01-02 15")
 	require.Zero(t, got.code, "one could be read")

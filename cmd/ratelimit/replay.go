@@ -35,7 +35,8 @@ type replay struct {
 	svg       string
 	config    string
 
-	name   string    // of the limiter in -config
+	name   string // of the limiter in -config
+	file   fileLimiter
 	others []*replay // the limiters of -config; they decide instead of this one
 
 	now     time.Time // of the current request
@@ -88,8 +89,8 @@ library decides on each request, at the log's own time. Lines may be out of orde
 files may be given in any order.
 
 With -config each limiter of a configuration file decides on all requests by itself, as if
-nobody had a tier. What spares calls of the store, what happens while it fails, bans and slots
-(in_flight) do not count.
+nobody had a tier, and nobody else shared its counts. What spares calls of the store, what
+happens while it fails, bans and slots (in_flight) do not count.
 
 Memory is bounded, to about 1 GB for each limiter. At most 1,048,576 keys have a row of their own; further ones
 are decided on, and counted together. 4,194,304 keys are kept by the limiters, those with the
@@ -141,7 +142,7 @@ func (r *replay) flags(flags *flag.FlagSet) {
 	r.form.flags(flags)
 	flags.StringVar(&r.out, "out", "text", "`form` of the report: text, json or csv")
 	flags.StringVar(&r.svg, "svg", "", "draw what was offered and denied over time into this `file`, *.svg")
-	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most, -1 for all")
+	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most; -1 for all")
 }
 
 // prepare creates the limiter, whose time is the time of the requests.
@@ -182,7 +183,7 @@ func (r *replay) prepareConfig() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(limiters)) {
 		l := limiters[name]
-		one := &replay{name: name, algorithm: l.Algorithm, top: r.top, out: r.out, keys: make(map[string]*tally), maxKeys: r.maxKeys}
+		one := &replay{name: name, file: l, algorithm: l.Algorithm, top: r.top, out: r.out, keys: make(map[string]*tally), maxKeys: r.maxKeys}
 		if one.limits, err = l.limits(); err != nil {
 			return err
 		}
@@ -206,7 +207,7 @@ func (r *replay) prepareLimiter() (err error) {
 	}
 	parts := make([]ratelimit.Limiter, len(r.limits))
 	for i, l := range r.limits {
-		if parts[i], err = ratelimit.New(r.algorithm, r.store, l, ratelimit.WithName(l.String())); err != nil {
+		if parts[i], err = ratelimit.New(r.algorithm, r.store, l, ratelimit.WithName(l.String()), ratelimit.WithReserved(r.file.reserves(l))); err != nil {
 			return err
 		}
 	}

@@ -36,7 +36,11 @@ func (r *replay) printText(w io.Writer, keys int, top []string) {
 	if r.name != "" {
 		fmt.Fprintf(w, "%s: ", r.name)
 	}
-	fmt.Fprintf(w, "%s, %v\n", r.algorithm, &r.limits)
+	fmt.Fprintf(w, "%s, %v", r.algorithm, &r.limits)
+	if r.file.Reserved > 0 {
+		fmt.Fprintf(w, ", %d reserved", r.file.Reserved)
+	}
+	fmt.Fprintln(w)
 	r.summary(w, len(r.keys), r.uncounted > 0)
 	fmt.Fprintf(w, "%9d denied (%.2f %%), of %s\n", r.denied, percent(r.denied, r.Requests), r.several(keys))
 	for i, n := range r.byLimit {
@@ -52,7 +56,7 @@ func (r *replay) printText(w io.Writer, keys int, top []string) {
 		fmt.Fprintf(w, "%9d requests beyond the first %s, without a row\n", r.uncounted, r.several(r.maxKeys))
 	}
 	if n := r.store.Evicted(); n > 0 {
-		fmt.Fprintf(w, "%9d times a %s was forgotten early: more than %d in the store\n", n, r.noun(), maxStored)
+		fmt.Fprintf(w, "%9d times a %s was forgotten early, because there were more than %d in the store\n", n, r.noun(), maxStored)
 	}
 	r.printTop(w, top)
 }

@@ -68,6 +68,8 @@ func TestTheSchemaTakesTheFilesThatAreGood(t *testing.T) {
 		"off":       "algorithm: token_bucket, limits: [1/s, 9/m], store: {deny_cache: false}",
 		"slots":     "in_flight: 8, life: 30s, on_failure: local, instances: 4",
 		"and rates": "algorithm: fixed_window, limits: [1/s, 9/m], in_flight: 8",
+		"shared":    "algorithm: token_bucket, limit: 9/s}, b: {shares: a, reserved: 5, on_failure: open, store: {deny_cache: true}",
+		"reserved":  "algorithm: fixed_window, limits: [6/s, 9/m], reserved: 5",
 		"lease off": "algorithm: fixed_window, limit: 100000/s, store: {lease: 50ms, coalescing: false}",
 	} {
 		good[name] = "limiters: {a: {" + fields + "}}"
@@ -121,6 +123,13 @@ func TestTheSchemaRefusesWhatParseRefuses(t *testing.T) {
 		"tiers of slots":         "in_flight: 5, tiers: {a: 1/s}",
 		"slots and a store":      "in_flight: 5, store: {deny_cache: true}",
 		"slots and a ban":        "in_flight: 5, ban: {denials: 3/1m, for: 1m}",
+		"reserved slots":         "in_flight: 5, reserved: 2",
+		"nothing reserved":       "algorithm: fixed_window, limit: 9/s, reserved: 0",
+		"a lease of a reserve":   "algorithm: fixed_window, limit: 9/s, reserved: 1, store: {lease: 50ms}",
+		"a reserve coalesced":    "algorithm: fixed_window, limit: 9/s, reserved: 1, store: {coalescing: true}",
+		"shares and a limit":     "shares: b, limit: 9/s}, b: {algorithm: fixed_window, limit: 9/s",
+		"shares and tiers":       "shares: b, tiers: {a: 9/s}}, b: {algorithm: fixed_window, limit: 9/s",
+		"shares and slots":       "shares: b, in_flight: 9}, b: {algorithm: fixed_window, limit: 9/s",
 		"a cache of several":     "algorithm: fixed_window, limits: [1/s], store: {deny_cache: true}",
 	} {
 		bad[name] = "limiters: {a: {" + fields + "}}"

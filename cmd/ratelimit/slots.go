@@ -70,7 +70,7 @@ func freeSlot(ctx context.Context, out io.Writer, client *redis.Client, all []he
 		}
 	}
 	if !free {
-		return fmt.Errorf("nobody holds a slot %s of the key", number)
+		return fmt.Errorf("no slot %s of the key is held", number)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func printSlots(out io.Writer, h held) {
 			fmt.Fprintf(out, "%s: and %d more\n", printable(h.title()), len(h.slots)-i)
 			return
 		}
-		fmt.Fprintf(out, "%s: slot %s is held by %s for %v, and free in %v at the latest, unless it is renewed\n",
+		fmt.Fprintf(out, "%s: slot %s has been held by %s for %v, and is free in %v unless it is renewed\n",
 			printable(h.title()), one.number, printable(cmp.Or(one.holder, "?")), one.since.Round(time.Millisecond), one.left.Round(time.Millisecond))
 	}
 }

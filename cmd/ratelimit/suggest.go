@@ -119,14 +119,14 @@ func (p *program) suggest(_ context.Context, args []string) error {
 }
 
 func (s *suggest) flags(flags *flag.FlagSet) {
-	flags.Float64Var(&s.quantile, "quantile", 0.99, "the `share` of the clients that are denied nothing, above 0 to 1")
-	flags.Var(&s.periods, "periods", "periods of the limits, with `commas`")
+	flags.Float64Var(&s.quantile, "quantile", 0.99, "the `share` of the clients that are never denied, above 0 and up to 1")
+	flags.Var(&s.periods, "periods", "periods of the limits, separated by `commas`")
 	s.form.flags(flags)
 }
 
 func (s *suggest) prepare() error {
 	if !(s.quantile > 0 && s.quantile <= 1) {
-		return fmt.Errorf("-quantile %v is not above 0 and at most 1", s.quantile)
+		return fmt.Errorf("-quantile %v, want more than 0 and at most 1", s.quantile)
 	}
 	for _, p := range s.periods {
 		s.windows = append(s.windows, &window{period: p})
@@ -196,7 +196,7 @@ func (s *suggest) print(w io.Writer) {
 		fmt.Fprintf(w, "%9d requests beyond the first %s, left out\n", s.uncounted, s.several(s.maxKeys))
 	}
 	for _, p := range s.tooMany {
-		fmt.Fprintf(w, "period %s was given up: %d requests were in it\n", periodText(p), s.maxEvents)
+		fmt.Fprintf(w, "period %s was given up, because it had %d requests\n", periodText(p), s.maxEvents)
 	}
 	if len(s.keys) == 0 || len(s.windows) == 0 {
 		return
@@ -222,10 +222,10 @@ func (s *suggest) warnOfFew(w io.Writer) {
 	if s.quantile == 1 || rank(n, s.quantile) < n {
 		return
 	}
-	fmt.Fprintf(w, "\nToo few for %v %%: %s. So these limits are the busiest %s's own requests, whether good or bad.\n",
+	fmt.Fprintf(w, "\nToo few for %v %%: %s. The limits are therefore those of the busiest %s, whether its requests are good or bad.\n",
 		100*s.quantile, s.several(n), s.noun())
 	if n > 1 {
-		fmt.Fprintf(w, "Read more of the log, or leave the busiest out: -quantile %v.\n", math.Floor(100*float64(n-1)/float64(n))/100)
+		fmt.Fprintf(w, "Read more of the log, or leave out the busiest: -quantile %v.\n", math.Floor(100*float64(n-1)/float64(n))/100)
 	}
 }
 

@@ -118,7 +118,7 @@ func TestAPeriodWithTooManyEventsIsGivenUp(t *testing.T) {
 	s := newSuggest(strings.NewReader(longLog(3000)))
 	s.maxEvents = 300 // of 5 a second
 	got := s.report(t)
-	require.Contains(t, got, "period 1m was given up: 300 requests were in it\n")
+	require.Contains(t, got, "period 1m was given up, because it had 300 requests\n")
 	require.NotContains(t, got, "/m ")
 	_, second, _ := strings.Cut(whole, "\n      1s ")
 	second, _, _ = strings.Cut(second, "\n")
@@ -130,7 +130,7 @@ func TestAPeriodWithTooManyEventsIsGivenUp(t *testing.T) {
 
 	s = newSuggest(strings.NewReader(longLog(3000)))
 	s.maxEvents = 2
-	require.Contains(t, s.report(t), "period 1s was given up: 2 requests were in it\n")
+	require.Contains(t, s.report(t), "period 1s was given up, because it had 2 requests\n")
 	require.LessOrEqual(t, cap(s.events), 16)
 }
 

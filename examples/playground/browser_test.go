@@ -142,6 +142,12 @@ func (p *tab) choose(traffic string) {
 	eval[bool](p, `traffic.value = "`+traffic+`", traffic.dispatchEvent(new Event("input", {bubbles: true}))`)
 }
 
+// reserve moves the slider.
+func (p *tab) reserve(percent int) {
+	p.t.Helper()
+	eval[bool](p, fmt.Sprintf(`reserve.value = %d, reserve.dispatchEvent(new Event("input", {bubbles: true}))`, percent))
+}
+
 // counts returns what the page shows of each algorithm.
 func (p *tab) counts() []string {
 	p.t.Helper()
@@ -186,6 +192,7 @@ func TestBrowser(t *testing.T) {
 		"too many steps can be cleared":               testTooManySteps,
 		"one request of one client":                   testOneRequest,
 		"a calendar":                                  testCalendar,
+		"a slider reserves for important requests":    testReserve,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, b) })
 	}
@@ -213,6 +220,7 @@ func testWidths(t *testing.T, b *browser) {
 			func() {},
 			func() { p.enter("limit", strings.Repeat("1234567890", 12)) },
 			func() { p.enter("limit", "60/m burst 90") },
+			func() { p.reserve(90) },
 			func() { p.choose("log"); p.enter("log", strings.Repeat(accessLog, 3)) },
 		} {
 			change()
@@ -227,13 +235,13 @@ func testWidths(t *testing.T, b *browser) {
 func testKeyboard(t *testing.T, b *browser) {
 	p := b.open(t, 768, "light", "traffic=none")
 	var reached []string
-	for range 8 {
+	for range 9 {
 		p.do(chromedp.KeyEvent(kb.Tab))
 		name := eval[string](p, `document.activeElement.labels?.[0]?.textContent ?? document.activeElement.textContent`)
 		reached = append(reached, name)
 		require.Equal(t, "solid", eval[string](p, `getComputedStyle(document.activeElement).outlineStyle`), name)
 	}
-	require.Equal(t, []string{"ratelimit", "which algorithm?", "Limit", "Traffic", "Cost of a request", "Send one", "Send ten", "Wait 100 ms"}, reached)
+	require.Equal(t, []string{"ratelimit", "which algorithm?", "Limit", "Traffic", "Cost of a request", "Reserve", "Send one", "Send ten", "Wait 100 ms"}, reached)
 
 	require.Equal(t, "polite status", eval[string](p, `answer.ariaLive + " " + answer.role`))
 	require.Empty(t, eval[string](p, `answer.textContent`))
@@ -270,7 +278,7 @@ func testSchemes(t *testing.T, b *browser) {
 		for _, ratio := range eval[[]float64](p, fmt.Sprintf(contrast, `[["text", "ground"], ["text", "panel"], ["soft", "ground"], ["soft", "panel"], ["error", "panel"]]`)) {
 			require.GreaterOrEqual(t, ratio, 4.5, scheme)
 		}
-		for _, ratio := range eval[[]float64](p, fmt.Sprintf(contrast, `[["within", "ground"], ["beyond", "ground"], ["denied", "ground"], ["field", "ground"], ["focus", "ground"]]`)) {
+		for _, ratio := range eval[[]float64](p, fmt.Sprintf(contrast, `[["within", "ground"], ["important", "ground"], ["beyond", "ground"], ["denied", "ground"], ["field", "ground"], ["focus", "ground"]]`)) {
 			require.GreaterOrEqual(t, ratio, 3.0, scheme)
 		}
 	}
@@ -283,7 +291,7 @@ func colours(p *tab, algorithm string) string {
 		const canvas = document.querySelector("#`+algorithm+` canvas"), { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
 		const found = new Set();
 		for (let i = 0; i < data.length; i += 4) found.add("#" + [...data.slice(i, i + 3)].map((v) => v.toString(16).padStart(2, "0")).join(""));
-		return ["within", "beyond", "denied", "field"].filter((name) => found.has(getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())).join(" ");
+		return ["within", "important", "beyond", "denied", "field"].filter((name) => found.has(getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())).join(" ");
 	})()`)
 }
 
@@ -399,6 +407,39 @@ func testCalendar(t *testing.T, b *browser) {
 	require.Equal(t, native(t, in), p.counts())
 	require.Equal(t, "No chart: only a FixedWindow counts by a calendar.",
 		eval[string](p, `document.querySelector("#sliding_log .said").textContent`))
+}
+
+func testReserve(t *testing.T, b *browser) {
+	p := b.open(t, 768, "light", "limit=20/s&traffic=steady&cost=1")
+	require.Equal(t, "for important requests: nothing", eval[string](p, `reserved.textContent`))
+	require.Equal(t, "within denied", colours(p, "sliding_log"))
+	legend := `getComputedStyle(document.querySelector(".legend .classes")).display`
+	require.Equal(t, "none", eval[string](p, legend))
+	before := p.counts()
+	p.reserve(30)
+	eval[bool](p, `ten.click() ?? true`)
+	in := simulation.Input{Limit: "20/s", Cost: 1, Reserve: 30, Traffic: "steady", Steps: "10"}
+	require.Equal(t, native(t, in), p.counts())
+	require.Equal(t, "for important requests: 6 (30%)", eval[string](p, `reserved.textContent`))
+	require.Equal(t, "flex", eval[string](p, legend))
+	require.Equal(t, "within important denied", colours(p, "sliding_log"))
+	out, err := simulation.Run(in)
+	require.NoError(t, err)
+	for _, o := range out.Outcomes {
+		important := o.Important + o.ImportantRefused
+		require.Equal(t, fmt.Sprintf("Allowed: %d of %d important, %d of %d others.", o.Important, important, o.Within+o.Beyond-o.Important, out.Requests-important),
+			eval[string](p, `document.querySelector("#`+o.Algorithm+` .classes").textContent`))
+	}
+	_, link, _ := strings.Cut(eval[string](p, `location.href`), "#")
+	require.Equal(t, p.counts(), b.open(t, 768, "light", link).counts())
+
+	p.choose("log")
+	p.enter("log", accessLog)
+	require.Equal(t, "none", eval[string](p, legend), "nobody in a log is important")
+	eval[bool](p, `document.getElementById("clear").click() ?? true`)
+	p.choose("steady")
+	p.reserve(0)
+	require.Equal(t, before, p.counts())
 }
 
 func testResize(t *testing.T, b *browser) {

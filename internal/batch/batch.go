@@ -1,4 +1,4 @@
-// Package batch asks a store once for many calls for the same keys.
+// Package batch combines many calls for the same keys into one call to a store.
 package batch
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Claim is a call that waits for N events of each key: all of them or none.
+// Claim is a call that waits for N events of each key, all of them or none.
 type Claim struct {
 	*pending.Call[Verdict]
 	N []int64
@@ -29,7 +29,8 @@ func NewClaim(keys int, n func(i int) int64) Claim {
 	return c
 }
 
-// Add adds c to those who wait. Before they need more room, those go who have left: a call may hang.
+// Add appends c to waiting. Before waiting grows, claims whose callers have left are removed,
+// because a call may hang.
 func Add(waiting []Claim, c Claim) []Claim {
 	if len(waiting) == cap(waiting) {
 		waiting = slices.DeleteFunc(waiting, hasLeft)
@@ -38,7 +39,8 @@ func Add(waiting []Claim, c Claim) []Claim {
 	return append(waiting, c)
 }
 
-// Next returns those of left, and then of waiting, whom the store is asked for next, and the others.
+// Next returns which claims of left, and then of waiting, the store is asked for next, and the
+// rest.
 func Next(left, waiting []Claim) (next, others []Claim) {
 	if len(left) > 0 {
 		waiting = append(left, waiting...)
@@ -50,54 +52,55 @@ func Next(left, waiting []Claim) (next, others []Claim) {
 
 func hasLeft(c Claim) bool { return c.Done() }
 
-// Verdict is the answer to a Claim: whether it is admitted, and the reply of each key.
+// Verdict is the answer to a Claim: whether it is admitted, and the reply for each key.
 type Verdict struct {
 	OK      bool
 	Replies []store.Reply
 }
 
-// MostEvents is the most events of a key that a Claim may be for. So many claims at once and the events of a lease
-// are a number that a store can be asked for.
+// MostEvents is the largest number of events of a key for one Claim. mostClaims such claims, plus
+// the events of a lease, are a number that a store accepts.
 const (
 	MostEvents = 1 << 16
 	mostClaims = 1 << 13
 )
 
-// Part is what a Batch asks of one key, and what it has of it.
+// Part is what a Batch asks of one key, and what it got.
 type Part struct {
 	Sum  int64 // events of the claims
-	Want int64 // events to ask for: Sum, those of a lease, and what is Owed
-	Owed int64 // events that have happened, and are charged in any case
+	Want int64 // events to ask for: Sum, those of a lease, and Owed
+	Owed int64 // events that have already happened and are charged in any case
 
 	Granted int64       // events that were charged
-	Reply   store.Reply // that of the call that charged them
-	Room    int64       // events that the store has left: then, or by its last denial
-	Short   bool        // there was no room for all that was wanted
-	Forced  int64       // events of those Owed that were charged beyond the limit
+	Reply   store.Reply // of the call that charged them
+	Room    int64       // events left at the store after that call, or at its last denial
+	Short   bool        // whether there was not enough room for all that was wanted
+	Forced  int64       // events of Owed that were charged beyond the limit
 }
 
-// Batch is one call of a store for all claims, or a few calls if there is not enough for all of them.
+// Batch is one call to a store for all claims, or a few calls if there is not enough room for all
+// of them.
 type Batch struct {
-	Requests []store.Request // of each claim but for N, under the limits that the store is asked
+	Requests []store.Request // for each claim, except for N; with the limits that the store is asked for
 	Claims   []Claim         // in order of arrival
-	Parts    []Part          // of the requests
+	Parts    []Part          // one for each request
 	Patience *pending.Patience
 
-	Fit      int           // so many of the claims are admitted, from the first on
-	NextN    []int64       // the events of the first claim that is not, or one of each key if there is none
-	Next     []store.Reply // to NextN, which are not charged; nil if it is not known
+	Fit      int           // how many of the claims are admitted, from the first on
+	NextN    []int64       // the events of the first claim that is not admitted, or one of each key if all are
+	Next     []store.Reply // the replies for NextN, which is not charged; nil if they are not known
 	Asked    int           // calls for events that the store has answered
-	Lost     bool          // what it was asked for may be charged
+	Lost     bool          // whether what it was asked for may have been charged
 	Err      error
-	Panicked any // of the store
+	Panicked any // what the store panicked with
 
-	alone struct { // Requests and Parts of one key
+	alone struct { // Requests and Parts for a single key
 		requests [1]store.Request
 		parts    [1]Part
 	}
 }
 
-// Make readies b for claims to so many keys, of which the caller sets the Requests.
+// Make prepares b for claims on so many keys. The caller sets the Requests.
 func (b *Batch) Make(keys int, claims []Claim, p *pending.Patience) {
 	b.Claims, b.Patience = claims, p
 	if b.Requests, b.Parts = b.alone.requests[:], b.alone.parts[:]; keys > 1 {
@@ -109,7 +112,7 @@ func (b *Batch) Make(keys int, claims []Claim, p *pending.Patience) {
 	}
 }
 
-// Events is how many events of key i the first n claims are for.
+// Events returns how many events of key i the first n claims need.
 func (b *Batch) Events(i, n int) (sum int64) {
 	for _, c := range b.Claims[:n] {
 		sum += c.N[i]
@@ -117,19 +120,20 @@ func (b *Batch) Events(i, n int) (sum int64) {
 	return sum
 }
 
-// UpTo reports whether each claim is for one event of one key. The store is then asked for as many as fit.
+// UpTo reports whether each claim is for one event of one key. The store is then asked for as many
+// as fit.
 func (b *Batch) UpTo() bool { return len(b.Parts) == 1 && b.Parts[0].Sum == int64(len(b.Claims)) }
 
-// IsOf reports whether c is all that the store is asked for.
+// IsOf reports whether the store is asked for c and nothing else.
 func (b *Batch) IsOf(c Claim) bool {
 	return len(b.Claims) == 1 && b.Claims[0].Call == c.Call &&
 		!slices.ContainsFunc(b.Parts, func(p Part) bool { return p.Want > p.Sum })
 }
 
-// errExit is the error of all claims if a store ends the goroutine that asks it, as a test that fails does.
-var errExit = fmt.Errorf("%w: the store has ended its goroutine, the outcome is unknown", store.ErrTimeout)
+// errExit is the error of all claims if a store ends its goroutine, as a failing test does.
+var errExit = fmt.Errorf("%w: the store called runtime.Goexit, so the outcome is unknown", store.ErrTimeout)
 
-// Ask asks s. A panic of it is kept for the goroutines of the callers, which may expect it.
+// Ask asks s. A panic is kept and raised on the goroutines of the callers, which may expect it.
 func (b *Batch) Ask(ctx context.Context, s store.Store) {
 	ended := false
 	defer func() {
@@ -150,9 +154,9 @@ func (b *Batch) Ask(ctx context.Context, s store.Store) {
 	ended = true
 }
 
-var one = []int64{1} // of most claims
+var one = []int64{1} // for most claims
 
-// askUpTo asks for as many events of one key as there are, and charges what is owed in any case.
+// askUpTo asks for as many events of one key as fit, and charges what is owed in any case.
 func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
 	q, p := b.Requests[0], &b.Parts[0]
 	r, err := store.TakeUpTo(ctx, s, q.Namespace, q.Key, q.Limit, p.Want)
@@ -181,14 +185,14 @@ func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
 	return nil
 }
 
-// charged notes that r has charged n events of key i.
+// charged records that r has charged n events of key i.
 func (b *Batch) charged(i int, r store.Reply, n int64) {
 	q, p := &b.Requests[i], &b.Parts[i]
 	p.Granted, p.Reply, p.Room = n, r, r.Report(q.Namespace.Rule, q.Limit, n, n).Remaining
 }
 
-// askAll asks for all that the parts want. If that is too much, it asks for as many claims as there is room
-// for, and for nothing else. It asks for fewer while others take that room meanwhile.
+// askAll asks for everything the parts want. If that is too much, it asks only for as many claims
+// as there is room for, and for fewer while other callers take that room.
 func (b *Batch) askAll(ctx context.Context, s store.Store) error {
 	replies, exact := make([]store.Reply, len(b.Parts)), false
 	for n := len(b.Claims); n > 0; n = b.fitting(replies, n) {
@@ -218,15 +222,15 @@ func (b *Batch) askAll(ctx context.Context, s store.Store) error {
 		b.NextN, b.Next = b.Claims[0].N, replies
 	case b.Fit < len(b.Claims):
 		b.foresee(b.Claims[b.Fit].N, true)
-	case slices.ContainsFunc(b.Parts, emptied): // a look is worth it if a lease has taken the last events
+	case slices.ContainsFunc(b.Parts, emptied): // worth a look if a lease has taken the last events
 		look := slices.ContainsFunc(b.Parts, func(p Part) bool { return emptied(p) && p.Want > p.Sum })
 		b.foresee(slices.Repeat([]int64{1}, len(b.Parts)), look)
 	}
 	return nil
 }
 
-// fitting is how many of the first n claims, which replies deny, there is room for: n if it was the leases for
-// which there was none.
+// fitting returns how many of the first n claims, which replies deny, there is room for. It returns
+// n if only the leases did not fit.
 func (b *Batch) fitting(replies []store.Reply, n int) int {
 	leased := slices.ContainsFunc(b.Parts, func(p Part) bool { return p.Want > p.Sum })
 	room := make([]int64, len(replies))
@@ -248,11 +252,11 @@ func (b *Batch) fitting(replies []store.Reply, n int) int {
 	if leased {
 		return n
 	}
-	return 0 // the store denies what it says there is room for
+	return 0 // the store denies although it reports enough room
 }
 
-// foresee finds Next for n from the replies to what was charged. If these do not tell, it is left to a look, if
-// that is wanted.
+// foresee computes Next for n from the replies to what was charged. If these do not contain enough,
+// and look is true, it is left to look.
 func (b *Batch) foresee(n []int64, look bool) {
 	if b.NextN = n; !look {
 		b.NextN = nil
@@ -266,7 +270,7 @@ func (b *Batch) foresee(n []int64, look bool) {
 		reset := p.Reply.Report(q.Namespace.Rule, q.Limit, p.Granted, p.Granted).Reset
 		next[i] = p.Reply.After(q.Namespace.Rule, p.Granted)
 		next[i].Outcome = store.AdmittedIf(p.Room >= n[i])
-		if q.Namespace.Rule.Name == fixedWindow { // it may have begun with these events
+		if q.Namespace.Rule.Name == fixedWindow { // the window may have begun with these events
 			next[i].Z = reset
 		}
 	}
@@ -275,8 +279,8 @@ func (b *Batch) foresee(n []int64, look bool) {
 
 const fixedWindow = "fixed_window"
 
-// tells reports whether the reply to what was charged says what comes next. That of a log does not say when its
-// events leave, nor does that of a sliding window of another Period.
+// tells reports whether the reply to what was charged shows what comes next. A log's reply does not
+// show when its events leave, nor does that of a sliding window with another Period.
 func (p *Part) tells(rule *store.Rule) bool {
 	switch rule.Name {
 	case fixedWindow, "sliding_window", "token_bucket", "leaky_bucket":
@@ -285,7 +289,7 @@ func (p *Part) tells(rule *store.Rule) bool {
 	return false
 }
 
-// look asks what NextN would be told.
+// look asks for the reply to NextN without charging it.
 func (b *Batch) look(ctx context.Context, s store.Store) error {
 	requests, replies := slices.Clone(b.Requests), make([]store.Reply, len(b.Parts))
 	for i := range requests {
@@ -299,7 +303,8 @@ func (b *Batch) look(ctx context.Context, s store.Store) error {
 	return nil
 }
 
-// deny makes Next a denial if one is due. Room may have come since the store has denied: then it is soon.
+// deny turns Next into a denial if one is due. If room has appeared since the store denied, the
+// denial is a short one.
 func (b *Batch) deny() {
 	short := func(p Part) bool { return p.Short }
 	known := slices.ContainsFunc(b.Parts, short)
@@ -315,9 +320,9 @@ func (b *Batch) deny() {
 	}
 }
 
-// Answer answers the claims, and returns those that are for other numbers of events than the one that was
-// denied: the store is to be asked again for them. It calls admitted for each claim that is admitted, to
-// set its replies, and left for each of those whose caller has left.
+// Answer answers the claims. It returns those for a different number of events than the one that
+// was denied, because the store must be asked again for them. It calls admitted for each claim that
+// is admitted, to set its replies, and left for each of these whose caller has left.
 func (b *Batch) Answer(admitted, left func(c Claim, replies []store.Reply)) (again []Claim) {
 	all := make([]store.Reply, b.Fit*len(b.Parts))
 	for _, c := range b.Claims[:b.Fit] {

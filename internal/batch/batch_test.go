@@ -42,7 +42,7 @@ func requestsOf(t *testing.T, s store.Store, algorithms []string, limits []ratel
 	return requests
 }
 
-// What the store is foreseen to say to the next claim is what it says.
+// The reply that is foreseen for the next claim is the one that the store gives.
 func TestTheNextClaimIsToldWhatTheStoreSays(t *testing.T) {
 	algorithms := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
 	random := rand.New(rand.NewPCG(5, 1))
@@ -161,7 +161,8 @@ func (s busy) Decide(ctx context.Context, requests []store.Request, replies []st
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-// Whatever others do between the calls, who is admitted is charged, and who is not is told so.
+// Whatever others do between the calls, claims that are admitted are charged, and the others are
+// denied.
 func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 	algorithms := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
 	random := rand.New(rand.NewPCG(7, 1))

@@ -18,9 +18,9 @@ import (
 // MaxRefill is the longest time in which a bucket refills, in µs.
 const MaxRefill = 100 * 365 * 24 * 3600 * 1e6
 
-// Overdrawn is added to the Whole of a level that was charged beyond the capacity, so that it is
-// not clamped to the capacity. The level itself is below Overdrawn.
-const Overdrawn = 1 << 31
+// Debt is added to the Whole of a level that was charged beyond the capacity, so that it is
+// not clamped to the capacity. The level itself is below Debt.
+const Debt = 1 << 31
 
 // Level returns the level of s at now under l. at is now, but never before s.At.
 func Level(s store.State, l store.Limit, now int64) (at, whole, part int64) {
@@ -32,7 +32,7 @@ func Level(s store.State, l store.Limit, now int64) (at, whole, part int64) {
 		whole, part = convert(s, l)
 	}
 	now = max(now, s.At)
-	w, p := Flow(now-s.At, l.Rate, l.Period)
+	w, p := Drained(now-s.At, l.Rate, l.Period)
 	whole, part = Subtract(whole, part, w, p, l.Period)
 	return now, whole, part
 }
@@ -42,10 +42,10 @@ func Level(s store.State, l store.Limit, now int64) (at, whole, part int64) {
 func convert(s store.State, l store.Limit) (whole, part int64) {
 	most := int64(math.MaxInt64)
 	if s.Whole >= l.Burst {
-		if s.Whole < Overdrawn {
+		if s.Whole < Debt {
 			return l.Burst, 0
 		}
-		s.Whole -= Overdrawn
+		s.Whole -= Debt
 		most = Most(l) // no more than the current limit drains in 100 years
 	}
 	if s.Period != l.Period && s.Part > 0 {
@@ -54,8 +54,8 @@ func convert(s store.State, l store.Limit) (whole, part int64) {
 	return min(s.Whole, most), s.Part
 }
 
-// Flow returns how many events drain in dt µs, as whole + part/period.
-func Flow(dt, rate, period int64) (whole, part int64) { return exact.MulDiv(dt, rate, period) }
+// Drained returns how many events drain in dt µs, as whole + part/period.
+func Drained(dt, rate, period int64) (whole, part int64) { return exact.MulDiv(dt, rate, period) }
 
 // Subtract returns (whole + part/period) - (w + p/period), but at least 0.
 func Subtract(whole, part, w, p, period int64) (int64, int64) {
@@ -80,7 +80,7 @@ func DrainsWithin(l store.Limit, limit int64) bool {
 }
 
 // TTL returns how long the level of s takes to drain.
-func TTL(s store.State, l store.Limit) int64 { return DrainTime(s.Whole&^Overdrawn, s.Part, l) }
+func TTL(s store.State, l store.Limit) int64 { return DrainTime(s.Whole&^Debt, s.Part, l) }
 
 // Used returns what is left of the level, which falls evenly from s.At to end.
 func Used(s store.State, end, now int64) int64 {
@@ -88,19 +88,19 @@ func Used(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
 	}
-	left, _ := exact.MulDiv(s.Whole&^Overdrawn+1, end-now, end-s.At)
+	left, _ := exact.MulDiv(s.Whole&^Debt+1, end-now, end-s.At)
 	return left
 }
 
 // Charged returns the level after the charge of c, as a state: the events that drain from then
 // until c.Due. over means that the level was beyond the capacity.
 func Charged(c store.Receipt, over bool) store.State {
-	whole, part := Flow(c.Due-c.At, c.Rate, c.Period)
+	whole, part := Drained(c.Due-c.At, c.Rate, c.Period)
 	if whole > math.MaxInt32 { // c.Due is rounded up, and no level is above this
 		whole, part = math.MaxInt32, c.Period-1
 	}
 	if over {
-		whole |= Overdrawn
+		whole |= Debt
 	}
 	return store.State{At: c.At, Period: c.Period, Whole: whole, Part: part}
 }
@@ -111,7 +111,7 @@ func Charged(c store.Receipt, over bool) store.State {
 // may have been refunded.
 func leftOf(c store.Receipt, s store.State, l store.Limit) store.State {
 	left := Charged(c, c.Overdrawn)
-	if !c.Overdrawn || s.Whole >= Overdrawn {
+	if !c.Overdrawn || s.Whole >= Debt {
 		return left
 	}
 	_, whole, part := Level(left, l, s.At)
@@ -137,10 +137,10 @@ func Refund(s store.State, l store.Limit, now int64, c store.Receipt) store.Stat
 	if w > whole || w == whole && p >= part { // all that is there
 		return store.State{}
 	}
-	owing := s.Whole & Overdrawn
+	owing := s.Whole & Debt
 	switch {
 	case owing > 0:
-		s.Whole = min(s.Whole-Overdrawn, Most(l))
+		s.Whole = min(s.Whole-Debt, Most(l))
 	case s.Whole >= l.Burst:
 		s.Whole, s.Part = l.Burst, 0
 	}
@@ -156,14 +156,14 @@ func Refund(s store.State, l store.Limit, now int64, c store.Receipt) store.Stat
 
 // DrainsBefore reports whether a level drains in less than l.Before µs.
 func DrainsBefore(whole, part int64, l store.Limit) bool {
-	w, p := Flow(l.Before()-1, l.Rate, l.Period)
+	w, p := Drained(l.Before()-1, l.Rate, l.Period)
 	return whole < w || whole == w && part <= p
 }
 
 // Overdraw returns the state for a level that may be beyond the capacity.
 func Overdraw(next store.State, l store.Limit, most int64) store.State {
 	if next.Whole = min(next.Whole, most); next.Whole >= l.Burst {
-		next.Whole += Overdrawn
+		next.Whole += Debt
 	}
 	return next
 }
@@ -171,7 +171,7 @@ func Overdraw(next store.State, l store.Limit, most int64) store.State {
 // Most returns the maximum level: the events that drain in 100 years. A full bucket drains within
 // that time, so Most is never less than the Burst.
 func Most(l store.Limit) int64 {
-	whole, _ := Flow(MaxRefill, l.Rate, l.Period)
+	whole, _ := Drained(MaxRefill, l.Rate, l.Period)
 	return min(whole, math.MaxInt32)
 }
 

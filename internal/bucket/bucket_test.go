@@ -20,7 +20,7 @@ func TestALevelFallsExactly(t *testing.T) {
 	year := int64(365 * 24 * time.Hour / time.Microsecond)
 	check := func(dt, rate, period int64) {
 		t.Helper()
-		whole, part := Flow(dt, rate, period)
+		whole, part := Drained(dt, rate, period)
 		q, r := new(big.Int).DivMod(new(big.Int).Mul(big.NewInt(dt), big.NewInt(rate)), big.NewInt(period), new(big.Int))
 		if !q.IsInt64() {
 			q.SetInt64(math.MaxInt64)
@@ -46,7 +46,7 @@ func TestALevelFallsExactly(t *testing.T) {
 // It is at most one event above the level, with or without a debt.
 func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
 	l := store.Limit{Rate: 3, Period: 1e6, Burst: 10}
-	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | Overdrawn, Part: 1}, {Part: 1}} {
+	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | Debt, Part: 1}, {Part: 1}} {
 		s.At, s.Period = 1e15, l.Period
 		life := TTL(s, l)
 		for i := range int64(1000) {
@@ -83,7 +83,7 @@ func TestAChargeLeftAtMostTheMostEventsBehind(t *testing.T) {
 	} {
 		c := store.Receipt{At: 1e15, Due: 1e15 + 1000, Rate: tt.rate, Period: 1000}
 		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole, Part: tt.part}, Charged(c, false))
-		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole + Overdrawn, Part: tt.part}, Charged(c, true))
+		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole + Debt, Part: tt.part}, Charged(c, true))
 	}
 }
 
@@ -101,7 +101,7 @@ func TestWhatADebtLeftLetTheNextEventIn(t *testing.T) {
 		s := store.State{At: c.At + after, Period: l.Period, Whole: 5}
 		want.At, want.Period = s.At, s.Period
 		require.Equal(t, want, leftOf(c, s, l), "after %d µs", after)
-		s.Whole += Overdrawn
+		s.Whole += Debt
 		require.Equal(t, Charged(c, true), leftOf(c, s, l), "the debt lasts")
 	}
 	c.Overdrawn = false
@@ -111,7 +111,7 @@ func TestWhatADebtLeftLetTheNextEventIn(t *testing.T) {
 func TestADebtOfLessThanAnEventIsNone(t *testing.T) {
 	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
 	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}
-	s := store.State{At: c.At, Period: l.Period, Whole: 12 + Overdrawn, Part: 1}
+	s := store.State{At: c.At, Period: l.Period, Whole: 12 + Debt, Part: 1}
 	require.Equal(t, store.State{At: s.At, Period: s.Period, Part: 1}, Refund(s, l, s.At, c))
 }
 

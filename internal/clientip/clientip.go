@@ -1,4 +1,4 @@
-// Package clientip finds the address of a client from what trusted proxies say.
+// Package clientip finds the address of a client behind trusted proxies.
 package clientip
 
 import (
@@ -14,17 +14,17 @@ import (
 
 const (
 	maxForwarded = 4 << 10 // bytes of X-Forwarded-For that are read, from the right
-	maxHops      = 32      // and hops
+	maxHops      = 32      // hops that are read
 )
 
 // Proxies are the trusted proxies. The zero Proxies trusts no proxy.
 type Proxies struct {
-	networks []netip.Prefix // IPv4 ones not as IPv6
-	Unix     bool           // whether peers at a Unix socket are trusted
+	networks []netip.Prefix // IPv4 networks are not in IPv6 form
+	Unix     bool           // whether peers on a Unix socket are trusted
 }
 
-// ParseProxies reads networks, single addresses and "unix". There must be at least one, and
-// no network of all addresses.
+// ParseProxies reads networks, single addresses and "unix". There must be at least one, and none
+// may include all addresses.
 func ParseProxies(texts []string) (Proxies, error) {
 	var p Proxies
 	for _, text := range texts {
@@ -37,12 +37,12 @@ func ParseProxies(texts []string) (Proxies, error) {
 			return Proxies{}, fmt.Errorf("proxy %q: %w", text, err)
 		}
 		if network.Bits() == 0 {
-			return Proxies{}, fmt.Errorf("proxy %q: it trusts everybody", text)
+			return Proxies{}, fmt.Errorf("proxy %q: it would trust every address", text)
 		}
 		p.networks = append(p.networks, network)
 	}
 	if p.None() {
-		return Proxies{}, errors.New("no proxies")
+		return Proxies{}, errors.New("want at least one proxy")
 	}
 	return p, nil
 }
@@ -50,15 +50,15 @@ func ParseProxies(texts []string) (Proxies, error) {
 // None reports whether no proxy is trusted.
 func (p *Proxies) None() bool { return len(p.networks) == 0 && !p.Unix }
 
-// Client reads lines, the values of X-Forwarded-For, from the right. It returns the first
-// address that is not trusted. Where the lines end, or at what is not an address, it
-// returns the last address before, or peer.
+// Client reads lines, the values of X-Forwarded-For, from the right. It returns the first address
+// that is not trusted. If the lines end, or something is not an address, it returns the last
+// address before that, or peer.
 func (p *Proxies) Client(peer netip.Addr, lines []string) netip.Addr {
 	last, room, hops := peer, maxForwarded, maxHops
 	for i := len(lines) - 1; i >= 0; i-- {
 		line, more := lines[i], true
 		for more {
-			cut := strings.LastIndexByte(line[max(0, len(line)-room-1):], ',') // in no more than there is room for
+			cut := strings.LastIndexByte(line[max(0, len(line)-room-1):], ',') // within the bytes that may still be read
 			if more = cut >= 0; more {
 				cut += max(0, len(line)-room-1)
 			}
@@ -81,8 +81,8 @@ func (p *Proxies) Client(peer netip.Addr, lines []string) netip.Addr {
 	return last
 }
 
-// Peer returns the address of r's peer, invalid if it has none, and whether the peer is trusted. text is
-// as of ParseAddr.
+// Peer returns the address of r's peer, which is invalid if it has none, and whether the peer is
+// trusted. text is as for ParseAddr.
 func (p *Proxies) Peer(r *http.Request) (addr netip.Addr, text string, trusted bool) {
 	if p.Unix && atUnixSocket(r) {
 		return netip.Addr{}, "", true
@@ -91,8 +91,8 @@ func (p *Proxies) Peer(r *http.Request) (addr netip.Addr, text string, trusted b
 	return addr, text, p.Trust(addr)
 }
 
-// atUnixSocket reports whether the server got r at a Unix socket. RemoteAddr does not say:
-// it is what the peer's socket is called.
+// atUnixSocket reports whether the server received r on a Unix socket. RemoteAddr does not show
+// that, because it is the name of the peer's socket.
 func atUnixSocket(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return ok && local.Network() == "unix"
@@ -108,16 +108,16 @@ func (p *Proxies) Trust(addr netip.Addr) bool {
 	return false
 }
 
-// localNAT64 is what networks translate IPv4 addresses into for themselves (RFC 8215). How is up to
-// them, but each address stands for one of IPv4.
+// localNAT64 is the prefix with which networks translate IPv4 addresses for themselves (RFC 8215).
+// The mapping is up to each network, but each address stands for one IPv4 address.
 var localNAT64 = netip.MustParsePrefix("64:ff9b:1::/48")
 
-// sixToFour are the networks that each IPv4 address brings along, of 48 bits (RFC 3056).
+// sixToFour contains the networks of 48 bits that belong to each IPv4 address (RFC 3056).
 var sixToFour = netip.MustParsePrefix("2002::/16")
 
-// Network returns the network that addr is counted with: of so many bits, by its kind. It is addr
-// alone if that is an IPv6 address that stands for one of IPv4, and at most the 48 bits of its IPv4
-// address if it is one of 6to4.
+// Network returns the network that addr is counted with, which has ipv4Bits or ipv6Bits. An IPv6
+// address that stands for an IPv4 address is its own network. For a 6to4 address, the network has
+// at most the 48 bits of its IPv4 address.
 func Network(addr netip.Addr, ipv4Bits, ipv6Bits int) netip.Prefix {
 	bits := ipv6Bits
 	switch {
@@ -128,11 +128,11 @@ func Network(addr netip.Addr, ipv4Bits, ipv6Bits int) netip.Prefix {
 	case sixToFour.Contains(addr):
 		bits = min(bits, 48)
 	}
-	network, _ := addr.Prefix(bits) // no error: the address has that many bits
+	network, _ := addr.Prefix(bits) // never fails, because the address has that many bits
 	return network
 }
 
-// ParseAddr reads "192.0.2.1", "2001:db8::1" and "[2001:db8::1]", the first and last also
+// ParseAddr reads "192.0.2.1", "2001:db8::1" and "[2001:db8::1]", the first and last optionally
 // with a port. If the address is IPv4 in canonical form, text is that part of s.
 func ParseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	host, port := s, ""
@@ -158,14 +158,14 @@ func ParseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	return clientaddr.Unmap(addr), "", true
 }
 
-// ParseIPv4Host returns the host of s, if that is an IPv4 address in canonical form with a
-// port. It replaces ParseAddr for most addresses, in half the time.
+// ParseIPv4Host returns the host of s if that is an IPv4 address in canonical form with a port. It
+// replaces ParseAddr for most addresses, in half the time.
 func ParseIPv4Host(s string) (host string, ok bool) {
 	value, digits, dots := 0, 0, 0
 	for i, c := range []byte(s) {
 		switch {
 		case c >= '0' && c <= '9':
-			if value = 10*value + int(c-'0'); value > 255 || digits > 0 && value < 10 { // as with a leading 0
+			if value = 10*value + int(c-'0'); value > 255 || digits > 0 && value < 10 { // also rejects a leading 0
 				return "", false
 			}
 			digits++
@@ -196,7 +196,7 @@ func isPort(s string) bool {
 	return true
 }
 
-// parseNetwork reads a network, or an address as a network of one.
+// parseNetwork reads a network, or an address as a network of one address.
 func parseNetwork(s string) (netip.Prefix, error) {
 	if !strings.Contains(s, "/") {
 		addr, err := netip.ParseAddr(s)
@@ -210,9 +210,9 @@ func parseNetwork(s string) (netip.Prefix, error) {
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	if addr := clientaddr.Unmap(network.Addr()); addr.Is4() && !network.Addr().Is4() { // addresses are compared as IPv4
+	if addr := clientaddr.Unmap(network.Addr()); addr.Is4() && !network.Addr().Is4() { // because addresses are compared as IPv4
 		if network.Bits() < 96 {
-			return netip.Prefix{}, errors.New("more than the IPv4 addresses")
+			return netip.Prefix{}, errors.New("the prefix covers more than the IPv4-mapped addresses: use /96 to /128")
 		}
 		network = netip.PrefixFrom(addr, network.Bits()-96)
 	}

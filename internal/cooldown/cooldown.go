@@ -1,5 +1,5 @@
-// Package cooldown remembers which keys a client must leave alone, and until when, because
-// the server has said so.
+// Package cooldown remembers which keys a client must not use, and until when, because the server
+// said so.
 package cooldown
 
 import (
@@ -20,27 +20,28 @@ const (
 	maxKeys = 4096
 	sampled = 8 // keys that are looked at when there are too many
 
-	// apart is how long after another one a waiter goes on, so that the other is in the limiter's line.
+	// apart is how long a waiter waits after the one before it, so that the other is in the
+	// limiter's queue first.
 	apart = 20 * time.Microsecond
 )
 
-// Set is the cooldowns of at most 4,096 keys. Beyond that it forgets the one that ends
-// soonest of some that it looks at. It is safe for concurrent use. The zero Set is empty.
+// Set holds the cooldowns of at most 4,096 keys. Beyond that, it samples a few keys and forgets the
+// one whose cooldown ends first. It is safe for concurrent use. The zero Set is empty.
 type Set struct {
 	keys atomic.Int64 // len(until), so that an empty set takes no lock
 
-	mu    sync.Mutex // of all below; never held while waiting
-	until map[string]time.Time
-	lines map[string]*list.List // of *waiter, in order of arrival
+	mu     sync.Mutex // protects all below; never held while waiting
+	until  map[string]time.Time
+	queues map[string]*list.List // of *waiter, in order of arrival
 }
 
-// waiter is one of a line.
+// waiter is one waiter in the queue of a key.
 type waiter struct {
-	turn chan struct{} // closed when it is the first
-	look chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
+	turn  chan struct{} // closed when it is first in the queue
+	again chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
 }
 
-// Left returns how long key must still be left alone, at most 0 if it need not be.
+// Left returns how long the cooldown of key lasts. It is 0 or less if there is none.
 func (s *Set) Left(key string) time.Duration {
 	if s.keys.Load() == 0 {
 		return 0
@@ -59,7 +60,7 @@ func (s *Set) Left(key string) time.Duration {
 	return left
 }
 
-// Add begins a cooldown of d for key, and reports whether it had none. It never shortens one.
+// Add begins a cooldown of d for key, and reports whether key had none. It never shortens one.
 func (s *Set) Add(key string, d time.Duration) (began bool) {
 	if d <= 0 {
 		return false
@@ -85,22 +86,22 @@ func (s *Set) Add(key string, d time.Duration) (began bool) {
 	return began
 }
 
-// tell has all who wait for key look again. Those behind the first one look at no clock while there is no
-// cooldown. Call it with the lock.
+// tell makes all waiters of key check again. Without a cooldown, those behind the first one have no
+// timer. The caller holds the lock.
 func (s *Set) tell(key string) {
-	line := s.lines[key]
-	if line == nil {
+	queue := s.queues[key]
+	if queue == nil {
 		return
 	}
-	for e := line.Front(); e != nil; e = e.Next() {
+	for e := queue.Front(); e != nil; e = e.Next() {
 		select {
-		case e.Value.(*waiter).look <- struct{}{}:
+		case e.Value.(*waiter).again <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// Len is how many keys have a cooldown.
+// Len returns how many keys have a cooldown.
 func (s *Set) Len() int {
 	now := time.Now()
 	s.mu.Lock()
@@ -114,7 +115,7 @@ func (s *Set) Len() int {
 	return n
 }
 
-// drop makes room. Call it with the lock.
+// drop makes room for a key. The caller holds the lock.
 func (s *Set) drop() {
 	var victim string
 	var soonest time.Time
@@ -130,9 +131,10 @@ func (s *Set) drop() {
 	delete(s.until, victim)
 }
 
-// Wait waits until key has no cooldown. Those who wait go on in order of arrival. A wait beyond the
-// deadline of ctx is not begun: the error is [ratelimit.ErrWouldExceedDeadline]. Otherwise the error is
-// that of ctx. It calls giveBack once, when the caller has its place: for what another one may have then.
+// Wait waits until key has no cooldown. Waiters continue in order of arrival. If the wait would
+// exceed the deadline of ctx, it returns [ratelimit.ErrWouldExceedDeadline] immediately. Otherwise
+// the error is that of ctx. It calls giveBack once, when the caller is in the queue, for events
+// that another caller may then have.
 func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 	if s.Left(key) <= 0 {
 		giveBack()
@@ -153,12 +155,12 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 		}
 		timer := time.NewTimer(left)
 		over := timer.C
-		if left <= 0 { // others go before
+		if left <= 0 { // others go first
 			over = nil
 		}
 		select {
 		case <-over:
-		case <-w.look:
+		case <-w.again:
 		case <-turn:
 			turn, first = nil, true
 			time.Sleep(apart)
@@ -170,52 +172,52 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 	}
 }
 
-// join enters the line of key, at its end.
+// join enters the queue of key, at its end.
 func (s *Set) join(key string) *list.Element {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line := s.lines[key]
-	if line == nil {
-		if s.lines == nil {
-			s.lines = make(map[string]*list.List)
+	queue := s.queues[key]
+	if queue == nil {
+		if s.queues == nil {
+			s.queues = make(map[string]*list.List)
 		}
-		line = list.New()
-		s.lines[key] = line
+		queue = list.New()
+		s.queues[key] = queue
 	}
 	w := &waiter{make(chan struct{}), make(chan struct{}, 1)}
-	if line.Len() == 0 {
+	if queue.Len() == 0 {
 		close(w.turn)
 	}
-	return line.PushBack(w)
+	return queue.PushBack(w)
 }
 
-// leave lets the next one of the line go on, if place is the first.
+// leave removes place from its queue. If it was first, the next one continues.
 func (s *Set) leave(key string, place *list.Element) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line := s.lines[key]
-	first := place == line.Front()
-	line.Remove(place)
-	if next := line.Front(); next == nil {
-		delete(s.lines, key)
+	queue := s.queues[key]
+	first := place == queue.Front()
+	queue.Remove(place)
+	if next := queue.Front(); next == nil {
+		delete(s.queues, key)
 	} else if first {
 		close(next.Value.(*waiter).turn)
 	}
 }
 
 const (
-	// maxSeconds is the most that a time.Duration can hold.
+	// maxSeconds is the largest number of seconds that a time.Duration can hold.
 	maxSeconds = uint64(math.MaxInt64 / time.Second)
 
 	// decade is the longest wait that is believed, and how far a time may be from now.
 	decade = 10 * 365 * 24 * time.Hour
 )
 
-// ParseWait reads how long from now a field such as Retry-After asks to wait: a number of seconds, of which a
-// fraction counts as a whole one. Many services write a time in Unix seconds or milliseconds instead, so a number
-// of more than ten years is that time if it is within ten years of now. Otherwise it is what it says, or the
-// most that a time.Duration can hold. Text that is not a number can be a duration, such as 6m0s or 120ms, or a time
-// of RFC 3339.
+// ParseWait returns how long from now a field such as Retry-After asks to wait. A number is in
+// seconds, rounded up. Many services write a time in Unix seconds or milliseconds instead, so a
+// number above ten years is such a time if that is within ten years of now. Otherwise it is the
+// wait itself, limited to the longest time.Duration. Text that is not a number can be a duration,
+// such as 6m0s or 120ms, or an RFC 3339 time.
 func ParseWait(text string, now time.Time) (d time.Duration, ok bool) {
 	text = strings.TrimSpace(text)
 	if text == "" || text[0] < '0' || text[0] > '9' {
@@ -241,12 +243,12 @@ func ParseWait(text string, now time.Time) (d time.Duration, ok bool) {
 	return wait, true
 }
 
-// parseSeconds reads a number, rounded up, and at most 1,000 maxSeconds.
+// parseSeconds reads a number, rounded up and limited to 1,000 maxSeconds.
 func parseSeconds(text string) (n uint64, ok bool) {
 	whole, fraction, pointed := strings.Cut(text, ".")
 	n, err := strconv.ParseUint(whole, 10, 64)
 	switch {
-	case err != nil && !errors.Is(err, strconv.ErrRange): // beyond the range n is the largest uint64
+	case err != nil && !errors.Is(err, strconv.ErrRange): // outside the range, n is the largest uint64
 		return 0, false
 	case pointed && (fraction == "" || strings.Trim(fraction, "0123456789") != ""):
 		return 0, false

@@ -74,10 +74,10 @@ func TestAWaitEndsWithTheCooldownOrTheContext(t *testing.T) {
 func (s *Set) waiting(key string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lines[key] == nil {
+	if s.queues[key] == nil {
 		return 0
 	}
-	return s.lines[key].Len()
+	return s.queues[key].Len()
 }
 
 func TestThoseWhoWaitGoOnInOrderOfArrival(t *testing.T) {
@@ -124,12 +124,12 @@ func TestThoseWhoWaitGoOnInOrderOfArrival(t *testing.T) {
 		require.Zero(t, s.waiting("key"))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		require.Empty(t, s.lines)
+		require.Empty(t, s.queues)
 		require.Empty(t, s.until)
 	})
 }
 
-// While a line goes on nobody in it waits for a clock: a cooldown that begins then is told.
+// While a queue goes on nobody in it waits for a clock: a cooldown that begins then is told.
 func TestAWaitThatBecomesTooLongWhileTheLineGoesOnEndsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Set

@@ -1,5 +1,5 @@
-// Package credit gives back events without the Result of their charge. It is for the two
-// windows and the token bucket.
+// Package credit refunds events without the Result of their charge, for the two windows and the
+// token bucket.
 package credit
 
 import (
@@ -10,11 +10,11 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Has reports whether events of rule can be given back so.
+// Has reports whether events of rule can be refunded in this way.
 func Has(rule *store.Rule) bool { return rule.Spent != nil && !rule.LastOnly }
 
-// Most is how many events of a key can be given back. r is the reply to a look at it under l. The
-// last event of a bucket cannot: see package bucket.
+// Most returns how many events of a key can be refunded. r is the reply to a look at it under l.
+// The last event of a bucket cannot be refunded: see package bucket.
 func Most(rule *store.Rule, l store.Limit, r store.Reply) int64 {
 	switch {
 	case r.Plain() || !Has(rule):
@@ -31,9 +31,10 @@ func Most(rule *store.Rule, l store.Limit, r store.Reply) int64 {
 	return rule.Spent(r)
 }
 
-// Receipt is c, which was charged on another store or is made up, for the Refund of a key under l.
-// What a bucket gives back does not depend on when that was: the receipt is that of a level older
-// than the bucket's, and as high as any. (Of what refills in over 50 years it may give back less.)
+// Receipt converts c, which was charged on another store or is made up, for the Refund of a key
+// under l. The result does not depend on when a bucket was charged, because the receipt is for a
+// level that is older than the bucket's and as high as possible. (It may refund less of what takes
+// over 50 years to refill.)
 func Receipt(rule *store.Rule, l store.Limit, c store.Receipt) store.Receipt {
 	if !rule.Burst {
 		return c

@@ -1,5 +1,4 @@
-// Package denials remembers which keys a store has denied, and until when, for package
-// denycache.
+// Package denials remembers which keys a store has denied, and until when, for package denycache.
 package denials
 
 import (
@@ -13,15 +12,15 @@ import (
 )
 
 const (
-	perShard   = 256  // at most so many, or twice that, are searched at once
-	minMarks   = 1024 // so that a change rarely meets a call on another key
-	maxDrift   = 1000 // this clock and the store's may differ by one part in so many
+	perShard   = 256  // entries per shard, up to twice as many, which limits a search
+	minMarks   = 1024 // so that a change rarely collides with a call on another key
+	maxDrift   = 1000 // this clock and the store's may drift apart by one part in so many
 	sweepEvery = time.Second
 
-	maxDenial = 100 * 365 * 24 * 3600 * 1_000_000 // µs in which each bucket refills
+	maxDenial = 100 * 365 * 24 * 3600 * 1_000_000 // µs within which every bucket refills
 )
 
-// Table remembers denials. Its time is this process's monotonic clock.
+// Table remembers denials. Its times are those of this process's monotonic clock.
 type Table struct {
 	maxKeys int
 	maxAge  time.Duration
@@ -31,7 +30,7 @@ type Table struct {
 	marks   []changeMark // 2^k, at least as many: mark i belongs to shard i mod len(shards)
 }
 
-// New returns a table of at most maxKeys keys, each for at most maxAge.
+// New returns a table for at most maxKeys keys, each for at most maxAge.
 func New(maxKeys int, maxAge time.Duration) *Table {
 	shards := 1 << (bits.Len(uint(max(1, maxKeys/perShard))) - 1)
 	return &Table{
@@ -41,8 +40,7 @@ func New(maxKeys int, maxAge time.Duration) *Table {
 	}
 }
 
-// Len is the number of keys remembered now. Some of them may have ended. A nil Table has
-// none.
+// Len returns the number of keys in the table. Some of them may have ended. A nil Table has none.
 func (t *Table) Len() (n int) {
 	if t == nil {
 		return 0
@@ -56,48 +54,48 @@ func (t *Table) Len() (n int) {
 	return n
 }
 
-// Question is a call on N events under Limit that is not known to be denied, with its key's
-// state when it was sent.
+// Question is a call on N events under Limit that is not known to be denied, with the state of its
+// key when it was sent.
 type Question struct {
 	N     int64
 	Limit store.Limit // without a turn
-	Turn  bool        // the call has one, so that what is remembered does not answer it
+	Turn  bool        // the call may wait for its turn, so remembered denials do not answer it
 
 	key     keyhash.Hash
-	sent    time.Duration // the clock before sending
-	changes uint32        // of the key's mark before sending
+	sent    time.Duration // time before sending
+	changes uint32        // changes of the key's mark before sending
 }
 
-// Ask returns the question on n events of a call under l.
+// Ask returns the question for a call on n events under l.
 func Ask(l store.Limit, n int64) Question {
 	return Question{N: n, Limit: l.TurnBefore(0), Turn: l.Before() > 0}
 }
 
-// now is this process's monotonic clock.
+// now returns the time of this process's monotonic clock.
 func (t *Table) now() time.Duration { return time.Since(t.base) }
 
 func (t *Table) shard(k keyhash.Hash) *shard     { return &t.shards[k.Lo&uint64(len(t.shards)-1)] }
 func (t *Table) mark(k keyhash.Hash) *changeMark { return &t.marks[k.Lo&uint64(len(t.marks)-1)] }
 
-// changeMark keeps a denial from being remembered if its key changed while it was under
-// way. Keys may share a mark. The denial of another key is then lost, which costs a round
-// trip. The shard's lock protects it.
+// changeMark prevents a denial from being remembered if its key has changed since the call was
+// sent. Several keys may share a mark; the denial of another key is then not remembered, which
+// costs a round trip. The shard's lock protects it.
 type changeMark struct {
-	changes uint32 // that have ended
-	pending int32  // that are under way
+	changes uint32 // changes that have ended
+	pending int32  // changes in progress
 }
 
-// denial is an answer of the store. Its times are those of now.
+// denial is a denial by the store. Its times are as returned by now.
 type denial struct {
 	until     time.Duration // when it ends
 	retryAt   time.Duration // at or after its end
 	resetAt   time.Duration // at or after retryAt
-	limit     store.Limit   // under which it was made
-	n         int64         // the events denied; more of them are denied too
+	limit     store.Limit   // under which the store denied
+	n         int64         // the number of events denied; larger numbers are denied too
 	remaining int64         // below n
 }
 
-// at is the denial as it stands at now.
+// at returns the reply for the denial at the time now.
 func (e *denial) at(now time.Duration) store.Reply {
 	return store.Reply{
 		Outcome: store.DeniedByCache,
@@ -105,10 +103,10 @@ func (e *denial) at(now time.Duration) store.Reply {
 	}
 }
 
-// microseconds is d in µs, rounded up.
+// microseconds returns d in µs, rounded up.
 func microseconds(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
-// Recall answers q, which is about key, if it is known to be denied. It prepares q to be sent.
+// Recall answers q for key if it is known to be denied. Otherwise it prepares q to be sent.
 func (t *Table) Recall(ns *store.Namespace, key string, q *Question) (store.Reply, bool) {
 	q.key, q.sent = t.seeds.In(ns, key), t.now()
 	s := t.shard(q.key)
@@ -129,8 +127,8 @@ func (t *Table) Recall(ns *store.Namespace, key string, q *Question) (store.Repl
 	return store.Reply{}, false
 }
 
-// Remember keeps the denial r of q, which has just come. It drops it if the key has changed
-// since q was sent, or if it has ended, or has no end.
+// Remember keeps the denial r of q, which has just arrived. It drops r if the key has changed since
+// q was sent, or if r has ended or never ends.
 func (t *Table) Remember(q *Question, r store.Report) {
 	if r.Retry > maxDenial || r.Reset > maxDenial {
 		return
@@ -154,9 +152,9 @@ func (t *Table) Remember(q *Question, r store.Report) {
 	s.put(q.key, e, now, t.maxKeys/len(t.shards))
 }
 
-// ForgetOtherLimits drops a denial under another limit than the one that admitted q. It also
-// drops denials under way, which may be such. The admission refilled the key at its own rate,
-// which may have made room under the other limit.
+// ForgetOtherLimits drops a denial under another limit than the one that admitted q. Denials in
+// flight are dropped too, because they may be under another limit. The admission refilled the key
+// at its own rate, which may have made room under the other limit.
 func (t *Table) ForgetOtherLimits(q *Question) {
 	s := t.shard(q.key)
 	s.mu.Lock()
@@ -167,14 +165,13 @@ func (t *Table) ForgetOtherLimits(q *Question) {
 	}
 }
 
-// Change is a change of a key's state under way, which may end a denial.
+// Change is a change of a key's state in progress, which may end a denial.
 type Change struct {
 	table *Table
 	key   keyhash.Hash
 }
 
-// BeginChange drops the denial of key, and lets no other be remembered until
-// [Change.End].
+// BeginChange drops the denial of key, and no other is remembered until [Change.End].
 func (t *Table) BeginChange(ns *store.Namespace, key string) Change {
 	k := t.seeds.In(ns, key)
 	s := t.shard(k)
@@ -185,7 +182,7 @@ func (t *Table) BeginChange(ns *store.Namespace, key string) Change {
 	return Change{t, k}
 }
 
-// End means that the change has been made, or has failed.
+// End must be called when the change has been made or has failed.
 func (c Change) End() {
 	s := c.table.shard(c.key)
 	s.mu.Lock()
@@ -199,14 +196,14 @@ func (c Change) End() {
 type shard struct {
 	mu      sync.Mutex // protects all below and the shard's marks; never held over a call
 	denials map[keyhash.Hash]denial
-	most    int           // the most that denials has held, for which it has memory
+	most    int           // the most denials it has held, for which it has memory
 	sweepAt time.Duration // when to drop denials that have ended
 
 	_ [32]byte // so that shards do not share a cache line
 }
 
-// put makes e the denial of k, unless one of fewer events is in force, which covers more.
-// At limit keys it replaces another.
+// put makes e the denial of k, unless k has a current denial of fewer events, which covers more. At
+// limit keys it replaces another one.
 func (s *shard) put(k keyhash.Hash, e denial, now time.Duration, limit int) {
 	old, ok := s.denials[k]
 	switch {
@@ -221,8 +218,8 @@ func (s *shard) put(k keyhash.Hash, e denial, now time.Duration, limit int) {
 	s.most = max(s.most, len(s.denials))
 }
 
-// evict drops one of the first eight denials of a map's iteration: one that has ended, or
-// the one that ends first.
+// evict drops one of the first eight denials of a map iteration: one that has ended, or the one
+// that ends first.
 func (s *shard) evict(now time.Duration) {
 	var victim keyhash.Hash
 	seen, end := 0, time.Duration(math.MaxInt64)
@@ -237,8 +234,7 @@ func (s *shard) evict(now time.Duration) {
 	delete(s.denials, victim)
 }
 
-// sweep drops the denials that have ended, and frees the memory that a past flood has
-// left.
+// sweep drops the denials that have ended, and frees memory left over from a flood of keys.
 func (s *shard) sweep(now time.Duration) {
 	for k, e := range s.denials {
 		if e.until <= now {

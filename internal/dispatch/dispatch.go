@@ -1,4 +1,4 @@
-// Package dispatch is for stores of tests that have a method for each operation.
+// Package dispatch helps test stores that have one method per operation.
 package dispatch
 
 import (
@@ -7,8 +7,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Decide is Decide of s, which wraps inner and has a method for some operations: TakeUpTo, Peek and
-// Overdraw for a list of one that reserves nothing, and TakeAll for any other. For all else inner decides.
+// Decide decides with the methods of s, which wraps inner: Take, TakeUpTo, Peek and Overdraw for a
+// list of one request that reserves nothing, and TakeAll for longer lists. If s does not have the method, inner decides.
 func Decide(ctx context.Context, s any, inner store.Store, requests []store.Request, replies []store.Reply) (err error) {
 	r := &requests[0]
 	if len(requests) == 1 && r.Reserved == 0 {

@@ -8,27 +8,27 @@ import (
 	"testing/synctest"
 )
 
-// World is a world in a state. All its goroutines are in one bubble of time.
+// World is a world in a state. All its goroutines are in one synctest bubble.
 type World interface {
-	// Steps are all that can come next, in an order that the state decides.
+	// Steps returns everything that can happen next, in an order that depends only on the state.
 	Steps() []Step
-	// String tells one state from another.
+	// String returns a text that identifies the state.
 	String() string
 	// Check returns what is wrong with the state.
 	Check() error
-	// End lets the world come to its end, and returns what is wrong then.
+	// End brings the world to its end, and returns what is wrong then.
 	End() error
 }
 
-// Step is a step. Do returns what is wrong meanwhile.
+// Step is a step. Do returns what is wrong while it happens.
 type Step struct {
 	Name string
 	Do   func() error
 }
 
-// State visits the states that can come of the one that begin returns, each once, and returns how
-// many they are. The error is that of the first in which something is wrong, and how it came to
-// be. Each path is walked from its begin: a goroutine cannot be copied.
+// State visits each state that can be reached from the one that begin returns once, and returns how
+// many states there are. The error is that of the first state in which something is wrong, with the
+// steps to it. Each path is walked from the beginning, because a goroutine cannot be copied.
 func State(t *testing.T, begin func(t *testing.T) World) (states int, err error) {
 	v := visitor{begin: begin, visited: map[string]struct{}{}}
 	err = v.visit(t, nil)
@@ -40,8 +40,7 @@ type visitor struct {
 	visited map[string]struct{}
 }
 
-// visit visits the state at the end of a path, which says which of the steps came, and all
-// beyond it.
+// visit visits the state at the end of a path, which is a list of steps, and all states beyond it.
 func (v *visitor) visit(t *testing.T, path []int) error {
 	next := 0
 	err := v.walk(t, path, func(w World) {
@@ -57,7 +56,7 @@ func (v *visitor) visit(t *testing.T, path []int) error {
 	return err
 }
 
-// walk walks a path, looks at what is there, and lets the world end.
+// walk walks a path, looks at the state, and lets the world end.
 func (v *visitor) walk(t *testing.T, path []int, look func(w World)) (err error) {
 	synctest.Test(t, func(t *testing.T) {
 		w := v.begin(t)

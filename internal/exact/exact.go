@@ -1,5 +1,5 @@
-// Package exact multiplies and divides integers without rounding on the way. It is the twin
-// of muldiv in scripts/common.lua.
+// Package exact multiplies and divides integers without intermediate rounding. Its counterpart in
+// Lua is muldiv in scripts/common.lua.
 package exact
 
 import (
@@ -7,12 +7,13 @@ import (
 	"math/bits"
 )
 
-// MulDiv returns a·b/c, rounded down, and the remainder. All are 0 or more, and c is above
-// 0. A quotient beyond int64 is the largest one, with some remainder.
+// MulDiv returns a·b/c, rounded down, and the remainder. All arguments are 0 or more, and c is
+// above 0. A quotient that does not fit into an int64 becomes the largest int64, with an arbitrary
+// remainder.
 func MulDiv(a, b, c int64) (q, r int64) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	switch {
-	case hi == 0 && lo < uint64(c): // often, and a division is slow
+	case hi == 0 && lo < uint64(c): // the usual case, and a division is slow
 		return 0, int64(lo)
 	case hi >= uint64(c): // over 2^64
 		return math.MaxInt64, 0
@@ -21,11 +22,11 @@ func MulDiv(a, b, c int64) (q, r int64) {
 	return int64(min(quo, math.MaxInt64)), int64(rem)
 }
 
-// Most is the largest quotient of MulDivUp: some 146,000 years in µs, to which a time can
-// still be added.
+// Most is the largest quotient of MulDivUp, about 146,000 years in µs, to which a time can still be
+// added.
 const Most = 1 << 62
 
-// MulDivUp returns (a·b+d)/c, rounded up, or Most if it is more. All are 0 or more, and c is
+// MulDivUp returns (a·b+d)/c, rounded up, but at most Most. All arguments are 0 or more, and c is
 // above 0.
 func MulDivUp(a, b, d, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
@@ -40,7 +41,7 @@ func MulDivUp(a, b, d, c int64) int64 {
 	return int64(min(q, Most))
 }
 
-// AtMost reports whether a·b is at most c·d. All are 0 or more.
+// AtMost reports whether a·b is at most c·d. All arguments are 0 or more.
 func AtMost(a, b, c, d int64) bool {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	most, least := bits.Mul64(uint64(c), uint64(d))

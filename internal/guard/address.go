@@ -6,15 +6,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/clientip"
 )
 
-// Prefixes are the bits of the addresses that count together.
+// Prefixes are the numbers of leading bits of addresses that are counted together.
 type Prefixes struct{ IPv4, IPv6 int }
 
 const (
 	ipv4Bits = 32
-	ipv6Bits = 64 // the least that a customer gets
+	ipv6Bits = 64 // the smallest network that a customer gets
 )
 
-// IPv4Prefix is the option of that name.
+// IPv4Prefix is the option with that name.
 func IPv4Prefix(bits int) func(*Prefixes) error {
 	return func(p *Prefixes) error {
 		p.IPv4 = bits
@@ -22,7 +22,7 @@ func IPv4Prefix(bits int) func(*Prefixes) error {
 	}
 }
 
-// IPv6Prefix is the option of that name.
+// IPv6Prefix is the option with that name.
 func IPv6Prefix(bits int) func(*Prefixes) error {
 	return func(p *Prefixes) error {
 		p.IPv6 = bits
@@ -32,12 +32,12 @@ func IPv6Prefix(bits int) func(*Prefixes) error {
 
 func within(bits, least, most int, option string) error {
 	if bits < least || bits > most {
-		return Invalid("%s(%d): %d to %d", option, bits, least, most)
+		return Invalid("%s(%d), want %d to %d", option, bits, least, most)
 	}
 	return nil
 }
 
-// NewPrefixes returns the Prefixes that options of a constructor set.
+// NewPrefixes returns the Prefixes that the options of a constructor set.
 func NewPrefixes[O ~func(*Prefixes) error](constructor string, opts []O) (Prefixes, error) {
 	p := Prefixes{ipv4Bits, ipv6Bits}
 	for _, opt := range opts {
@@ -51,7 +51,7 @@ func NewPrefixes[O ~func(*Prefixes) error](constructor string, opts []O) (Prefix
 	return p, nil
 }
 
-// WholeIPv4 reports whether each IPv4 address counts for itself.
+// WholeIPv4 reports whether each IPv4 address is counted separately.
 func (p Prefixes) WholeIPv4() bool { return p.IPv4 == ipv4Bits }
 
 // Text returns the key of addr.

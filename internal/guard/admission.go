@@ -17,20 +17,20 @@ type Admission struct {
 	Limiter ratelimit.Limiter
 
 	Holder ratelimit.Limiter // Limiter, as it is asked for slots
-	hold   []inflight.Option // of the slots
-	waits  bool              // for a slot, by one of them
-	slots  bool              // whether the limiter counts some
-	fixed  bool              // and nothing in it can change
+	hold   []inflight.Option // options of the slots
+	waits  bool              // whether one of them makes calls wait for a slot
+	slots  bool              // whether the limiter counts slots
+	fixed  bool              // whether nothing in the limiter can change
 
-	Refuse   bool          // of a client, instead of waiting
-	MaxPause time.Duration // of a client
-	Pauses   *cooldown.Set // of a client
+	Refuse   bool          // for clients: refuse instead of waiting
+	MaxPause time.Duration // for clients
+	Pauses   *cooldown.Set // for clients
 }
 
 // WithSlots sets the options of slots.
 func (a *Admission) WithSlots(opts []inflight.Option) (err error) {
 	if len(opts) == 0 {
-		return Invalid("WithSlots without an option")
+		return Invalid("WithSlots: want at least one option")
 	}
 	a.hold = slices.Clone(opts)
 	a.waits, err = inflight.Check(opts...)
@@ -43,7 +43,8 @@ func (a *Admission) WithMaxPause(d time.Duration) error {
 	return above0(d, "WithMaxPause")
 }
 
-// Holds reports whether the limiter counts slots. What is inside of others may change.
+// Holds reports whether the limiter counts slots. This can change if the limiter inside a wrapper
+// changes.
 func (a *Admission) Holds() bool {
 	if a.fixed {
 		return a.slots
@@ -51,8 +52,8 @@ func (a *Admission) Holds() bool {
 	return inflight.Has(a.Limiter)
 }
 
-// Take asks for n events, and for a slot if the limiter counts some. If that has changed meanwhile it
-// asks again.
+// Take asks for n events, and for a slot if the limiter counts slots. If that changes in the
+// meantime, Take asks again.
 func (a *Admission) Take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
 	for {
 		if a.Holds() {
@@ -66,20 +67,20 @@ func (a *Admission) Take(ctx context.Context, key string, n int) (*inflight.Slot
 		if !r.Allowed || !a.Holds() {
 			return nil, r, err
 		}
-		_ = a.Limiter.Refund(context.WithoutCancel(ctx), key, r, n) // it may have a slot
+		_ = a.Limiter.Refund(context.WithoutCancel(ctx), key, r, n) // it may have taken a slot
 	}
 }
 
-// Paused is the error of a call that would have to wait until a pause of the server is over, and how long.
+// Paused is the error of a call that would have to wait for the server's pause, and for how long.
 type Paused time.Duration
 
 func (p Paused) Error() string {
-	return fmt.Sprintf("the server asks to come back in %v", time.Duration(p))
+	return fmt.Sprintf("the server asked to wait another %v", time.Duration(p))
 }
 
-// Admit waits until the pause of the server is over, and until the limiter admits n events of key. It does not ask
-// the limiter if n is 0. If calls are refused instead of waiting, it returns a Paused or the denial. When it returns
-// an error, nothing is charged.
+// Admit waits until the server's pause is over and the limiter admits n events of key. It does not
+// ask the limiter if n is 0. If calls are refused instead of waiting, it returns a Paused or the
+// denial. If it returns an error, nothing is charged.
 func (a *Admission) Admit(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
 	giveBack := func() {}
 	for {
@@ -91,8 +92,9 @@ func (a *Admission) Admit(ctx context.Context, key string, n int) (*inflight.Slo
 		if err != nil || !r.Allowed || end == nil && a.Pauses.Left(key) <= 0 {
 			return slot, r, err
 		}
-		// A pause has begun meanwhile, or ctx has ended. Calls that keep their charge until the end of the
-		// pause would all be sent at once then. An error leaves the charge of a call that was not sent.
+		// A pause has begun in the meantime, or ctx has ended. The charge is refunded, because
+		// calls that keep their charge until the end of the pause would then all be sent at the
+		// same time. If the refund fails, the charge of a call that was not sent stands.
 		charged := r // so that r need not be on the heap
 		giveBack = func() {
 			_ = (&Charge{a.Limiter, n, slot}).Refund(ctx, key, &charged)
@@ -105,7 +107,7 @@ func (a *Admission) Admit(ctx context.Context, key string, n int) (*inflight.Slo
 	}
 }
 
-// pause waits until key has no pause, and calls giveBack.
+// pause calls giveBack and waits until key has no pause.
 func (a *Admission) pause(ctx context.Context, key string, giveBack func()) error {
 	if !a.Refuse {
 		return a.Pauses.Wait(ctx, key, giveBack)
@@ -136,7 +138,7 @@ type Charge struct {
 	Slot    *inflight.Slot
 }
 
-// Refund gives back the events, also when ctx has ended. The slot is given back by itself.
+// Refund refunds the events, even if ctx has ended. The slot is released separately.
 func (c *Charge) Refund(ctx context.Context, key string, r *ratelimit.Result) error {
 	if c.Slot != nil {
 		return c.Slot.Refund(ctx)
@@ -144,7 +146,8 @@ func (c *Charge) Refund(ctx context.Context, key string, r *ratelimit.Result) er
 	return c.Limiter.Refund(context.WithoutCancel(ctx), key, *r, c.N)
 }
 
-// EndWith returns a context that also ends when slot is lost. Call stop when it is no longer needed.
+// EndWith returns a context that also ends when slot is lost. Call stop when the context is no
+// longer needed.
 func EndWith(ctx context.Context, slot *inflight.Slot) (_ context.Context, stop func()) {
 	work, cancel := context.WithCancelCause(ctx)
 	of := slot.Context()

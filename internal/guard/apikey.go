@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// APIKey is a kind of API keys.
+// APIKey describes one kind of API keys.
 type APIKey[C any] struct {
 	maker  *KeyMaker[C]
 	kind   string           // apikey:x-api-key:
-	values func(C) []string // those that a call has
-	scheme bool             // whether one is before the key
+	values func(C) []string // the values in a call
+	scheme bool             // whether a scheme comes before the key
 	known  func(call C, key string) bool
-	secret []byte // of the HMAC; nil: SHA-256
+	secret []byte // of the HMAC; nil for SHA-256
 }
 
-// KnownKeys is the option of that name.
+// KnownKeys is the option with that name.
 func KnownKeys[C any](f func(call C, key string) bool) func(*APIKey[C]) error {
 	return func(a *APIKey[C]) error {
 		a.known = f
@@ -25,18 +25,19 @@ func KnownKeys[C any](f func(call C, key string) bool) func(*APIKey[C]) error {
 	}
 }
 
-// HashedWith is the option of that name.
+// HashedWith is the option with that name.
 func HashedWith[C any](secret []byte) func(*APIKey[C]) error {
 	return func(a *APIKey[C]) error {
 		if len(secret) < 16 {
-			return Invalid("HashedWith: a secret of %d bytes: 16 or more are needed", len(secret))
+			return Invalid("HashedWith: the secret has %d bytes, want 16 or more", len(secret))
 		}
 		a.secret = append([]byte(nil), secret...)
 		return nil
 	}
 }
 
-// NewAPIKey returns the kind of API keys that stand in a field of this name. values returns those of a call.
+// NewAPIKey returns the kind of API keys in the field with this name. values returns the field's
+// values in a call.
 func NewAPIKey[C any, O ~func(*APIKey[C]) error](maker *KeyMaker[C], name string, values func(C) []string, opts []O) (*APIKey[C], error) {
 	lower := strings.ToLower(name)
 	a := &APIKey[C]{maker: maker, kind: "apikey:" + lower + ":", values: values, scheme: lower == "authorization"}
@@ -58,7 +59,7 @@ func (a *APIKey[C]) Of(call C) (string, error) {
 		return "", a.maker.Ambiguous
 	}
 	key := strings.Join(values, "")
-	if a.scheme { // it is in any case, before any number of spaces
+	if a.scheme { // in upper or lower case, followed by any number of spaces
 		_, key, _ = strings.Cut(strings.TrimLeft(key, " "), " ")
 		key = strings.Trim(key, " ")
 	}
@@ -68,7 +69,7 @@ func (a *APIKey[C]) Of(call C) (string, error) {
 	return a.hashed(key), nil
 }
 
-// Hashed returns the key of an API key.
+// Hashed returns the key for an API key.
 func (a *APIKey[C]) Hashed(key string) (string, error) {
 	if key == "" {
 		return "", a.maker.None

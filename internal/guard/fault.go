@@ -8,17 +8,17 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Fault is why there is no decision.
+// Fault is the reason why there is no decision.
 type Fault int
 
 // The faults.
 const (
-	Unavailable   Fault = iota // the store, or something else of the limiter
-	Unidentified               // the call, which has no key
-	Misconfigured              // the configuration
+	Unavailable   Fault = iota // the store or another part of the limiter
+	Unidentified               // the call has no key
+	Misconfigured              // the configuration is wrong
 )
 
-// FaultOf returns why err came in place of a decision.
+// FaultOf returns why err was returned in place of a decision.
 func (m *KeyMaker[C]) FaultOf(err error) Fault {
 	switch {
 	case errors.Is(err, m.None), errors.Is(err, m.Ambiguous), errors.Is(err, ratelimit.ErrInvalidKey):
@@ -29,10 +29,10 @@ func (m *KeyMaker[C]) FaultOf(err error) Fault {
 	return Unavailable
 }
 
-// Alarm is what goes wrong now. The operator is told once a minute.
+// Alarm limits how often a recurring problem is logged, to once per minute.
 type Alarm struct{ next atomic.Int64 } // in Unix seconds
 
-// Due reports whether to tell now. If so, it is not due again for a minute.
+// Due reports whether to log now. If it returns true, it is not due again for a minute.
 func (a *Alarm) Due() bool {
 	now, next := time.Now().Unix(), a.next.Load()
 	due := now >= next || now < next-60 // the clock has stepped back

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Or else an error would be silent for as long as the wall clock was set back.
+// Otherwise, an error would not be logged for as long as the wall clock was set back.
 func TestAnAlarmIsDueAlsoAfterTheClockHasSteppedBack(t *testing.T) {
 	var a Alarm
 	a.next.Store(time.Now().Add(time.Hour).Unix())

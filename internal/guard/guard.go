@@ -1,6 +1,6 @@
-// Package guard has what packages httplimit and grpclimit share: the keys of calls, the options, and how a limiter is
-// asked about a call. Each of the two packages answers calls in its own way. The type parameter C is a call: an
-// *http.Request, or a call of gRPC.
+// Package guard is shared by packages httplimit and grpclimit: the keys of calls, the options, and
+// how a limiter is asked about a call. Each of the two packages answers calls in its own way. The
+// type parameter C is a call: an *http.Request, or a call of gRPC.
 package guard
 
 import (
@@ -15,17 +15,17 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Config holds what options set. Each method With… does the work of the option of that name.
+// Config is set by options. Each With… method does the work of the option with that name.
 type Config[C any] struct {
 	Admission
 	Key  Key[C]
 	Cost func(C) int  // nil: 1
 	Skip func(C) bool // nil: no call
 
-	Addr       func(C) netip.Addr // of a server; nil: that of Key, if it has one
-	InContext  bool               // of a server: handlers learn the decision
-	SlotRetry  time.Duration      // of a server; 0 unless set
-	CancelLost bool               // of a server
+	Addr       func(C) netip.Addr // for servers; nil: the address in Key, if it has one
+	InContext  bool               // for servers: handlers get the decision
+	SlotRetry  time.Duration      // for servers; 0 unless set
+	CancelLost bool               // for servers
 }
 
 // New returns the Config of l without options.
@@ -49,9 +49,9 @@ func Apply[C, O any](c *Config[C], opts []O, apply func(O) error) error {
 	}
 	switch {
 	case (c.hold != nil || c.SlotRetry > 0 || c.CancelLost) && !c.Holds():
-		return Invalid("WithSlots, WithSlotRetryAfter and WithCancelLost are for a limiter with slots (package inflight)")
+		return Invalid("WithSlots, WithSlotRetryAfter and WithCancelLost need a limiter that counts slots (package inflight)")
 	case c.waits && c.Refuse:
-		return Invalid("inflight.WaitUpTo beside WithoutWaiting")
+		return Invalid("inflight.WaitUpTo cannot be combined with WithoutWaiting")
 	}
 	return nil
 }
@@ -61,7 +61,7 @@ func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ratelimit.ErrInvalidOption}, args...)...)
 }
 
-// Given returns an error for an option whose argument is nil, unless ok.
+// Given returns an error for an option whose argument is nil, unless ok is true.
 func Given(ok bool, option string) error {
 	if !ok {
 		return Invalid("%s(nil)", option)
@@ -75,13 +75,13 @@ func (c *Config[C]) WithKey(k Key[C]) error {
 	return k.Check()
 }
 
-// WithClientAddr sets the Key that has the address.
+// WithClientAddr sets the Key that knows the address.
 func (c *Config[C]) WithClientAddr(k Key[C]) error {
 	if err := k.Check(); err != nil {
 		return err
 	}
 	if c.Addr = k.Addr; c.Addr == nil {
-		return Invalid("WithClientAddr: neither a PeerIP nor a ClientIP is in the Key")
+		return Invalid("WithClientAddr: the Key contains neither a PeerIP nor a ClientIP")
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func (c *Config[C]) WithSlotRetryAfter(d time.Duration) error {
 
 func above0(d time.Duration, option string) error {
 	if d <= 0 {
-		return Invalid("%s(%v)", option, d)
+		return Invalid("%s(%v), want above 0", option, d)
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func above0(d time.Duration, option string) error {
 // Skips reports whether a call bypasses the limiter.
 func (c *Config[C]) Skips(call C) bool { return c.Skip != nil && c.Skip(call) }
 
-// Costs returns how many events a call is.
+// Costs returns how many events a call costs.
 func (c *Config[C]) Costs(call C) int {
 	if c.Cost == nil {
 		return 1

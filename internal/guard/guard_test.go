@@ -18,7 +18,8 @@ import (
 
 var maker = &KeyMaker[string]{None: errors.New("none"), Ambiguous: errors.New("ambiguous")}
 
-// Of the examples in FIPS 180 and RFC 4231. Both transports would be wrong in the same way.
+// The examples are from FIPS 180 and RFC 4231, because both transports could be wrong in the same
+// way.
 func TestAnAPIKeyIsCountedByItsHash(t *testing.T) {
 	secret := []byte(strings.Repeat("\x0b", 20))
 	for _, c := range []struct {
@@ -44,11 +45,11 @@ func TestAnAPIKeyIsCountedByItsHash(t *testing.T) {
 func TestAnInvalidKeySaysWhy(t *testing.T) {
 	f := func(string) (string, error) { return "", nil }
 	for why, k := range map[string]Key[string]{
-		`KeyFunc("a:b", f): a name is not empty, has no colon and is not hexadecimal`: maker.Func("a:b", f),
-		`KeyFunc("team", nil)`: maker.Func("team", nil),
-		`User(nil)`:            maker.User(nil),
-		`First: no keys`:       maker.First(Checked("First", []Key[string](nil), func(k Key[string]) Key[string] { return k })),
-		`the zero Key`:         {},
+		`KeyFunc("a:b", f): want a name that is not empty, has no colon and is not a hexadecimal number`: maker.Func("a:b", f),
+		`KeyFunc("team", nil)`:         maker.Func("team", nil),
+		`User(nil)`:                    maker.User(nil),
+		`First: want at least one key`: maker.First(Checked("First", []Key[string](nil), func(k Key[string]) Key[string] { return k })),
+		`the zero Key: make one with a constructor, such as PeerIP`: {},
 	} {
 		_, err := k.Of("")
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)

@@ -9,10 +9,10 @@ import (
 
 // Key makes the text by which calls are counted together.
 type Key[C any] struct {
-	Kind string                  // what the text begins with; "" if Make returns all of it
+	Kind string                  // the beginning of the text; "" if Make returns all of it
 	Make func(C) (string, error) // nil for the zero Key
 	Addr func(C) netip.Addr      // of the client; nil if the Key does not know it
-	Err  error                   // of an invalid Key
+	Err  error                   // why the Key is invalid, or nil
 }
 
 // Of returns the text for a call, or the error of an invalid Key.
@@ -35,21 +35,21 @@ func (k *Key[C]) Text(call C) (string, error) {
 // Check returns the error of an invalid Key.
 func (k *Key[C]) Check() error {
 	if k.Err == nil && k.Make == nil {
-		return Invalid("the zero Key")
+		return Invalid("the zero Key: make one with a constructor, such as PeerIP")
 	}
 	return k.Err
 }
 
-// KeyMaker makes the Keys of a transport, which has errors of its own.
+// KeyMaker makes the Keys of a transport, which has its own errors.
 type KeyMaker[C any] struct {
 	None      error // a call has nothing of what a Key looks for
 	Ambiguous error // a call has several values where a Key looks for one
 }
 
-// Func is the Key of a function.
+// Func returns the Key of a function.
 func (m *KeyMaker[C]) Func(name string, f func(C) (string, error)) Key[C] {
 	if strings.Contains(name, ":") || strings.Trim(name, "0123456789abcdefABCDEF") == "" {
-		return Key[C]{Err: Invalid("KeyFunc(%q, f): a name is not empty, has no colon and is not hexadecimal", name)}
+		return Key[C]{Err: Invalid("KeyFunc(%q, f): want a name that is not empty, has no colon and is not a hexadecimal number", name)}
 	}
 	if f == nil {
 		return Key[C]{Err: Invalid("KeyFunc(%q, nil)", name)}
@@ -63,7 +63,7 @@ func (m *KeyMaker[C]) Func(name string, f func(C) (string, error)) Key[C] {
 	}}
 }
 
-// User is the Key of a function that finds the user.
+// User returns the Key of a function that finds the user.
 func (m *KeyMaker[C]) User(f func(C) string) Key[C] {
 	if f == nil {
 		return Key[C]{Err: Invalid("User(nil)")}
@@ -71,12 +71,13 @@ func (m *KeyMaker[C]) User(f func(C) string) Key[C] {
 	return m.Func("user", func(call C) (string, error) { return f(call), nil })
 }
 
-// Global is one key for all calls.
+// Global returns the same key for all calls.
 func (m *KeyMaker[C]) Global() Key[C] {
 	return Key[C]{Make: func(C) (string, error) { return "global", nil }}
 }
 
-// Combined is a netstring of each of keys. The arguments are those that [Checked] returns.
+// Combined returns a Key that makes a netstring of each of keys. The arguments are the results of
+// [Checked].
 func (m *KeyMaker[C]) Combined(keys []Key[C], err error) Key[C] {
 	return Key[C]{Err: err, Addr: addrOf(keys), Make: func(call C) (string, error) {
 		var room [128]byte
@@ -97,7 +98,8 @@ func (m *KeyMaker[C]) Combined(keys []Key[C], err error) Key[C] {
 	}}
 }
 
-// First is the first of keys whose error is not None. The arguments are those that [Checked] returns.
+// First returns a Key that uses the first of keys whose error is not None. The arguments are the
+// results of [Checked].
 func (m *KeyMaker[C]) First(keys []Key[C], err error) Key[C] {
 	return Key[C]{Err: err, Addr: addrOf(keys), Make: func(call C) (string, error) {
 		for i := range keys {
@@ -110,7 +112,7 @@ func (m *KeyMaker[C]) First(keys []Key[C], err error) Key[C] {
 	}}
 }
 
-// addrOf returns what finds the address of a client: that of the first key that has it.
+// addrOf returns the Addr of the first key that has one.
 func addrOf[C any](keys []Key[C]) func(C) netip.Addr {
 	for i := range keys {
 		if keys[i].Addr != nil {
@@ -120,10 +122,10 @@ func addrOf[C any](keys []Key[C]) func(C) netip.Addr {
 	return nil
 }
 
-// Checked returns the Keys inside of the arguments of a constructor, or the error of an invalid one.
+// Checked returns the Keys in the arguments of a constructor, or the error of an invalid one.
 func Checked[K, C any](constructor string, of []K, inside func(K) Key[C]) ([]Key[C], error) {
 	if len(of) == 0 {
-		return nil, Invalid("%s: no keys", constructor)
+		return nil, Invalid("%s: want at least one key", constructor)
 	}
 	keys := make([]Key[C], len(of))
 	for i, k := range of {

@@ -1,9 +1,9 @@
-// Package isnil finds what is nil inside an interface that is not.
+// Package isnil detects nil values inside interfaces that are not nil.
 package isnil
 
 import "reflect"
 
-// Is says whether x is nil, or holds a nil pointer, func, map, slice or channel.
+// Is reports whether x is nil, or holds a nil pointer, func, map, slice or channel.
 func Is(x any) bool {
 	if x == nil {
 		return true

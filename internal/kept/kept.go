@@ -1,4 +1,4 @@
-// Package kept is a context that knows what limit functions have said.
+// Package kept is a context that remembers the results of limit functions.
 package kept
 
 import (
@@ -7,18 +7,19 @@ import (
 	"sync"
 )
 
-// Limits are those of the last decisions on keys. L is ratelimit.Limit.
+// Limits are the limits of the last decisions on keys. L is ratelimit.Limit.
 type Limits[L any] struct {
 	context.Context
-	outer *Limits[L] // knows what this one does; nil if there is none
+	outer *Limits[L] // gets everything that this one does; nil if there is none
 	once  bool
 
 	mu     sync.Mutex
-	first  [1]limit[L] // in place, as there is seldom more than one function
+	first  [1]limit[L] // in place, because there is seldom more than one function
 	limits []limit[L]
 }
 
-// most is how many limits are kept. A request has a few. The handler of a stream may ask for any number.
+// most is how many limits are kept. A request has a few. The handler of a stream may ask for any
+// number.
 const most = 64
 
 type limit[L any] struct {
@@ -29,14 +30,15 @@ type limit[L any] struct {
 
 type inContext[L any] struct{}
 
-// New returns Limits in ctx. once is whether none is asked for twice: all calls are for one decision.
+// New returns Limits in ctx. If once is true, no function is called twice, because all calls are
+// for one decision.
 func New[L any](ctx context.Context, once bool) *Limits[L] {
 	k := &Limits[L]{Context: ctx, outer: In[L](ctx), once: once}
 	k.limits = k.first[:0]
 	return k
 }
 
-// In returns the Limits of ctx, nil if it has none.
+// In returns the Limits of ctx, or nil if it has none.
 func In[L any](ctx context.Context) *Limits[L] {
 	k, _ := ctx.Value(inContext[L]{}).(*Limits[L])
 	return k
@@ -95,7 +97,7 @@ func (k *Limits[L]) Find(of any, key string) (l L, ok bool) {
 	return l, false
 }
 
-// index is where the limit of key is, or -1. k.mu is held.
+// index returns the index of the limit of key, or -1. The caller holds k.mu.
 func (k *Limits[L]) index(of any, key string) int {
 	return slices.IndexFunc(k.limits, func(l limit[L]) bool { return l.of == of && l.key == key })
 }

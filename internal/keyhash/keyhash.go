@@ -1,5 +1,5 @@
-// Package keyhash makes hashes that stand for keys in what wrappers remember: a key's own
-// bytes may be many, and belong to the caller.
+// Package keyhash makes hashes that stand for keys in the memory of wrappers. A key itself may be
+// long, and its bytes belong to the caller.
 package keyhash
 
 import (
@@ -8,10 +8,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Hash is 128 bits of a key, so that no two keys meet.
+// Hash is a 128-bit hash of a key, so that no two keys collide.
 type Hash struct{ Hi, Lo uint64 }
 
-// Seeds make the hashes of one wrapper its own. The zero Seeds cannot be used.
+// Seeds make the hashes of each wrapper different. The zero Seeds cannot be used.
 type Seeds struct{ hi, lo maphash.Seed }
 
 // New returns random Seeds.
@@ -29,7 +29,8 @@ func (s Seeds) In(ns *store.Namespace, key string) Hash {
 	return Hash{h.Hi ^ hi, h.Lo ^ lo}
 }
 
-// After returns the hash of a list of keys with their limits: of those that before is of, and then of key.
+// After returns the hash of a list of keys with their limits. before is the hash of all keys but
+// the last, which is key.
 func (s Seeds) After(before Hash, ns *store.Namespace, key string, l store.Limit) Hash {
 	next := struct {
 		before, key Hash

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// New returns an All of limits, with policies named as "api/s" and "api/h".
+// New returns an All of limits, with policies named like "api/s" and "api/h".
 func New(t testing.TB, algorithm string, s store.Store, name string, limits ...ratelimit.Limit) *ratelimit.All {
 	t.Helper()
 	limiters := make([]ratelimit.Limiter, len(limits))

@@ -1,4 +1,4 @@
-// Package pending has the calls that wait until another goroutine has their answer.
+// Package pending holds calls that wait until another goroutine has their answer.
 package pending
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Call is a call that waits for a T. Whichever side sets done first, the caller leaving or the
-// other one answering, decides which it is.
+// Call is a call that waits for a T. Either the caller leaves or another goroutine answers,
+// whichever sets done first.
 type Call[T any] struct {
 	done  atomic.Bool
 	ready chan struct{} // closed when the answer is there
@@ -24,15 +24,15 @@ type Call[T any] struct {
 	panicked any
 }
 
-// New returns a call that waits.
+// New returns a waiting call.
 func New[T any]() *Call[T] { return &Call[T]{ready: make(chan struct{})} }
 
-// Answer answers c. It is false if c has left, or has an answer.
+// Answer answers c. It returns false if c has left or already has an answer.
 func (c *Call[T]) Answer(answer T, err error) bool {
 	return c.end(func() { c.answer, c.err = answer, err })
 }
 
-// Panic has Wait panic with p, on the goroutine of the caller, who may expect it.
+// Panic makes Wait panic with p on the goroutine of the caller, which may expect it.
 func (c *Call[T]) Panic(p any) { c.end(func() { c.panicked = p }) }
 
 func (c *Call[T]) end(answer func()) bool {
@@ -44,22 +44,24 @@ func (c *Call[T]) end(answer func()) bool {
 	return true
 }
 
-// Patience is for how long calls wait that may wait for several calls of a store: until it has not answered for
-// as long as one of them may take. Of a store that does not say how long that is it has no end.
+// Patience limits how long calls wait that may need several calls to a store: until the store has
+// not answered for as long as one call may take. If the store does not report how long that is,
+// there is no limit.
 type Patience struct {
 	timeout time.Duration
 	waves   *waves.Waves
-	heard   atomic.Int64 // when the store has answered last, since the beginning of the waves
+	heard   atomic.Int64 // when the store last answered, relative to waves.Base
 }
 
-// grace is the part of a timeout for which a call still waits after it: the error of the store says more.
+// grace is the fraction of a timeout (1/16) for which a call waits longer, because the store's own
+// error has more information.
 const grace = 16
 
-// longest is the longest timeout that is kept: a longer one has no end, and a time to which it is added may
-// overflow.
+// longest is the longest timeout that is used. Longer ones count as infinite, because adding them
+// to a time may overflow.
 const longest = 100 * 365 * 24 * time.Hour
 
-// PatienceWith is that of calls of s.
+// PatienceWith returns the Patience for calls to s.
 func PatienceWith(s store.Store) *Patience {
 	p := &Patience{timeout: see.Timeout(s)}
 	if p.timeout > 0 && p.timeout <= longest {
@@ -68,20 +70,21 @@ func PatienceWith(s store.Store) *Patience {
 	return p
 }
 
-// Heard notes that the store has answered, unless err says that it has not.
+// Heard records that the store has answered, unless err shows that it has not.
 func (p *Patience) Heard(err error) {
 	if p.waves != nil && answers(err) {
 		p.heard.Store(int64(time.Since(p.waves.Base)))
 	}
 }
 
-// answers reports whether only an answer can have made err. A call that has not reached the store fails in other
-// ways.
+// answers reports whether err can only come from an answer. A call that does not reach the store
+// fails in other ways.
 func answers(err error) bool {
 	return err == nil || errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrClock) || errors.Is(err, store.ErrOutOfMemory)
 }
 
-// after is closed when the store should have answered that was asked, or has answered, at since.
+// after returns a channel that is closed when a store that was asked, or last answered, at since
+// should have answered.
 func (p *Patience) after(since time.Time) <-chan struct{} {
 	if p.waves == nil {
 		return nil
@@ -89,7 +92,7 @@ func (p *Patience) after(since time.Time) <-chan struct{} {
 	return p.waves.After(since.Add(p.timeout + p.timeout/grace)).Over
 }
 
-// Wait returns the answer, or leaves when ctx ends, or the patience.
+// Wait returns the answer, or leaves when ctx ends or the patience is exhausted.
 func (c *Call[T]) Wait(ctx context.Context, p *Patience) (T, error) {
 	for since, over := time.Now(), false; !over; {
 		select {
@@ -107,14 +110,14 @@ func (c *Call[T]) Wait(ctx context.Context, p *Patience) (T, error) {
 		if err := ctx.Err(); err != nil {
 			return none, err
 		}
-		return none, fmt.Errorf("%w: no reply for several calls (timeout %v), the outcome is unknown", store.ErrTimeout, p.timeout)
+		return none, fmt.Errorf("%w: the store did not answer in time (timeout %v), so the outcome is unknown", store.ErrTimeout, p.timeout)
 	}
-	<-c.ready // or the answer is being written
+	<-c.ready // otherwise the answer is being written
 	if c.panicked != nil {
 		panic(c.panicked)
 	}
 	return c.answer, c.err
 }
 
-// Done reports whether c does not wait any more.
+// Done reports whether c no longer waits.
 func (c *Call[T]) Done() bool { return c.done.Load() }

@@ -47,7 +47,7 @@ func TestAPanicIsTheCallers(t *testing.T) {
 	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), new(pending.Patience)) })
 }
 
-// Who waits for several calls of a store leaves when one of them should have ended.
+// A caller that waits for several calls to a store leaves when one of them should have ended.
 func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := pending.PatienceWith(testkit.Hanging{})
@@ -98,7 +98,7 @@ type times struct {
 
 func (s times) Timeout() time.Duration { return s.out }
 
-// A timeout that is as good as none is no time that has passed.
+// A timeout that is practically infinite must not count as passed.
 func TestOfATimeoutWithoutAnEndThePatienceHasNone(t *testing.T) {
 	for _, timeout := range []time.Duration{math.MaxInt64, math.MaxInt64/17*16 + 17, math.MaxInt64 / 17 * 16, 100 * 365 * 24 * time.Hour, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestOfATimeoutWithoutAnEndThePatienceHasNone(t *testing.T) {
 	}
 }
 
-// Of a caller that leaves and one that answers, one is told that it did.
+// If a caller leaves while another goroutine answers, exactly one of them succeeds.
 func TestAnAnswerIsGivenOrNot(t *testing.T) {
 	for range 2000 {
 		c := pending.New[int]()

@@ -184,7 +184,7 @@ func (l *limiter) kind() queue.Kind {
 }
 
 // decide does what AllowWithin of such a limiter does.
-func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
+func (l *limiter) decide(n int, d time.Duration) (queue.Answer, permit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
@@ -192,7 +192,7 @@ func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
 	if l.name == "leaky_bucket" {
 		turn = latest(turn, l.state.empty(now))
 	}
-	a := queue.Decision{Limit: l.limit, Remaining: l.state.left(now)}
+	a := queue.Answer{Limit: l.limit, Remaining: l.state.left(now)}
 	allowed := n <= l.limit && !turn.After(now)
 	switch l.name {
 	case "token_bucket":
@@ -223,7 +223,7 @@ func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
 		a.Remaining, a.ResetAfter = 0, 0
 	case l.joint:
 		own := a
-		a.Part(queue.Plain, 1, queue.Decision{Limit: 1_000_000, Remaining: 990_000, ResetAfter: 24 * time.Hour})
+		a.Part(queue.Plain, 1, queue.Answer{Limit: 1_000_000, Remaining: 990_000, ResetAfter: 24 * time.Hour})
 		a.Part(queue.Unknown, 1, own)
 		a.ResetAfter = 24 * time.Hour
 	}
@@ -256,7 +256,7 @@ type asker struct {
 	held permit
 }
 
-func (a *asker) Ask(_ context.Context, d time.Duration) (queue.Decision, error) {
+func (a *asker) Ask(_ context.Context, d time.Duration) (queue.Answer, error) {
 	a.mu.Lock()
 	a.asked++
 	a.underWay++
@@ -271,17 +271,17 @@ func (a *asker) Ask(_ context.Context, d time.Duration) (queue.Decision, error) 
 	}()
 	if a.fail != nil {
 		if err := a.fail(); err != nil {
-			return queue.Decision{}, err
+			return queue.Answer{}, err
 		}
 	}
-	var decision queue.Decision
+	var decision queue.Answer
 	decision, a.held = a.decide(a.n, d)
 	if a.lose != nil {
 		if err := a.lose(); err != nil {
 			a.mu.Lock()
 			a.lost += a.held.n
 			a.mu.Unlock()
-			return queue.Decision{}, err
+			return queue.Answer{}, err
 		}
 	}
 	return decision, nil
@@ -302,7 +302,7 @@ func (a *asker) Take(p any)  { a.held = p.(permit) }
 
 // answer is how a wait ended.
 type answer struct {
-	queue.Decision
+	queue.Answer
 	err   error
 	n     int
 	end   time.Time

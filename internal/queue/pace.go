@@ -58,8 +58,8 @@ const Never time.Duration = 1<<63 - 1
 // Forever is a patience without limit.
 const Forever = 100 * 365 * 24 * time.Hour
 
-// Decision is the part of a limiter's answer that a queue needs.
-type Decision struct {
+// Answer is the part of a limiter's answer that a queue needs.
+type Answer struct {
 	Allowed          bool
 	Limit, Remaining int
 	RetryAfter       time.Duration
@@ -82,7 +82,7 @@ type Decision struct {
 // Part adds p to d: the decision of one of several limits that have decided together, of the given
 // kind and in units of n events. n is 1, or the events of a call if calls are counted. The
 // ResetAfter of d may come from another limit than its Remaining.
-func (d *Decision) Part(kind Kind, n int, p Decision) {
+func (d *Answer) Part(kind Kind, n int, p Answer) {
 	p.Limit, p.Remaining = max(p.Limit/n, min(p.Limit, 1)), p.Remaining/n
 	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
 		d.Limit, d.Remaining = p.Limit, p.Remaining
@@ -100,7 +100,7 @@ func (d *Decision) Part(kind Kind, n int, p Decision) {
 // step returns the time from one event to the next while the limit is exhausted: the charged events
 // are gone within ResetAfter. It is exact for the two buckets, and a mean for the windows. It is 0
 // if d does not show it.
-func (d *Decision) step(kind Kind) time.Duration {
+func (d *Answer) step(kind Kind) time.Duration {
 	if d.parts {
 		return d.partStep
 	}
@@ -129,7 +129,7 @@ type pace struct {
 	kind      Kind
 	room      int           // number of events that fit now
 	turns     bool          // the limiter gives out turns
-	ahead     int           // 1 after an early admission, -1 after a denial; shows whether asking early helps
+	early     int           // 1 after an early admission, -1 after a denial; shows whether asking early helps
 	base      time.Time     // the next event fits one step after it; zero if it is not known
 	placed    bool          // waiters that came before base was known have been refused if their turn is too late
 	step      time.Duration // from one event to the next; 0 if it is not known
@@ -184,12 +184,12 @@ func (p *pace) due(n int) time.Time {
 // a part of an event. After a denial, it is a guess for fewer events.
 func (p *pace) guesses(n int) bool {
 	switch {
-	case p.ahead < 0:
+	case p.early < 0:
 		return n < p.denied
 	case p.kind >= Turns:
 		return p.told
 	}
-	return p.ahead == 0 || p.kind != Bucket
+	return p.early == 0 || p.kind != Bucket
 }
 
 // earliest returns a time before which n events do not fit, and nobody gets a permit for them, as
@@ -202,7 +202,7 @@ func (p *pace) earliest(n int) (t time.Time) {
 	if p.guesses(n) && !due.IsZero() { // it may hold a part of an event
 		due = due.Add(-p.step)
 	}
-	if (p.kind == Bucket || p.ahead > 0) && due.After(t) {
+	if (p.kind == Bucket || p.early > 0) && due.After(t) {
 		return due
 	}
 	return t
@@ -241,7 +241,7 @@ func (p *pace) several(n int, ahead bool) bool {
 	case p.kind == Unknown && time.Duration(p.pending)*p.longest > p.lead(0): // more may be denied
 		return false
 	}
-	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.ahead >= 0 && !p.plain)
+	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.early >= 0 && !p.plain)
 }
 
 // lead returns how long before its time a permit is asked for, so that the answer arrives in time.
@@ -263,13 +263,13 @@ func (p *pace) heard(a *question, now time.Time) time.Time {
 }
 
 // heed takes the step from d.
-func (p *pace) heed(d *Decision) {
+func (p *pace) heed(d *Answer) {
 	p.step, p.told, p.plain = d.step(p.kind), d.parts, d.partPlain
 	p.longest = max(p.step, p.longest-p.longest/4)
 }
 
 // admitted learns from an admission.
-func (p *pace) admitted(d *Decision, a *question, now time.Time) {
+func (p *pace) admitted(d *Answer, a *question, now time.Time) {
 	at := p.heard(a, now)
 	p.notBefore, p.rest, p.since, p.denied = time.Time{}, time.Time{}, time.Time{}, 0
 	counted := d.Limit > 0 // otherwise others need not wait
@@ -281,8 +281,8 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	} else {
 		at = at.Add(d.Delay)
 	}
-	if p.ahead = 0; d.Delay > 0 && (!d.parts || d.partEarly) {
-		p.ahead = 1
+	if p.early = 0; d.Delay > 0 && (!d.parts || d.partEarly) {
+		p.early = 1
 	}
 	// It is not known which of the questions in progress came before. Nor is it known whether this
 	// answer is still true, if a later question was answered faster.
@@ -299,24 +299,24 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 }
 
 // refused learns from a denial with room for the events, whose turn is only too far away.
-func (p *pace) refused(d *Decision, a *question, now time.Time) {
+func (p *pace) refused(d *Answer, a *question, now time.Time) {
 	p.heard(a, now)
 	if p.kind == Unknown {
 		p.kind = Turns
 	}
-	p.turns, p.room, p.base, p.denied, p.ahead = true, d.Remaining, now, 0, 0
+	p.turns, p.room, p.base, p.denied, p.early = true, d.Remaining, now, 0, 0
 	p.notBefore = now.Add(min(d.RetryAfter, Forever) + a.within)
 }
 
 // exhausted learns from any other denial. At RetryAfter, the same question is admitted. Only for
 // the buckets is it known what that means for more or fewer events.
-func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
+func (p *pace) exhausted(d *Answer, a *question, now time.Time) {
 	p.heard(a, now)
 	p.answered = max(p.answered, a.order)
 	p.heed(d)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.placed = p.placed && p.ahead != 0 // otherwise base was a guess
-	p.rest, p.notBefore, p.denied, p.ahead = now.Add(leastPause), due, a.n, -1
+	p.placed = p.placed && p.early != 0 // otherwise base was a guess
+	p.rest, p.notBefore, p.denied, p.early = now.Add(leastPause), due, a.n, -1
 	p.room, p.base = 0, due.Add(-p.span(a.n))
 	if p.since.IsZero() {
 		p.since = now

@@ -42,14 +42,14 @@ type queue struct {
 	shard *shard
 	pace
 
-	line     list.List // of *Waiter, in order of arrival
+	waiters  list.List // in order of arrival, of *Waiter
 	arrivals uint64
-	events   int       // of all waiters in the line
-	largest  int       // no waiter in the line wants more
-	soonest  time.Time // no waiter in the line has an earlier end; zero if the line is empty
+	events   int       // of all waiters in the queue
+	largest  int       // no waiter in the queue wants more
+	soonest  time.Time // no waiter in the queue has an earlier end; zero if it is empty
 	holders  int       // waiters with a permit that sleep until its time
 
-	latest   Decision // for waiters that are refused without asking
+	latest   Answer // for waiters that are refused without asking
 	latestAt time.Time
 	err      error         // of an unavailable store; the next question may succeed
 	failedAt time.Time     // when err came first
@@ -61,7 +61,7 @@ type queue struct {
 // each call.
 func lock(i id, kind Kind) *queue {
 	v := reflect.ValueOf(i.limiter)
-	if i.limiter == nil || v.Kind() != reflect.Pointer && !v.Comparable() || i != i { //nolint:gocritic,staticcheck // NaN
+	if v.Kind() != reflect.Pointer && (i.limiter == nil || !v.Comparable() || i != i) { //nolint:gocritic,staticcheck // NaN
 		q := &queue{shard: new(shard), pace: pace{kind: kind}}
 		q.shard.mu.Lock()
 		return q
@@ -83,11 +83,11 @@ func lock(i id, kind Kind) *queue {
 	return q
 }
 
-func (q *queue) empty() bool { return q.pending == 0 && q.line.Len() == 0 && q.holders == 0 }
+func (q *queue) empty() bool { return q.pending == 0 && q.waiters.Len() == 0 && q.holders == 0 }
 
 // first returns the waiter that may ask next, or nil if there is none.
 func (q *queue) first() *Waiter {
-	if e := q.line.Front(); e != nil {
+	if e := q.waiters.Front(); e != nil {
 		return e.Value.(*Waiter)
 	}
 	return nil
@@ -105,7 +105,7 @@ func (q *queue) moved() {
 	}
 }
 
-// insert puts w in its place by arrival. That is the end of the line, except for waiters that have
+// insert puts w in its place by arrival. That is the end of the queue, except for waiters that have
 // asked and were denied: they belong at the front.
 func (q *queue) insert(w *Waiter) {
 	if w.wake == nil {
@@ -113,15 +113,15 @@ func (q *queue) insert(w *Waiter) {
 	}
 	q.events += w.N
 	q.bounds(w)
-	if last := q.line.Back(); last == nil || last.Value.(*Waiter).arrival < w.arrival {
-		w.place = q.line.PushBack(w)
+	if last := q.waiters.Back(); last == nil || last.Value.(*Waiter).arrival < w.arrival {
+		w.element = q.waiters.PushBack(w)
 		return
 	}
-	e := q.line.Front()
+	e := q.waiters.Front()
 	for e.Value.(*Waiter).arrival < w.arrival {
 		e = e.Next()
 	}
-	w.place = q.line.InsertBefore(w, e)
+	w.element = q.waiters.InsertBefore(w, e)
 }
 
 // bounds updates largest and soonest for w.
@@ -132,19 +132,19 @@ func (q *queue) bounds(w *Waiter) {
 	}
 }
 
-// remove takes w out of the line, if it is there.
+// remove takes w out of the queue, if it is there.
 func (q *queue) remove(w *Waiter) {
-	if w.place != nil {
-		q.line.Remove(w.place)
-		w.place = nil
+	if w.element != nil {
+		q.waiters.Remove(w.element)
+		w.element = nil
 		q.events -= w.N
 	}
 }
 
 // remember keeps an answer for waiters that will not ask. It refuses waiters that want more than
 // the limit, and waiters whose permit is known to come too late. Waiters that arrive later check
-// their own place in the line.
-func (q *queue) remember(d Decision, now time.Time) {
+// their own place in the queue.
+func (q *queue) remember(d Answer, now time.Time) {
 	if d.Allowed { // keep the information of the last denial
 		d.Told = q.latest.Told
 	}
@@ -158,7 +158,7 @@ func (q *queue) remember(d Decision, now time.Time) {
 	q.placed = !q.base.IsZero()
 	q.largest, q.soonest = 0, time.Time{}
 	before := 0 // events of the waiters that stay
-	for e := q.line.Front(); e != nil; {
+	for e := q.waiters.Front(); e != nil; {
 		w := e.Value.(*Waiter)
 		e = e.Next()
 		turn := q.earliest(before + w.N)
@@ -187,10 +187,10 @@ func (q *queue) never(n int, now time.Time) bool {
 }
 
 // denial returns a denial for waiters that would be due at t, made from the latest decision.
-func (q *queue) denial(t, now time.Time) Decision {
+func (q *queue) denial(t, now time.Time) Answer {
 	retry := max(t.Sub(now), time.Microsecond)
 	reset := q.latest.ResetAfter - now.Sub(q.latestAt)
-	return Decision{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
+	return Answer{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
 }
 
 // renew lets the first waiter ask immediately, if it would not ask for a long time and the last

@@ -17,7 +17,7 @@ import (
 // reply is a limiter's answer to a question, after a round trip.
 type reply struct {
 	trip time.Duration
-	queue.Decision
+	queue.Answer
 	err    error
 	panics bool
 }
@@ -46,7 +46,7 @@ type caller struct {
 	*script
 	n int
 
-	queue.Decision
+	queue.Answer
 	err   error
 	ended time.Duration // since the script began; 0 if it still waits
 	panic any
@@ -65,20 +65,20 @@ func play(t *testing.T, kind queue.Kind, replies []reply, test func(t *testing.T
 	})
 }
 
-func (c *caller) Ask(_ context.Context, d time.Duration) (queue.Decision, error) {
+func (c *caller) Ask(_ context.Context, d time.Duration) (queue.Answer, error) {
 	c.mu.Lock()
 	i := len(c.asked)
 	c.asked = append(c.asked, question{time.Since(c.began), c.n, d})
 	c.mu.Unlock()
 	if i >= len(c.replies) {
-		return queue.Decision{Allowed: true, Limit: 1000, Remaining: 999, ResetAfter: time.Millisecond}, nil
+		return queue.Answer{Allowed: true, Limit: 1000, Remaining: 999, ResetAfter: time.Millisecond}, nil
 	}
 	r := c.replies[i]
 	time.Sleep(r.trip)
 	if r.panics {
 		panic("the limiter is broken")
 	}
-	return r.Decision, r.err
+	return r.Answer, r.err
 }
 
 func (c *caller) Refund(context.Context) error {
@@ -114,7 +114,7 @@ func (s *script) joinWith(ctx context.Context, n int, w queue.Waiter) *caller {
 			p := recover()
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			c.Decision, c.err, c.ended, c.panic = w.Answer, err, max(1, time.Since(s.began)), p
+			c.Answer, c.err, c.ended, c.panic = w.Answer, err, max(1, time.Since(s.began)), p
 		}()
 		err = w.Wait(ctx)
 	})
@@ -163,24 +163,24 @@ func (c *caller) refusedUnasked(t *testing.T) {
 }
 
 // admitted returns an admission by a limit, after which left events remain.
-func admitted(limit, left int, reset time.Duration) queue.Decision {
-	return queue.Decision{Allowed: true, Limit: limit, Remaining: left, ResetAfter: reset}
+func admitted(limit, left int, reset time.Duration) queue.Answer {
+	return queue.Answer{Allowed: true, Limit: limit, Remaining: left, ResetAfter: reset}
 }
 
 // ahead is admitted with a turn after delay.
-func ahead(limit, left int, reset, delay time.Duration) queue.Decision {
+func ahead(limit, left int, reset, delay time.Duration) queue.Answer {
 	d := admitted(limit, left, reset)
 	d.Delay = delay
 	return d
 }
 
 // denied returns a denial by a limit.
-func denied(limit, left int, reset, retry time.Duration) queue.Decision {
-	return queue.Decision{Limit: limit, Remaining: left, ResetAfter: reset, RetryAfter: retry}
+func denied(limit, left int, reset, retry time.Duration) queue.Answer {
+	return queue.Answer{Limit: limit, Remaining: left, ResetAfter: reset, RetryAfter: retry}
 }
 
 // of adds the answer of one of several limits to d, and returns the result.
-func of(d queue.Decision, kind queue.Kind, p queue.Decision) queue.Decision {
+func of(d queue.Answer, kind queue.Kind, p queue.Answer) queue.Answer {
 	d.Part(kind, 1, p)
 	return d
 }
@@ -204,18 +204,18 @@ func TestALimitOfEventsIsToldInCalls(t *testing.T) {
 		{2, [2]int{100, 3}, [2]int{0, 0}, [2]int{100, 3}, "no limit"},
 		{10, [2]int{100, 3}, [2]int{5, 5}, [2]int{1, 0}, "it is a limit, though none of a call"},
 	} {
-		d := queue.Decision{Allowed: true, Limit: c.told[0], Remaining: c.told[1]}
-		d.Part(queue.Plain, c.n, queue.Decision{Limit: c.part[0], Remaining: c.part[1]})
+		d := queue.Answer{Allowed: true, Limit: c.told[0], Remaining: c.told[1]}
+		d.Part(queue.Plain, c.n, queue.Answer{Limit: c.part[0], Remaining: c.part[1]})
 		require.Equal(t, c.want, [2]int{d.Limit, d.Remaining}, c)
 	}
 }
 
 // After an error, earlier knowledge may be wrong, because the questions in progress may be lost.
-// The callers in the line therefore wait for an answer.
+// The callers in the queue therefore wait for an answer.
 func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
-	slow := reply{trip: 2 * time.Second, Decision: admitted(20, 3, time.Second)}
+	slow := reply{trip: 2 * time.Second, Answer: admitted(20, 3, time.Second)}
 	play(t, queue.Plain, []reply{
-		{trip: time.Second, Decision: admitted(20, 10, time.Second)}, {trip: 500 * ms, err: errLost}, slow, slow, slow, slow,
+		{trip: time.Second, Answer: admitted(20, 10, time.Second)}, {trip: 500 * ms, err: errLost}, slow, slow, slow, slow,
 	}, func(t *testing.T, s *script) {
 		for range 6 {
 			s.join(t.Context(), 1)
@@ -228,7 +228,7 @@ func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
 	})
 	away := reply{trip: 10 * ms, err: errAway}
 	play(t, queue.Bucket, []reply{ // fast and far: several were asked for ahead
-		{trip: 100 * ms, Decision: admitted(10, 0, 100*ms)}, away, away, away, {trip: 50 * ms, Decision: admitted(10, 0, 100*ms)},
+		{trip: 100 * ms, Answer: admitted(10, 0, 100*ms)}, away, away, away, {trip: 50 * ms, Answer: admitted(10, 0, 100*ms)},
 	}, func(t *testing.T, s *script) {
 		for range 4 {
 			s.join(t.Context(), 1)
@@ -243,8 +243,8 @@ func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
 // A failed question has charged nothing, so no caller waits because of it.
 func TestALostQuestionPutsNobodyBack(t *testing.T) {
 	play(t, queue.Bucket, []reply{
-		{trip: 800 * ms, Decision: admitted(10, 2, 8*time.Second)},
-		{trip: 800 * ms, Decision: ahead(10, 0, 10*time.Second, 5*ms)}, {trip: 500 * ms, err: errLost},
+		{trip: 800 * ms, Answer: admitted(10, 2, 8*time.Second)},
+		{trip: 800 * ms, Answer: ahead(10, 0, 10*time.Second, 5*ms)}, {trip: 500 * ms, err: errLost},
 	}, func(t *testing.T, s *script) {
 		for range 4 {
 			s.join(t.Context(), 1)
@@ -253,7 +253,7 @@ func TestALostQuestionPutsNobodyBack(t *testing.T) {
 		require.InDelta(t, 2200*ms, s.sent(t, 4)[3], float64(200*ms), "a second after the decision on the last")
 	})
 	play(t, queue.Bucket, []reply{
-		{trip: 10 * ms, Decision: ahead(10, 0, 10*time.Second, ms)}, {panics: true},
+		{trip: 10 * ms, Answer: ahead(10, 0, 10*time.Second, ms)}, {panics: true},
 	}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		broken := s.join(t.Context(), 1)
@@ -269,7 +269,7 @@ func TestALostQuestionPutsNobodyBack(t *testing.T) {
 // many.
 func TestWhatIsNeverAdmittedHoldsUpNobody(t *testing.T) {
 	play(t, queue.Bucket, []reply{
-		{trip: 10 * ms, Decision: ahead(10, 0, 10*time.Second, ms)}, {Decision: denied(3, 0, 3*time.Second, queue.Never)},
+		{trip: 10 * ms, Answer: ahead(10, 0, 10*time.Second, ms)}, {Answer: denied(3, 0, 3*time.Second, queue.Never)},
 	}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		five, four, one := s.join(t.Context(), 5), s.join(t.Context(), 4), s.join(t.Context(), 1)
@@ -286,8 +286,8 @@ func TestWhatIsNeverAdmittedHoldsUpNobody(t *testing.T) {
 // Each outage begins with a pause, even for a question that was sent before the last outage.
 func TestAnOldQuestionThatFailsIsNotAskedAgainAtOnce(t *testing.T) {
 	play(t, queue.Plain, []reply{
-		{trip: time.Second, Decision: admitted(20, 10, time.Second)},
-		{trip: 10 * time.Second, err: errAway}, {trip: time.Second, err: errAway}, {trip: 2 * time.Second, Decision: admitted(20, 10, time.Second)},
+		{trip: time.Second, Answer: admitted(20, 10, time.Second)},
+		{trip: 10 * time.Second, err: errAway}, {trip: time.Second, err: errAway}, {trip: 2 * time.Second, Answer: admitted(20, 10, time.Second)},
 	}, func(t *testing.T, s *script) {
 		for range 4 {
 			s.join(t.Context(), 1)
@@ -319,7 +319,7 @@ func TestWhoComesInAnOutageDoesNotEndThePause(t *testing.T) {
 // A denial for an hour may be outdated, for example after a Reset. The first caller therefore asks
 // again when another one arrives, but at most once per second.
 func TestWhoComesLetsTheFirstLookWhetherADenialStillHolds(t *testing.T) {
-	no := reply{Decision: denied(1, 0, time.Hour, time.Hour)}
+	no := reply{Answer: denied(1, 0, time.Hour, time.Hour)}
 	play(t, queue.Plain, []reply{no, no}, func(t *testing.T, s *script) {
 		first := s.join(t.Context(), 1)
 		for _, at := range []time.Duration{500 * ms, 2 * time.Second, 2500 * ms, 3500 * ms} {
@@ -336,7 +336,7 @@ func TestWhoComesLetsTheFirstLookWhetherADenialStillHolds(t *testing.T) {
 // ask, not to wait for.
 func TestTheResetOfAnUnknownLimitIsNotTheNextTurn(t *testing.T) {
 	for _, kind := range []queue.Kind{queue.Unknown, queue.Turns, queue.Foreign} {
-		play(t, kind, []reply{{trip: ms, Decision: admitted(1, 0, 150*ms)}}, func(t *testing.T, s *script) {
+		play(t, kind, []reply{{trip: ms, Answer: admitted(1, 0, 150*ms)}}, func(t *testing.T, s *script) {
 			s.join(t.Context(), 1)
 			s.join(t.Context(), 1)
 			s.wg.Wait()
@@ -354,11 +354,11 @@ func TestTheNextIsAskedForWhenItFits(t *testing.T) {
 		first    reply
 		from, to time.Duration
 	}{
-		"three of five are there": {queue.Bucket, 5, reply{trip: 2 * ms, Decision: admitted(10, 3, 350*ms)}, 80 * ms, 101 * ms},
-		"one limit is exhausted":  {queue.Early, 1, reply{trip: 2 * ms, Decision: of(of(admitted(10, 0, 900*ms), queue.Plain, slow), queue.Bucket, fast)}, 2 * ms, 20 * ms},
-		"few in the line":         {queue.Bucket, 1, reply{trip: 2 * ms, Decision: ahead(10, 0, 400*ms, ms)}, 20 * ms, 42 * ms},
-		"a denial from far away":  {queue.Bucket, 1, reply{trip: 60 * ms, Decision: denied(1, 0, time.Second, time.Second)}, 900 * ms, 1012 * ms},
-		"a guess":                 {queue.Plain, 1, reply{trip: 2 * ms, Decision: admitted(10, 0, 400*ms)}, 30 * ms, 42 * ms},
+		"three of five are there": {queue.Bucket, 5, reply{trip: 2 * ms, Answer: admitted(10, 3, 350*ms)}, 80 * ms, 101 * ms},
+		"one limit is exhausted":  {queue.Early, 1, reply{trip: 2 * ms, Answer: of(of(admitted(10, 0, 900*ms), queue.Plain, slow), queue.Bucket, fast)}, 2 * ms, 20 * ms},
+		"few in the queue":        {queue.Bucket, 1, reply{trip: 2 * ms, Answer: ahead(10, 0, 400*ms, ms)}, 20 * ms, 42 * ms},
+		"a denial from far away":  {queue.Bucket, 1, reply{trip: 60 * ms, Answer: denied(1, 0, time.Second, time.Second)}, 900 * ms, 1012 * ms},
+		"a guess":                 {queue.Plain, 1, reply{trip: 2 * ms, Answer: admitted(10, 0, 400*ms)}, 30 * ms, 42 * ms},
 	} {
 		t.Run(name, func(t *testing.T) {
 			play(t, c.kind, []reply{c.first}, func(t *testing.T, s *script) {
@@ -377,7 +377,7 @@ func TestTheNextIsAskedForWhenItFits(t *testing.T) {
 
 // A guess that is later than the caller's end may be wrong, and the caller might have had its turn.
 func TestNobodyIsRefusedByAGuess(t *testing.T) {
-	play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(10, 0, time.Second)}}, func(t *testing.T, s *script) {
+	play(t, queue.Plain, []reply{{trip: ms, Answer: admitted(10, 0, time.Second)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		hurried := s.until(t, 1, 50*ms)
 		s.wg.Wait()
@@ -386,7 +386,7 @@ func TestNobodyIsRefusedByAGuess(t *testing.T) {
 	})
 	window, bucket := denied(2, 0, 20*time.Second, 0), ahead(10, 0, time.Second, 5*ms)
 	play(t, queue.Early, []reply{ // the bucket gives events ahead of time, but it is the window that is exhausted for longer
-		{trip: 2 * ms, Decision: of(of(ahead(2, 0, 20*time.Second, 5*ms), queue.Plain, window), queue.Bucket, bucket)},
+		{trip: 2 * ms, Answer: of(of(ahead(2, 0, 20*time.Second, 5*ms), queue.Plain, window), queue.Bucket, bucket)},
 	}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.join(t.Context(), 1)
@@ -396,7 +396,7 @@ func TestNobodyIsRefusedByAGuess(t *testing.T) {
 	})
 	first, late := admitted(100, 6, 94*time.Second), denied(100, 5, 95*time.Second, 500*ms)
 	play(t, queue.Turns, []reply{ // a turn says nothing of those behind it
-		{trip: ms, Decision: of(first, queue.Plain, first)}, {Decision: of(late, queue.Plain, late)},
+		{trip: ms, Answer: of(first, queue.Plain, first)}, {Answer: of(late, queue.Plain, late)},
 	}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.until(t, 1, 3*time.Second)
@@ -415,7 +415,7 @@ func TestNobodyIsRefusedByAGuess(t *testing.T) {
 func TestADenialOfAnotherLimitIsNoMeasureOfTurns(t *testing.T) {
 	no := denied(10, 0, time.Hour, time.Hour)
 	no.Elsewhere = true
-	play(t, queue.Leaky, []reply{{trip: ms, Decision: no}}, func(t *testing.T, s *script) {
+	play(t, queue.Leaky, []reply{{trip: ms, Answer: no}}, func(t *testing.T, s *script) {
 		ctx, leave := context.WithCancel(t.Context())
 		s.join(ctx, 1)
 		s.join(t.Context(), 2)
@@ -431,7 +431,7 @@ func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
 	bucket := ahead(10, 0, 100*time.Second, 5*ms)
 	for name, c := range map[string]struct {
 		kind   queue.Kind
-		answer queue.Decision
+		answer queue.Answer
 		behind int // the callers in between
 	}{
 		"a leaky bucket of one": {queue.Leaky, admitted(1, 0, 10*time.Second), 0},
@@ -439,7 +439,7 @@ func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
 		"ahead of time":         {queue.Early, of(bucket, queue.Bucket, bucket), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, c.kind, []reply{{trip: 10 * ms, Decision: c.answer}}, func(t *testing.T, s *script) {
+			play(t, c.kind, []reply{{trip: 10 * ms, Answer: c.answer}}, func(t *testing.T, s *script) {
 				for range 1 + c.behind {
 					s.join(t.Context(), 1)
 				}
@@ -459,7 +459,7 @@ func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
 	bucket := admitted(1, 0, time.Hour)
 	early := ahead(1, 0, time.Hour, 5*ms)
 	no := denied(1, 0, time.Hour, time.Hour)
-	play(t, queue.Bucket, []reply{{trip: 10 * ms, Decision: bucket}, {Decision: no}}, func(t *testing.T, s *script) {
+	play(t, queue.Bucket, []reply{{trip: 10 * ms, Answer: bucket}, {Answer: no}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.join(t.Context(), 1)
 		late := s.until(t, 1, 90*minute)
@@ -467,7 +467,7 @@ func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
 		late.refusedUnasked(t)
 		s.sent(t, 2)
 	})
-	play(t, queue.Bucket, []reply{{Decision: no}, {err: errAway}, {Decision: early}}, func(t *testing.T, s *script) {
+	play(t, queue.Bucket, []reply{{Answer: no}, {err: errAway}, {Answer: early}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.at(time.Hour)
 		s.untilAsked(2) // and the store is away
@@ -478,7 +478,7 @@ func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
 		s.sent(t, 3)
 	})
 	play(t, queue.Early, []reply{
-		{trip: time.Second, Decision: no}, {Decision: of(early, queue.Bucket, early)}, {trip: 10 * minute, Decision: admitted(1, 0, time.Hour)},
+		{trip: time.Second, Answer: no}, {Answer: of(early, queue.Bucket, early)}, {trip: 10 * minute, Answer: admitted(1, 0, time.Hour)},
 	}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.until(t, 1, 30*minute) // refused by the denial
@@ -493,13 +493,13 @@ func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
 func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind   queue.Kind
-		answer queue.Decision
+		answer queue.Answer
 	}{
 		"a window":      {queue.Plain, admitted(3, 2, time.Second)},
 		"turns unknown": {queue.Turns, admitted(0, math.MaxInt32, 0)}, // no limit counts it
 	} {
 		t.Run(name, func(t *testing.T) {
-			slow := reply{trip: time.Second, Decision: c.answer}
+			slow := reply{trip: time.Second, Answer: c.answer}
 			play(t, c.kind, []reply{slow, slow, slow}, func(t *testing.T, s *script) {
 				for range 3 {
 					s.join(t.Context(), 1)
@@ -509,7 +509,7 @@ func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
 			})
 		})
 	}
-	slow := reply{trip: 3 * time.Second, Decision: admitted(20, 9, time.Second)}
+	slow := reply{trip: 3 * time.Second, Answer: admitted(20, 9, time.Second)}
 	play(t, queue.Plain, []reply{slow, slow, slow}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.join(t.Context(), 1)
@@ -530,10 +530,10 @@ func (d drowsy) Done() <-chan struct{} {
 	return d.Context.Done()
 }
 
-// A caller that arrives when the first in the line is about to go needs none of the places for
+// A caller that arrives when the first in the queue is about to go needs none of the places for
 // sleeping callers, if there is room for both.
 func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
-	play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {
+	play(t, queue.Plain, []reply{{trip: ms, Answer: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {
 		until := make(chan struct{})
 		defer close(until)
 		s.join(t.Context(), 1)
@@ -547,8 +547,8 @@ func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
 // A denial that was overtaken by an admission delays nobody.
 func TestAnAdmissionEndsTheDenialBeforeIt(t *testing.T) {
 	play(t, queue.Plain, []reply{
-		{trip: time.Second, Decision: admitted(10, 2, 10*time.Second)},
-		{trip: 500 * ms, Decision: denied(10, 0, time.Hour, time.Hour)}, {trip: time.Second, Decision: admitted(10, 5, 10*time.Second)},
+		{trip: time.Second, Answer: admitted(10, 2, 10*time.Second)},
+		{trip: 500 * ms, Answer: denied(10, 0, time.Hour, time.Hour)}, {trip: time.Second, Answer: admitted(10, 5, 10*time.Second)},
 	}, func(t *testing.T, s *script) {
 		for range 4 {
 			s.join(t.Context(), 1)
@@ -566,23 +566,23 @@ func TestTheNewestQuestionSaysWhatThereIs(t *testing.T) {
 		from, to             time.Duration // when the fourth is asked
 	}{
 		"it was denied": {
-			reply{trip: 2 * time.Second, Decision: ahead(10, 0, 10*time.Second, 5*ms)},
-			reply{trip: 800 * ms, Decision: denied(10, 0, 20*time.Second, 10*time.Second)},
+			reply{trip: 2 * time.Second, Answer: ahead(10, 0, 10*time.Second, 5*ms)},
+			reply{trip: 800 * ms, Answer: denied(10, 0, 20*time.Second, 10*time.Second)},
 			reply{}, 10 * time.Second, 12 * time.Second,
 		},
 		"there is room again": {
-			reply{trip: 2 * time.Second, Decision: ahead(10, 0, 100*time.Second, 5*ms)},
-			reply{trip: 800 * ms, Decision: admitted(10, 1, 90*time.Second)},
+			reply{trip: 2 * time.Second, Answer: ahead(10, 0, 100*time.Second, 5*ms)},
+			reply{trip: 800 * ms, Answer: admitted(10, 1, 90*time.Second)},
 			reply{}, 2800 * ms, 2800 * ms,
 		},
 		"the first is lost": { // and counts no more, so the third is the newest
 			reply{trip: 2 * time.Second, err: errLost},
-			reply{trip: 800 * ms, Decision: ahead(10, 0, 10*time.Second, 5*ms)},
-			reply{trip: 10 * ms, Decision: ahead(10, 0, 100*time.Second, 5*ms)}, 12 * time.Second, 13 * time.Second,
+			reply{trip: 800 * ms, Answer: ahead(10, 0, 10*time.Second, 5*ms)},
+			reply{trip: 10 * ms, Answer: ahead(10, 0, 100*time.Second, 5*ms)}, 12 * time.Second, 13 * time.Second,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			replies := []reply{{trip: 800 * ms, Decision: admitted(10, 2, 8*time.Second)}, c.first, c.second}
+			replies := []reply{{trip: 800 * ms, Answer: admitted(10, 2, 8*time.Second)}, c.first, c.second}
 			if c.third != (reply{}) {
 				replies = append(replies, c.third)
 			}
@@ -605,7 +605,7 @@ func TestTheNewestQuestionSaysWhatThereIs(t *testing.T) {
 func TestAnExceptionIsNotTheRule(t *testing.T) {
 	second := ahead(10, 0, 2*time.Second, 59*ms) // one event each 200 ms; its own comes at 220 ms
 	play(t, queue.Bucket, []reply{
-		{trip: 40 * ms, Decision: ahead(10, 0, 2*time.Second, ms)}, {trip: 2 * ms, Decision: second},
+		{trip: 40 * ms, Answer: ahead(10, 0, 2*time.Second, ms)}, {trip: 2 * ms, Answer: second},
 	}, func(t *testing.T, s *script) {
 		for range 3 {
 			s.join(t.Context(), 1)
@@ -614,7 +614,7 @@ func TestAnExceptionIsNotTheRule(t *testing.T) {
 		require.LessOrEqual(t, s.sent(t, 3)[2], 400*ms, "in time for an answer in 40 ms, though the last took 2")
 	})
 	slow, fast := ahead(10, 0, time.Second, 5*ms), ahead(10, 0, 10*ms, 5*ms) // 100 ms, and 1 ms
-	trip := func(d queue.Decision) reply { return reply{trip: 10 * ms, Decision: of(d, queue.Bucket, d)} }
+	trip := func(d queue.Answer) reply { return reply{trip: 10 * ms, Answer: of(d, queue.Bucket, d)} }
 	play(t, queue.Early, []reply{trip(slow), trip(fast), trip(fast), trip(fast)}, func(t *testing.T, s *script) {
 		for range 4 {
 			s.join(t.Context(), 1)
@@ -629,7 +629,7 @@ func TestAnExceptionIsNotTheRule(t *testing.T) {
 // applies to all callers that come before that turn.
 func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
 	play(t, queue.Leaky, []reply{
-		{trip: 10 * ms, Decision: denied(4, 1, 2*time.Second, time.Second)}, {Decision: denied(4, 4, 2*time.Second, 30*time.Second)},
+		{trip: 10 * ms, Answer: denied(4, 1, 2*time.Second, time.Second)}, {Answer: denied(4, 4, 2*time.Second, 30*time.Second)},
 	}, func(t *testing.T, s *script) {
 		two, one := s.until(t, 2, 20*time.Second), s.until(t, 1, 5*time.Second)
 		s.at(1500 * ms)
@@ -638,7 +638,7 @@ func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
 		s.sent(t, 2)
 	})
 	play(t, queue.Turns, []reply{
-		{trip: time.Second, Decision: denied(4, 1, 2*time.Second, 500*ms)}, {trip: 10 * time.Second, Decision: admitted(4, 0, time.Second)},
+		{trip: time.Second, Answer: denied(4, 1, 2*time.Second, 500*ms)}, {trip: 10 * time.Second, Answer: admitted(4, 0, time.Second)},
 	}, func(t *testing.T, s *script) {
 		s.until(t, 1, 5*time.Second)
 		s.join(t.Context(), 1)
@@ -652,17 +652,17 @@ func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
 // The caller has asked with all of its time, so it need not ask again.
 func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
 	short := denied(5, 0, time.Second, 3*ms)
-	play(t, queue.Early, []reply{{Decision: of(short, queue.Bucket, short)}}, func(t *testing.T, s *script) {
+	play(t, queue.Early, []reply{{Answer: of(short, queue.Bucket, short)}}, func(t *testing.T, s *script) {
 		c := s.until(t, 1, 5*ms)
 		require.ErrorIs(t, c.err, queue.ErrTooLate)
 		require.Equal(t, 8*ms, c.RetryAfter, "from now on, without a sleep")
 		require.Equal(t, 5*ms, s.questions()[0].within, "nothing is taken that it cannot wait for")
 	})
-	for _, d := range []queue.Decision{
+	for _, d := range []queue.Answer{
 		denied(5, 4, time.Second, ms), // its turn is too far away
 		of(denied(5, 0, time.Second, ms), queue.Bucket, denied(5, 0, time.Second, ms)),
 	} {
-		play(t, queue.Foreign, []reply{{trip: 400 * ms, Decision: ahead(5, 4, time.Second, 10*time.Second)}, {Decision: d}}, func(t *testing.T, s *script) {
+		play(t, queue.Foreign, []reply{{trip: 400 * ms, Answer: ahead(5, 4, time.Second, 10*time.Second)}, {Answer: d}}, func(t *testing.T, s *script) {
 			s.join(t.Context(), 1)
 			s.at(500 * ms)
 			c := s.until(t, 1, 20*time.Second)
@@ -675,7 +675,7 @@ func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
 
 // A slow answer leaves little time for the turn, but the next one may be quick.
 func TestWhoHasLittleTimeAsksForMostOfIt(t *testing.T) {
-	play(t, queue.Leaky, []reply{{trip: time.Second, Decision: admitted(6, 5, 500*ms)}}, func(t *testing.T, s *script) {
+	play(t, queue.Leaky, []reply{{trip: time.Second, Answer: admitted(6, 5, 500*ms)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.until(t, 1, 3*time.Second)
 		s.wg.Wait()
@@ -715,7 +715,7 @@ func TestWhoHasNoDeadlineAsksForAnyTurn(t *testing.T) {
 func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
 	why := denied(1, 0, time.Hour, time.Second)
 	why.Told = "why"
-	play(t, queue.Bucket, []reply{{Decision: why}, {Decision: ahead(100, 0, 10*time.Hour, ms)}}, func(t *testing.T, s *script) {
+	play(t, queue.Bucket, []reply{{Answer: why}, {Answer: ahead(100, 0, 10*time.Hour, ms)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.join(t.Context(), 1)
 		s.at(1500 * ms)
@@ -725,7 +725,7 @@ func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
 		require.Equal(t, 10*time.Hour-(1500*ms-s.sent(t, 2)[1]), c.ResetAfter)
 	})
 	play(t, queue.Plain, []reply{
-		{trip: 10 * ms, Decision: admitted(3, 0, 3*time.Second)}, {trip: time.Hour, Decision: admitted(3, 0, 3*time.Second)},
+		{trip: 10 * ms, Answer: admitted(3, 0, 3*time.Second)}, {trip: time.Hour, Answer: admitted(3, 0, 3*time.Second)},
 	}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.join(t.Context(), 1)
@@ -743,7 +743,7 @@ func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
 
 // The caller's question would be useless, while the callers behind it have time.
 func TestWhoHasNoTimeForAnAnswerMakesWay(t *testing.T) {
-	play(t, queue.Plain, []reply{{trip: time.Second, Decision: admitted(10, 5, time.Second)}}, func(t *testing.T, s *script) {
+	play(t, queue.Plain, []reply{{trip: time.Second, Answer: admitted(10, 5, time.Second)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		c := s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Max: 1500 * ms})
 		s.wg.Wait()
@@ -757,7 +757,7 @@ func TestWhoHasNoTimeForAnAnswerMakesWay(t *testing.T) {
 // wait.
 func TestWhoFindsNoPlaceHoldsUpNobody(t *testing.T) {
 	play(t, queue.Leaky, []reply{
-		{Decision: ahead(5, 1, 10*time.Second, 10*time.Second)}, {Decision: denied(5, 1, 10*time.Second, 10*time.Second)},
+		{Answer: ahead(5, 1, 10*time.Second, 10*time.Second)}, {Answer: denied(5, 1, 10*time.Second, 10*time.Second)},
 	}, func(t *testing.T, s *script) {
 		places := &queue.Places{Most: 1}
 		s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Places: places})
@@ -773,7 +773,7 @@ func TestWhoFindsNoPlaceHoldsUpNobody(t *testing.T) {
 // wakes at its own time, not at that turn.
 func TestAPermitIsHandedOn(t *testing.T) {
 	play(t, queue.Turns, []reply{
-		{Decision: ahead(5, 0, time.Second, 10*time.Second)}, {Decision: denied(5, 0, time.Second, 2*time.Second)},
+		{Answer: ahead(5, 0, time.Second, 10*time.Second)}, {Answer: denied(5, 0, time.Second, 2*time.Second)},
 	}, func(t *testing.T, s *script) {
 		ctx, leave := context.WithCancel(t.Context())
 		s.join(ctx, 1)
@@ -787,7 +787,7 @@ func TestAPermitIsHandedOn(t *testing.T) {
 		require.Equal(t, 2*time.Second, s.sent(t, 3)[2])
 	})
 	play(t, queue.Turns, []reply{
-		{Decision: ahead(5, 0, time.Second, 10*time.Second)}, {Decision: denied(5, 0, time.Second, 2*time.Second)},
+		{Answer: ahead(5, 0, time.Second, 10*time.Second)}, {Answer: denied(5, 0, time.Second, 2*time.Second)},
 	}, func(t *testing.T, s *script) { // a leaving caller does not search a long line for one that can take the permit
 		ctx, leave := context.WithCancel(t.Context())
 		s.join(ctx, 1)

@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,7 +32,7 @@ var (
 // Asker asks a limiter for the events of one waiter, and keeps its answer.
 type Asker interface {
 	// Ask asks for the events, whose turn must come within d.
-	Ask(ctx context.Context, d time.Duration) (Decision, error)
+	Ask(ctx context.Context, d time.Duration) (Answer, error)
 	// Refund refunds what the last Ask has charged, or what Take has received.
 	Refund(ctx context.Context) error
 	// Permit returns what Refund would refund, for the Take of another waiter.
@@ -54,8 +55,11 @@ func (p *Places) Taken() int64 { return p.taken.Load() }
 // Full reports whether no further waiter may sleep.
 func (p *Places) Full() bool { return p.Taken() >= p.Most }
 
-// Waiter is a call that waits, for a single Wait.
+// Waiter is a call that waits, for a single Wait. As the context of a ratelimit.Wait, it is the Waiter of that call:
+// its Context, Key, Kind, Max and Places are set, and the error is one of this package.
 type Waiter struct {
+	context.Context
+
 	Limiter any // the queue belongs to the limiter and the key; may be nil
 	Key     string
 	N       int
@@ -66,20 +70,33 @@ type Waiter struct {
 
 	// If Asked is set, Answer is the limiter's answer to the last question. Otherwise, and for a
 	// denial, it shows when the events could be admitted.
-	Answer Decision
+	Answer Answer
 
 	queue    *queue
 	end      time.Time // the latest turn
 	arrival  uint64
 	seated   bool          // the waiter has a place
-	wake     chan struct{} // of capacity 1; nil until the waiter is in the line
+	wake     chan struct{} // of capacity 1; nil until the waiter is in the queue
 	question question      // the last question
 	due      time.Time     // the time of a permit
 
 	// The shard's lock protects the fields below.
-	place   *list.Element // in the line; nil if the waiter is not there
+	element *list.Element // in the queue; nil if the waiter is not there
 	refusal error         // set if the waiter was refused without asking
 	permit  any           // from a waiter that has left
+}
+
+var waiters = sync.Pool{New: func() any { return new(Waiter) }}
+
+// NewWaiter returns a Waiter, perhaps with the Asker of an earlier one.
+func NewWaiter() *Waiter { return waiters.Get().(*Waiter) }
+
+// Free makes w the Waiter of a later call. So that it keeps nothing alive, its Asker must be cleared before.
+func (w *Waiter) Free() {
+	a := w.Asker
+	*w = Waiter{} // in place: a literal with the Asker would be copied
+	w.Asker = a
+	waiters.Put(w)
 }
 
 // call wakes w.
@@ -113,16 +130,16 @@ func (w *Waiter) Wait(ctx context.Context) error {
 		}
 		next, at, ready := w.plan(now)
 		switch {
-		case w.place != nil && w.expired(ready && !at.After(now), now):
+		case w.element != nil && w.expired(ready && !at.After(now), now):
 			w.Answer = q.denial(q.earliest(q.events), now)
 			return w.leave(cmp.Or(q.err, ErrTooLate))
 		case ready && !at.After(now):
 			if err := w.ask(ctx, next, now); !errors.Is(err, errDenied) {
 				return err
 			}
-		case w.place == nil && !w.sit():
+		case w.element == nil && !w.sit():
 			return w.leave(cmp.Or(q.err, ErrFull))
-		case w.place == nil:
+		case w.element == nil:
 			q.insert(w)
 		default:
 			if w.Max > 0 && (!ready || at.After(w.end)) {
@@ -176,7 +193,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 		return next, now, true
 	}
 	next.n = w.N
-	fits := w.place == nil && q.room >= q.events+w.N // including all events before it
+	fits := w.element == nil && q.room >= q.events+w.N // including all events before it
 	if f := q.first(); f != nil && f.arrival < w.arrival && !fits {
 		return next, now, false
 	}
@@ -199,7 +216,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 }
 
 // ask asks the limiter, and sleeps until the turn that the limiter gives. It returns errDenied if w
-// must wait in the line again.
+// must wait in the queue again.
 func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	q := w.queue
 	if q.kind >= Turns && (w.seated || w.Places == nil || !w.Places.Full()) {
@@ -389,10 +406,10 @@ func (w *Waiter) handBack(ctx context.Context) (err error) {
 	return err
 }
 
-// hand passes w's permit to a waiter in the line.
+// hand passes w's permit to a waiter in the queue.
 func (w *Waiter) hand() bool {
 	q := w.queue
-	for e, tried := q.line.Front(), 0; e != nil && tried < handings; e, tried = e.Next(), tried+1 {
+	for e, tried := q.waiters.Front(), 0; e != nil && tried < handings; e, tried = e.Next(), tried+1 {
 		next := e.Value.(*Waiter)
 		if next.N == w.N && !w.due.After(next.end) {
 			q.remove(next)

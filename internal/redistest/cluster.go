@@ -24,6 +24,7 @@ type Cluster struct {
 func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	t.Helper()
 	needBinary(t)
+	NeedRedis7(t) // for a port of the bus that is free, and ranges of slots
 	nodes := startNodes(t, masters+replicas)
 	c := &Cluster{Masters: nodes[:masters], Replicas: nodes[masters:]}
 

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Proxy is a TCP proxy in front of a server that loses or holds replies on purpose. It
-// takes each chunk that a client writes for a request. So each client connection must
-// have one request in flight at a time, as in go-redis outside pipelines.
+// Proxy is a TCP proxy in front of a server that loses or holds replies on purpose. It takes each
+// chunk that a client writes for a request. Each client connection must therefore have only one
+// request in flight, as in go-redis outside pipelines.
 type Proxy struct {
 	target   string
 	listener net.Listener
@@ -42,12 +42,12 @@ func StartProxy(t testing.TB, addr string) *Proxy {
 	return p
 }
 
-// Addr is the proxy's host:port.
+// Addr returns the proxy's host:port.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// DropReplies loses the next n replies to commands of these names, and no others. The
-// server gets the request and answers it. Then the client's connection is closed without
-// the reply. So exactly n commands run whose replies are lost.
+// DropReplies loses the next n replies to commands with these names. The server gets the request
+// and answers it, and then the client's connection is closed without the reply. Exactly n commands
+// run whose replies are lost.
 func (p *Proxy) DropReplies(n int, names ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -57,14 +57,14 @@ func (p *Proxy) DropReplies(n int, names ...string) {
 	}
 }
 
-// Dropped is how many replies have been lost since DropReplies.
+// Dropped returns how many replies have been lost since DropReplies.
 func (p *Proxy) Dropped() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.dropped
 }
 
-// Hold keeps all replies back until Release.
+// Hold holds all replies back until Release.
 func (p *Proxy) Hold() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,9 +86,9 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.delay = d
 }
 
-// Mute swallows all replies on the connections that are open now, as long as they live,
-// like half-open connections. Later connections are not affected. It returns how many
-// there are.
+// Mute swallows all replies on the connections that are open now, until they are closed, like
+// half-open connections. Later connections are not affected. It returns the number of these
+// connections.
 func (p *Proxy) Mute() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +108,7 @@ func (p *Proxy) Cut() {
 	}
 }
 
-// Made is how many connections clients have made.
+// Made returns how many connections clients have made.
 func (p *Proxy) Made() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,7 +189,7 @@ func (p *Proxy) replies(client, server net.Conn, lose <-chan struct{}) {
 	}
 }
 
-// chosen reports whether the reply to request is to be lost, and counts it.
+// chosen reports whether to lose the reply to request, and counts it.
 func (p *Proxy) chosen(request []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,6 +7,7 @@
 package redistest
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -18,7 +19,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -59,7 +59,15 @@ func needBinary(t testing.TB) {
 	missing(t, "redis-server")
 }
 
-// missing skips t because what is missing, or fails it.
+// NeedRedis7 skips t if redis-server is older than Redis 7.0.
+func NeedRedis7(t testing.TB) {
+	t.Helper()
+	if version, _ := exec.CommandContext(t.Context(), "redis-server", "--version").Output(); bytes.Contains(version, []byte(" v=6.")) {
+		t.Skip("needs Redis 7.0")
+	}
+}
+
+// missing skips or fails t because what is missing.
 func missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("RATELIMIT_REQUIRE_REDIS") == "1" {
@@ -127,7 +135,7 @@ func (s *Server) ask(command string, timeout time.Duration) (string, error) {
 	return string(reply[:n]), err
 }
 
-// Addr is the server's host:port.
+// Addr returns the server's host:port.
 func (s *Server) Addr() string { return "127.0.0.1:" + s.port }
 
 // Client returns a client of s with go-redis' default options, closed with t.
@@ -141,7 +149,7 @@ func (s *Server) Client(t testing.TB) *redis.Client {
 // Freeze stops the process (SIGSTOP) and returns once it has stopped. Its kernel
 // still accepts connections and bytes.
 func (s *Server) Freeze() {
-	s.proc.signal(syscall.SIGSTOP)
+	s.proc.signal(stop)
 	for range 10_000 {
 		if stopped, known := s.proc.stopped(); known && stopped {
 			return
@@ -156,13 +164,13 @@ func (s *Server) Freeze() {
 }
 
 // Thaw continues a frozen server.
-func (s *Server) Thaw() { s.proc.signal(syscall.SIGCONT) }
+func (s *Server) Thaw() { s.proc.signal(cont) }
 
-// Kill ends the process at once (SIGKILL). All data is lost.
+// Kill ends the process immediately (SIGKILL). All data is lost.
 func (s *Server) Kill() { s.proc.kill() }
 
-// Restart kills the process if it runs, and starts one on the same port. It is empty,
-// unless SAVE has written a file. Then Restart returns while the file is being loaded.
+// Restart kills the process if it runs, and starts a new one on the same port. It is empty unless
+// SAVE has written a file, in which case Restart returns while the file is being loaded.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
@@ -171,8 +179,8 @@ func (s *Server) Restart(t testing.TB) {
 	}
 }
 
-// freePort returns a port that no server listens on. It is below those that systems give to
-// connections, so that nobody takes it until the server starts, or while it starts again.
+// freePort returns a port on which no server listens. It is below the ports that systems assign to
+// connections, so that nothing takes it before the server starts, or while it restarts.
 func freePort() (string, error) {
 	var err error
 	for range 100 {
@@ -196,8 +204,8 @@ var shared struct {
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 //
-// Twelve parallel tests run at once, unless -parallel says otherwise: they wait for servers, and
-// not for processors.
+// Twelve parallel tests run at the same time, unless -parallel is given, because they wait for
+// servers and not for processors.
 func Main(m *testing.M) int {
 	_ = flag.Set("test.parallel", "12") // the command line is read later
 	shared.Lock()
@@ -238,15 +246,15 @@ func Shared(t testing.TB) *Server {
 	return shared.server
 }
 
-// prefixes are those of the tests that run.
+// prefixes are the prefixes of running tests.
 var prefixes struct {
 	sync.Mutex
 	given int
 	of    map[testing.TB]string
 }
 
-// Prefix returns what t's keys on a [Shared] server begin with: its name and a number. A
-// test that runs again (-count) gets another, so it does not find its old keys.
+// Prefix returns the prefix of t's keys on a [Shared] server: its name and a number. A test that
+// runs again (-count) gets a new prefix, so it does not find its old keys.
 func Prefix(t testing.TB) string {
 	t.Helper()
 	prefixes.Lock()

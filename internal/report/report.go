@@ -1,5 +1,5 @@
-// Package report writes what a server says about a decision in header fields of HTTP and in
-// metadata of gRPC. Numbers and strings are those of RFC 9651.
+// Package report makes the values that servers report about a decision in HTTP header fields and
+// gRPC metadata. Numbers and strings have the form of RFC 9651.
 package report
 
 import (
@@ -18,18 +18,18 @@ type Decision struct {
 	Parts    []ratelimit.Part // of Result
 	DeniedBy string           // of Result
 	Policies []ratelimit.Policy
-	Bucket   bool // whether the limit is a bucket's: see [IsBucket]
+	Bucket   bool // whether the limit is that of a bucket: see [IsBucket]
 }
 
-// Of returns what r says of itself.
+// Of returns the Decision of r, with what r itself contains.
 func Of(r ratelimit.Result) Decision {
 	d := Decision{Result: r}
 	d.Split()
 	return d
 }
 
-// Known returns what is to be reported of a decision whose policies [Decision.Describe] has found. slotRetry is as
-// of [Decision.Shorten].
+// Known returns what to report about a decision whose policies [Decision.Describe] has found.
+// slotRetry is as for [Decision.Shorten].
 func Known(r ratelimit.Result, policies []ratelimit.Policy, bucket bool, slotRetry time.Duration) Decision {
 	d := Of(r)
 	d.Policies, d.Bucket = policies, bucket
@@ -41,11 +41,11 @@ func Known(r ratelimit.Result, policies []ratelimit.Policy, bucket bool, slotRet
 	return d
 }
 
-// Split fills in what the Result says of its parts.
+// Split fills in the parts of the Result.
 func (d *Decision) Split() { d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy() }
 
-// Describe appends the policies of l for key to dst, and keeps them. After an error there are none: a limit function
-// that fails now has answered before, so that the decision stands.
+// Describe appends the policies of l for key to dst, and keeps them. After an error there are none.
+// The decision still stands, because a limit function that fails now has answered before.
 func (d *Decision) Describe(ctx context.Context, l ratelimit.Limiter, key string, dst []ratelimit.Policy) {
 	policies, err := ratelimit.AppendPolicies(ctx, dst, l, key)
 	if err == nil {
@@ -89,11 +89,11 @@ func (d *Decision) deniedBy(s ratelimit.Source) bool {
 	return d.Result.Source() == s
 }
 
-// Counted reports whether there are numbers to report: those of limits, not of a list.
+// Counted reports whether there are numbers to report, which come from limits and not from a list.
 func (d *Decision) Counted() bool { return d.Result.Counted() && !d.ByList() }
 
-// Local returns the policies of the local limiter inside of l, if one has made the decision r
-// of key while the store failed, and if they are known. It looks inside wrappers that have a method
+// Local returns the policies of the local limiter inside l, if it has made the decision r on key
+// while the store failed, and if they are known. It looks inside wrappers that have a method
 // Unwrap.
 func Local(ctx context.Context, l ratelimit.Limiter, key string, r *ratelimit.Result) []ratelimit.Policy {
 	if r.Source() != ratelimit.SourceLocal {
@@ -137,15 +137,14 @@ func (d *Decision) Follow(local []ratelimit.Policy) {
 	}
 }
 
-// concurrent is the Unit of slots that are held (package inflight).
+// concurrent is the Unit of slots (package inflight).
 const concurrent = "concurrent-requests"
 
-// slots reports whether p is of slots. They come back when somebody gives them back, and nobody
-// knows when.
+// slots reports whether p is a limit of slots. Nobody knows when a slot will be released.
 func slots(p *ratelimit.Policy) bool { return p != nil && p.Unit == concurrent }
 
-// Shorten makes the RetryAfter of slots this one, 0 for a second. That of their limiter is when one
-// of them ends that nobody gives back, which may be in years.
+// Shorten sets the RetryAfter of slots to retry, or to 1 s if that is 0. The limiter's own
+// RetryAfter is when a slot expires that is never released, which may be in years.
 func (d *Decision) Shorten(to time.Duration) {
 	if d.Result.Allowed || !d.Result.Counted() || !slices.ContainsFunc(d.Policies, func(p ratelimit.Policy) bool { return slots(&p) }) {
 		return
@@ -167,7 +166,7 @@ func (d *Decision) Shorten(to time.Duration) {
 				longest = max(longest, part.RetryAfter)
 			}
 		}
-		if longest < ratelimit.Never { // or else the whole knows better, as in an outage, when the store may say
+		if longest < ratelimit.Never { // otherwise the whole is better informed, as in an outage, when the store may answer again
 			d.Result.RetryAfter = longest
 		}
 	case len(d.Policies) == 1:
@@ -175,11 +174,10 @@ func (d *Decision) Shorten(to time.Duration) {
 	}
 }
 
-// One returns the decision of one limit, and its policy, or nil if that is not known. After
-// a denial it is the limit that denied with the longest RetryAfter. After an admission it
-// is the limit with the least left. Among several of those it is the one with the longest
-// time. Slots that are held come after limits of requests, which is what most clients take
-// them for.
+// One returns the decision of one limit, and its policy, or nil if that is not known. After a
+// denial, it is the limit that denied with the longest RetryAfter. After an admission, it is the
+// limit with the fewest events left and, among several of these, the one with the longest time.
+// Limits of slots come after limits of requests, because most clients expect the latter.
 func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	one = &d.Result
 	if len(d.Policies) == 1 {
@@ -199,8 +197,8 @@ func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	return one, p
 }
 
-// policy returns the policy of part i, or nil if it is not known. A part that has decided for several
-// limits at once has the first of theirs.
+// policy returns the policy of part i, or nil if it is not known. For a part that has decided for
+// several limits, it is the first of their policies.
 func (d *Decision) policy(i int) *ratelimit.Policy {
 	if len(d.Policies) == len(d.Parts) {
 		return &d.Policies[i]
@@ -227,8 +225,8 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 	return d.admitted(part, p) > d.admitted(other, o)
 }
 
-// Part returns the decision of the i-th policy, if it is known. A limit that was not asked,
-// because another one had denied first, has a zero Result.
+// Part returns the decision of the i-th policy, if it is known. A limit that was not asked, because
+// another one had denied before, has a zero Result.
 func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	for j := range d.Parts {
 		if d.policy(j) == &d.Policies[i] {
@@ -240,18 +238,18 @@ func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	case len(d.Policies) == 1, d.DeniedBy != "" && d.DeniedBy == d.Policies[i].Name:
 		return &d.Result, d.Result.Counted()
 	}
-	return nil, false // the limiter does not say what each of its limits did
+	return nil, false // the limiter does not report what each of its limits did
 }
 
-// Time returns the time to report for part and its policy p, which may be nil. The part is
-// d.Result or one of its parts. A limit that has not denied does not affect the time to
-// come back. If waiting does not help, ok is false.
+// Time returns the time to report for part and its policy p, which may be nil. part is d.Result or
+// one of its parts. A limit that has not denied does not affect when to come back. If waiting will
+// not help, ok is false.
 func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Duration, ok bool) {
 	r := &d.Result
 	switch {
 	case part.Allowed != r.Allowed, !r.Allowed && r.RetryAfter == ratelimit.Never:
 		return 0, false
-	case !part.Allowed && part.RetryAfter == ratelimit.Never: // but not of the whole: an outage may end
+	case !part.Allowed && part.RetryAfter == ratelimit.Never: // but not for the whole, because an outage may end
 		return Until(r)
 	case !part.Allowed:
 		return Until(part)
@@ -263,9 +261,9 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 }
 
 // admitted returns the time to report after an admission. If nothing is left and the Result
-// holds the time to the next place, it is that. Otherwise it is the time to the full reset.
-// A window's ResetAfter is both, or the next place is not known. A bucket has room for one
-// event when all but Quota-1 have drained.
+// contains the time until the next event is possible, it is that time. Otherwise it is the time
+// until the full reset. For a window, ResetAfter is both, or the time until the next event is not
+// known. A bucket has room for one event when all but Quota-1 events have drained.
 func (d *Decision) admitted(part *ratelimit.Result, p *ratelimit.Policy) time.Duration {
 	reset := max(part.ResetAfter, 0)
 	if part.Remaining > 0 || p == nil || !d.Bucket && p.Limit.Burst == 0 || // windows have no Burst
@@ -287,9 +285,8 @@ func Until(r *ratelimit.Result) (d time.Duration, ok bool) {
 	return max(r.RetryAfter, 1), true
 }
 
-// Limiter returns the name of the policy that decided, or "" if it is not known. After a
-// denial that is the policy that denied, and after an admission the one with the least
-// left.
+// Limiter returns the name of the policy that decided, or "" if it is not known. After a denial
+// that is the policy that denied, and after an admission the one with the fewest events left.
 func Limiter(r *ratelimit.Result, policies []ratelimit.Policy) string {
 	if name := r.DeniedBy(); name != "" {
 		return name

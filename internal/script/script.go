@@ -10,10 +10,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Files have the Lua of the rules, and what is around it.
+// Files has the Lua of the rules, and the common parts.
 type Files struct{ fs.FS }
 
-// Text is that of a file. Without it there is no program: the files are embedded.
+// Text returns the text of a file. It panics if there is none, because the files are embedded.
 func (f Files) Text(name string) string {
 	text, err := fs.ReadFile(f.FS, "scripts/"+name+".lua")
 	if err != nil {
@@ -22,13 +22,13 @@ func (f Files) Text(name string) string {
 	return string(text)
 }
 
-// Rule is rule with its Lua, of the plain case and of the algorithm.
+// Rule returns rule with its Lua, for the plain case and for the algorithm.
 func (f Files) Rule(rule store.Rule, plain, lua string) store.Rule {
 	rule.Plain, rule.Lua, rule.Script = plain, lua, f.groups
 	return rule
 }
 
-// Of is an algorithm in Lua that stands in several files.
+// Of returns the Lua of an algorithm that consists of several files.
 func (f Files) Of(names ...string) string {
 	var text strings.Builder
 	for _, name := range names {
@@ -37,15 +37,15 @@ func (f Files) Of(names ...string) string {
 	return text.String()
 }
 
-// Plain is the plain case of an algorithm whose state is five numbers, and which has this file.
+// Plain returns the plain case of an algorithm whose state is five numbers, in this file.
 func (f Files) Plain(name string) string {
 	return strings.Replace(f.Text("plain_state"), "  OWN\n", f.Text(name), 1)
 }
 
-// groups is the script that decides on groups of requests of these rules.
+// groups returns the script that decides on groups of requests of these rules.
 func (f Files) groups(rules []*store.Rule) string {
 	var text strings.Builder
-	step := "plain = false\n" // of a rule that has no plain case
+	step := "plain = false\n" // for a rule that has no plain case
 	for i, rule := range slices.Backward(rules) {
 		if rule.Plain != "" {
 			step = "if rule == '" + strconv.Itoa(i+1) + "' then\n" + rule.Plain + "else\n" + step + "end\n"

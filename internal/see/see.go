@@ -1,8 +1,8 @@
-// Package see looks through limiters around limiters. It is the one place that does: ratelimit
-// and the packages beside it ask it, and it imports none of them.
+// Package see looks into limiters that wrap others. It is the only place that does: package
+// ratelimit and its siblings use it, and it imports none of them.
 //
-// A limiter around one other has a method Unwrap() L, and one around several has
-// Unwrap() []L, as errors have. L is ratelimit.Limiter.
+// A limiter that wraps one other has a method Unwrap() L, and one that wraps several has Unwrap()
+// []L, as errors have. L is ratelimit.Limiter.
 package see
 
 import (
@@ -18,20 +18,21 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Traits is embedded in a limiter, or in a store, that is around others. It says of it what its methods
-// do not.
+// Traits is embedded in a limiter or store that wraps others. It describes what its methods do not
+// show.
 type Traits struct {
-	Answers bool // for the one inside, whatever that decides; inside a fallback it would hide failures of the store, or be overruled
-	LooksOn bool // and changes nothing: its local limiter is that of the one inside
-	Mirrors bool // it charges another limiter besides, which stands in for it in an outage
+	Answers bool // decides in place of the one inside, so inside a fallback it would hide failures of the store, or be overruled
+	LooksOn bool // only observes and changes nothing, so its local limiter is that of the one inside
+	Mirrors bool // also charges another limiter, which decides in its place in an outage
 	Sleeps  bool // until the one behind admits; inside others it would hold what they hold
-	Waits   bool // a call of the store may take longer than one of the store behind it
-	Leases  bool // the store takes events ahead, and so gets nothing by asking for those whose turn comes later
-	Divides bool // the store has only a part of each limit, and does not know what remains of the whole
+	Waits   bool // a call of this store may take longer than one of the store behind it
+	Leases  bool // the store takes events ahead, so it gains nothing from events that may have to wait
+	Divides bool // the store has only a part of each limit, so it does not know what remains of the whole
 
-	Behind any // the limiter that it is around, if it has no Unwrap: Names and Deferring look there
-	// Spent has slots of the one behind that were given back, and that nobody else has: new ones are
-	// made of them. Each is given back by a defer, so that nothing need look for one that is forgotten.
+	Behind any // the wrapped limiter, if there is no Unwrap; used by Names and Deferring
+	// Spent holds released slots of the limiter behind that nothing else refers to; new slots reuse
+	// them. Each of these slots is released by a defer, so no cleanup for forgotten slots is
+	// needed.
 	Spent *sync.Pool
 }
 
@@ -39,7 +40,7 @@ func (t *Traits) traits() *Traits { return t }
 
 var plain Traits
 
-// traitsOf returns those of a limiter or a store, or none if it does not say.
+// traitsOf returns the traits of a limiter or a store, or the zero Traits if it has none.
 func traitsOf(x any) *Traits {
 	if t, ok := x.(interface{ traits() *Traits }); ok {
 		return t.traits()
@@ -47,35 +48,35 @@ func traitsOf(x any) *Traits {
 	return &plain
 }
 
-// LookingOn reports whether l only looks on.
+// LookingOn reports whether l only observes.
 func LookingOn[L any](l L) bool { return traitsOf(l).LooksOn }
 
-// Mirroring reports whether l mirrors.
+// Mirroring reports whether l also charges another limiter.
 func Mirroring[L any](l L) bool { return traitsOf(l).Mirrors }
 
-// Answering returns what answers for others, l or what is found inside of it.
+// Answering returns the limiter that decides in place of others: l, or one inside it.
 func Answering[L any](l L) (found L, ok bool) {
 	return first(l, func(l L) bool { t := traitsOf(l); return t.Answers || t.Sleeps })
 }
 
-// Sleeping returns what sleeps, l or what is found inside of it.
+// Sleeping returns the limiter that sleeps: l, or one inside it.
 func Sleeping[L any](l L) (found L, ok bool) {
 	return first(l, func(l L) bool { return traitsOf(l).Sleeps })
 }
 
-// Leased reports whether s, or a store that it stands before, leases.
+// Leased reports whether s, or a store behind it, uses leases.
 func Leased(s store.Store) bool {
 	_, ok := first(s, func(s store.Store) bool { return traitsOf(s).Leases })
 	return ok
 }
 
-// Divided reports whether s, or a store that it stands before, divides.
+// Divided reports whether s, or a store behind it, divides.
 func Divided(s store.Store) bool {
 	_, ok := first(s, func(s store.Store) bool { return traitsOf(s).Divides })
 	return ok
 }
 
-// Deferring returns the limiter behind l, and its spent slots, if l has such, or else l.
+// Deferring returns the limiter behind l and its spent slots, if l has them, and otherwise l.
 func Deferring[L any](l L) (behind L, spent *sync.Pool) {
 	if t := traitsOf(l); t.Spent != nil {
 		return t.Behind.(L), t.Spent
@@ -83,12 +84,12 @@ func Deferring[L any](l L) (behind L, spent *sync.Pool) {
 	return l, nil
 }
 
-// First returns the outermost limiter that is a Kind: l, or what is found inside of it.
+// First returns the outermost limiter that is a Kind: l, or one inside it.
 func First[Kind, L any](l L) (found L, ok bool) {
 	return first(l, func(l L) bool { _, is := any(l).(Kind); return is })
 }
 
-// first returns the outermost limiter of which it is so.
+// first returns the outermost limiter for which so returns true.
 func first[L any](l L, so func(L) bool) (found L, ok bool) {
 	if isnil.Is(l) {
 		return found, false
@@ -104,7 +105,7 @@ func first[L any](l L, so func(L) bool) (found L, ok bool) {
 	return found, ok
 }
 
-// Inside returns what l is around: nothing if it does not say.
+// Inside returns the limiters that l wraps, or none if it has no Unwrap.
 func Inside[L any](l L) []L {
 	switch w := any(l).(type) {
 	case interface{ Unwrap() L }:
@@ -117,7 +118,7 @@ func Inside[L any](l L) []L {
 	return nil
 }
 
-// Bottom is the store behind those that stand before s, and s itself if there is none.
+// Bottom returns the innermost store that s wraps, or s itself if it wraps none.
 func Bottom(s store.Store) store.Store {
 	for inside := Inside(s); len(inside) > 0; inside = Inside(s) {
 		s = inside[0]
@@ -125,8 +126,8 @@ func Bottom(s store.Store) store.Store {
 	return s
 }
 
-// Timeout is how long a call of s takes at most, by what the store behind it says. It is 0 if that says
-// nothing, or is behind one that waits.
+// Timeout returns how long a call of s takes at most, according to the innermost store. It is 0 if
+// that is not known, or if a store in between waits.
 func Timeout(s store.Store) time.Duration {
 	if _, waits := first(s, func(s store.Store) bool { return traitsOf(s).Waits }); waits {
 		return 0
@@ -137,23 +138,23 @@ func Timeout(s store.Store) time.Duration {
 	return 0
 }
 
-// Known is what the packages of this module know of a type of package ratelimit, beyond its
-// methods. L is ratelimit.Limiter.
+// Known is what the packages of this module know about a type of package ratelimit, in addition to
+// its methods. L is ratelimit.Limiter.
 type Known[L any] struct {
-	Algorithm    string     // by its name; "" of several limits
+	Algorithm    string     // the name of the algorithm; "" for several limits
 	Name         string     // of its policy, or of a ban
 	Alternatives bool       // whether one of the limits inside decides for all
 	Held         bool       // whether it counts slots that are held: see store.Rule
-	Calls        bool       // whether it counts calls, not their events
-	ByEvents     func() L   // makes the same limit, if it does, which counts the events that it is asked for
-	UsesContext  bool       // whether a function of a limit or of a key gets the contexts of calls
+	Calls        bool       // whether it counts calls instead of events
+	ByEvents     func() L   // if Calls, returns the same limit, but counting events
+	UsesContext  bool       // whether a limit or key function gets the contexts of calls
 	Kind         queue.Kind // how it admits events that have to wait
 	Key          Key        // nil if it counts the key that it is asked for
-	// Local makes what stands in for the limiter in one of so many instances while their store
-	// fails: a limiter on s, of 1/instances of each of its limits.
+	// Local makes the limiter that decides in one of so many instances while their store fails: a
+	// limiter on s, with 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
 
-	self L // as users hold it
+	self L // the value that users hold
 }
 
 // Core is embedded in the types of package ratelimit.
@@ -165,44 +166,49 @@ func NewCore[L any](self L, k Known[L]) Core[L] {
 	return Core[L]{&k}
 }
 
-func (c Core[L]) core() *Known[L] { return c.known }
+func (c Core[L]) core() any { return c.known }
 
-// Of returns what is known of l, nil if it is no type of package ratelimit. A type that embeds
-// one is none: it may have an AllowN of its own.
+// cored has a Core. It depends on no type parameter, since a type assertion to one that does takes longer.
+type cored interface{ core() any }
+
+// Of returns what is known about l, or nil if l is not a type of package ratelimit. A type that
+// embeds one is not, because it may have its own AllowN.
 func Of[L any](l L) *Known[L] {
 	if isnil.Is(l) {
 		return nil
 	}
-	if c, ok := any(l).(interface{ core() *Known[L] }); ok {
-		if k := c.core(); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
+	if c, ok := any(l).(cored); ok {
+		if k, _ := c.core().(*Known[L]); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
 			return k
 		}
 	}
 	return nil
 }
 
-// Algorithm returns the name of the algorithm that decides for l, behind limiters around one
-// other, and "" if that is not known.
+// Algorithm returns the name of the algorithm that decides for l, behind any wrappers of a single
+// limiter, or "" if that is not known.
 func Algorithm[L any](l L) string { return Behind(l).Algorithm }
 
-// Queues is how those who wait for a limiter stand in queues.
+// Queues describes how callers that wait for a limiter form queues.
 type Queues struct {
-	Kind queue.Kind // how it admits them
-	key  Key        // of a queue; nil if that is the key that they ask for
+	Kind queue.Kind // how the limiter admits them
+	key  Key        // of a queue; nil if it is the key that callers ask for
 }
 
-// QueuesOf returns those of l, behind limiters around one other. delays is whether l can be asked
-// for those whose turn comes in time.
-func QueuesOf[L any](l L, delays bool) Queues {
+// QueuesOf returns the Queues of l, behind any wrappers of a single limiter. delays reports whether
+// l can be asked for events that may wait up to a given time.
+func QueuesOf[Delayer, L any](l L) Queues {
 	k := Behind(l)
-	if k.Kind == queue.Unknown && !delays {
-		return Queues{queue.Foreign, k.Key}
+	if k.Kind == queue.Unknown {
+		if _, delays := any(l).(Delayer); !delays {
+			return Queues{queue.Foreign, k.Key}
+		}
 	}
 	return Queues{k.Kind, k.Key}
 }
 
-// Key is that of the queue of n events of key: the key, or what functions make of it. If one of
-// them fails it is the key, and the limiter says so, if it asks them.
+// Key returns the key of the queue for n events of key, which is key, or what functions make of it.
+// If one of them fails, it is key, and the limiter returns the error when it calls the function.
 func (q Queues) Key(ctx context.Context, key string, n int) string {
 	if q.key == nil {
 		return key
@@ -214,34 +220,44 @@ func (q Queues) Key(ctx context.Context, key string, n int) string {
 	return made
 }
 
-// Behind returns what is known of the limiter that decides for l, behind limiters around one other.
+// Behind returns what is known about the limiter that decides for l, behind any wrappers of a
+// single limiter.
 func Behind[L any](l L) *Known[L] {
-	for !isnil.Is(l) {
+	for {
 		if k := Of(l); k != nil {
 			return k
 		}
 		w, ok := any(l).(interface{ Unwrap() L })
-		if !ok {
-			break
+		if !ok || isnil.Is(l) {
+			return new(Known[L])
 		}
 		l = w.Unwrap()
 	}
-	return new(Known[L])
 }
 
-// Calls reports whether l, or a limit inside, counts calls, so that a queue counts calls of n events.
+// Calls reports whether l, or a limit inside it, counts calls, so that a queue counts calls of n
+// events.
 func Calls[L any](l L) bool {
 	return !all(l, func(l L) bool { k := Of(l); return k == nil || !k.Calls })
 }
 
-// Alternatives reports whether l, or a limiter inside, is decided by one of several, so that what its limits say
-// apart does not say when it admits.
+// Events returns how many events a call for n of them is in the queue of l.
+func Events[L any](l L, n int) int {
+	if n > 1 && Calls(l) {
+		return 1
+	}
+	return n
+}
+
+// Alternatives reports whether one of several limiters decides in l, or in a limiter inside, so that the parts
+// of a Result do not show when l admits.
 func Alternatives[L any](l L) bool {
 	return !all(l, func(l L) bool { k := Of(l); return k == nil || !k.Alternatives })
 }
 
-// Queue returns how part, one of the limits of l, admits events, and how many of its events are one of
-// a queue of calls of n. The kind is not known if l is of another package: it may ask in its own way.
+// Queue returns how part, one of the limits of l, admits events, and how many of its events make up
+// one unit of a queue of calls of n. The kind is unknown if l is of another package, because it may
+// ask in its own way.
 func Queue[L any](l, part L, n int) (kind queue.Kind, unit int) {
 	k, unit := Behind(part), 1
 	if n > 1 && !k.Calls && Calls(l) {
@@ -253,8 +269,8 @@ func Queue[L any](l, part L, n int) (kind queue.Kind, unit int) {
 	return k.Kind, unit
 }
 
-// ByKey reports whether l decides by the key alone and not by the context, as far as can be
-// seen. What answers for others may be a list of addresses.
+// ByKey reports whether l decides by the key alone and not by the context, as far as can be seen. A
+// limiter that decides in place of others may be a list of addresses.
 func ByKey[L any](l L) bool {
 	return all(l, func(l L) bool {
 		t, k := traitsOf(l), Of(l)
@@ -265,10 +281,11 @@ func ByKey[L any](l L) bool {
 // Key makes the key that is counted, for n events.
 type Key func(ctx context.Context, key string, n int) (string, error)
 
-// KeyOf is the Key of l, nil if it has none.
+// KeyOf returns the Key of l, or nil if it has none.
 func KeyOf[L any](l L) Key { return Behind(l).Key }
 
-// Keys is the Key of several that decide together: all that they make, or nil if none makes any.
+// Keys returns the Key of several limits that decide together. It contains all of their keys, and
+// is nil if all are nil.
 func Keys(each ...Key) Key {
 	if !slices.ContainsFunc(each, func(k Key) bool { return k != nil }) {
 		return nil
@@ -286,13 +303,13 @@ func Keys(each ...Key) Key {
 	}
 }
 
-// all reports whether it is so of l, and of all that is inside of it.
+// all reports whether so returns true for l and for every limiter inside it.
 func all[L any](l L, so func(L) bool) bool {
 	return so(l) && !slices.ContainsFunc(Inside(l), func(inner L) bool { return !all(inner, so) })
 }
 
-// Held reports whether l, or a limiter inside, counts slots that are held. Nothing says when one
-// of them will be free.
+// Held reports whether l, or a limiter inside it, counts slots that are held. Nothing shows when a
+// slot will be released.
 func Held[L any](l L) bool {
 	for !isnil.Is(l) {
 		if k := Of(l); k != nil && k.Algorithm != "" { // a single limit
@@ -307,37 +324,38 @@ func Held[L any](l L) bool {
 	return false
 }
 
-// ErrHeld says that slots are asked for where nobody would hold them. Their RetryAfter is the end of
-// their life, and they are given back long before.
-var ErrHeld = fmt.Errorf("%w: slots are held, which inflight.Wait does", store.ErrInvalidOption)
+// ErrHeld is returned if slots are asked for where nothing would hold them. A waiter cannot use
+// their RetryAfter, which is when they expire, because they are usually released long before.
+var ErrHeld = fmt.Errorf("%w: the limiter counts slots, and only inflight.Hold and inflight.Wait can hold them", store.ErrInvalidOption)
 
-// Fixed reports whether nothing in l can change: a limit of package ratelimit, or an All of such.
+// Fixed reports whether nothing in l can change: it is a limit of package ratelimit, or an All of
+// them.
 func Fixed[L any](l L) bool { return all(l, func(l L) bool { return Of(l) != nil }) }
 
-// Part is what a Refund is to give back of limits that were charged together.
+// Part selects what a Refund refunds of limits that were charged together.
 type Part uint8
 
 // The parts.
 const (
 	Everything Part = iota
-	Rates           // all but the slots that are held
-	Slots           // these alone
-	Mirrored        // these alone, of what a limiter that Mirrors has charged besides, or in place of the store
+	Rates           // all except the slots that are held
+	Slots           // only the slots that are held
+	Mirrored        // only the slots that a limiter with Mirrors has charged in addition, or in place of the store
 )
 
 type partKey struct{}
 
-// Only returns a context whose Refunds give back that part.
+// Only returns a context whose Refunds refund only that part.
 func Only(ctx context.Context, p Part) context.Context { return context.WithValue(ctx, partKey{}, p) }
 
-// PartOf returns the part that Refunds of ctx are to give back.
+// PartOf returns the part that Refunds with ctx refund.
 func PartOf(ctx context.Context) Part {
 	p, _ := ctx.Value(partKey{}).(Part)
 	return p
 }
 
-// IgnoresContext reports whether l is known not to use the context. It does not look into
-// limiters of other packages, which may use it themselves.
+// IgnoresContext reports whether l is known not to use the context. Limiters of other packages may
+// use it.
 func IgnoresContext[L any](l L) bool {
 	return all(l, func(l L) bool {
 		k := Of(l)
@@ -345,7 +363,7 @@ func IgnoresContext[L any](l L) bool {
 	})
 }
 
-// Local returns the local limiter of l: see Known.
+// Local returns the local limiter for l: see Known.
 func Local[L any](l L, s store.Store, instances int) (local L, err error) {
 	if isnil.Is(l) {
 		return local, fmt.Errorf("%w: the limiter is nil", store.ErrInvalidOption)
@@ -355,13 +373,13 @@ func Local[L any](l L, s store.Store, instances int) (local L, err error) {
 	}
 	k := Of(l)
 	if k == nil {
-		return local, fmt.Errorf("%w: a %T has no share: make its local limiter yourself", store.ErrInvalidOption, l)
+		return local, fmt.Errorf("%w: FailLocal cannot divide a %T into shares: use FailTo with a local limiter of your own", store.ErrInvalidOption, l)
 	}
 	return k.Local(s, instances)
 }
 
-// Names returns the names of the limits in l, as far as they are known, and of bans beside others: of all
-// that can deny.
+// Names returns the names of all limits in l that can deny, as far as they are known. This includes
+// bans that are combined with other limits.
 func Names[L any](l L) []string { return names(nil, l, false) }
 
 func names[L any](dst []string, l L, beside bool) []string {

@@ -25,6 +25,7 @@ var links = map[string][]string{
 	"store/denycache":  {"store"},
 	"store/lease":      {"store"},
 	"store/memstore":   {"store"},
+	"store/redischeck": {"store", "store/carrier", "store/redisstore", "github.com/redis/go-redis/v9", "github.com/cespare/xxhash/v2", "go.uber.org/atomic", "golang.org/x/sys"},
 	"store/redisstore": {"store", "store/carrier", "github.com/redis/go-redis/v9", "github.com/cespare/xxhash/v2", "go.uber.org/atomic", "golang.org/x/sys"},
 	"store/regions":    {"store"},
 	"store/storetest":  {".", "store"},

@@ -150,6 +150,36 @@ func (s *soak) addSentinel(t *testing.T) {
 	})
 }
 
+// addRing adds two shards behind a Ring that keeps a shard which does not answer, as Check advises.
+func (s *soak) addRing(t *testing.T) {
+	shards := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	admins := []*redis.Client{shards[0].Client(t), shards[1].Client(t)}
+	client := redis.NewRing(&redis.RingOptions{
+		Addrs:                 map[string]string{"a": shards[0].Addr(), "b": shards[1].Addr()},
+		HeartbeatFn:           func(context.Context, *redis.Client) bool { return true },
+		ContextTimeoutEnabled: true,
+	})
+	p := &place{name: "ring", client: client, store: newSoakStore(t, client)}
+	p.servers = func(context.Context) []*redis.Client { return admins }
+	s.places = append(s.places, p)
+	s.addFaults(p, false, map[string]func(ctx context.Context){
+		"a shard stops for 1 s": func(ctx context.Context) {
+			shard := shards[rand.N(len(shards))]
+			shard.Freeze()
+			rest(ctx, time.Second)
+			shard.Thaw()
+		},
+	})
+	s.addFaults(p, true, map[string]func(ctx context.Context){
+		"a shard is killed, and empty again": func(ctx context.Context) {
+			shard := shards[rand.N(len(shards))]
+			shard.Kill()
+			rest(ctx, 200*time.Millisecond)
+			shard.Restart(t)
+		},
+	})
+}
+
 // nodes are servers of which some are masters, in turns.
 type nodes []node
 

@@ -27,8 +27,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// TestSoak has some 50 limiters decide for as long as RATELIMIT_SOAK says, such as 3h, while their
-// servers break 200 times an hour: on one server, a cluster and a Sentinel, and in memory. A
+// TestSoak has some 60 limiters decide for as long as RATELIMIT_SOAK says, such as 3h, while their
+// servers break 200 times an hour: on one server, a cluster, a Sentinel and a Ring, and in memory. A
 // referee of each key counts what is admitted over its limit. Without the variable a full run has
 // the one server break for some seconds.
 func TestSoak(t *testing.T) {
@@ -133,6 +133,7 @@ func newSoak(t *testing.T, whole bool) *soak {
 	if whole {
 		s.addCluster(t)
 		s.addSentinel(t)
+		s.addRing(t)
 	}
 	for _, p := range s.places {
 		s.addSubjects(t, p)

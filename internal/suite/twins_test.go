@@ -180,9 +180,9 @@ func (w *twin) plant(now int64) twinCall {
 			s.Part = amount(l.Period - 1)
 		}
 		if w.rng.IntN(4) == 0 {
-			s.Whole, s.Part = bucket.Overdrawn+min(bucket.Most(l), l.Burst+amount(2*l.Rate)), amount(l.Period-1)
+			s.Whole, s.Part = bucket.Debt+min(bucket.Most(l), l.Burst+amount(2*l.Rate)), amount(l.Period-1)
 			if w.rng.IntN(3) == 0 {
-				s.Whole, s.Part, w.most = bucket.Overdrawn+bucket.Most(l)-w.rng.Int64N(3), w.rng.Int64N(3), true
+				s.Whole, s.Part, w.most = bucket.Debt+bucket.Most(l)-w.rng.Int64N(3), w.rng.Int64N(3), true
 			}
 		}
 	default:
@@ -250,7 +250,7 @@ func (w *twin) call() twinCall {
 	if w.rng.IntN(3) == 0 {
 		l = w.anyLimit()
 	}
-	level := w.state.Whole &^ bucket.Overdrawn
+	level := w.state.Whole &^ bucket.Debt
 	if w.debts {
 		l = w.limit
 	}
@@ -370,7 +370,7 @@ func (w *twin) pause(l store.Limit) int64 {
 	case 6:
 		return w.near(l.Period / l.Rate)
 	case 7, 8: // until an event fits again
-		if over := w.state.Whole&^bucket.Overdrawn - w.limit.Burst; w.rule.Burst && over >= 0 {
+		if over := w.state.Whole&^bucket.Debt - w.limit.Burst; w.rule.Burst && over >= 0 {
 			return w.near(max(0, w.state.At+bucket.DrainTime(over+1, w.state.Part, w.limit)-w.now))
 		}
 	}

@@ -3,12 +3,14 @@ package suite_test
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,7 +19,7 @@ import (
 )
 
 // While a fleet is updated, processes of two builds call the same keys: of this tree, and of
-// RATELIMIT_REVISION or else the last release. They are admitted no more and no less than one build,
+// RATELIMIT_REVISION or else the last release. They are admitted no more and no less than one build, on leases too,
 // and hold no slot too many. Before the first release the other build is that of the last commit.
 func TestAnUpdateOfAFleetKeepsCounts(t *testing.T) {
 	t.Parallel()
@@ -40,6 +42,7 @@ func TestAnUpdateOfAFleetKeepsCounts(t *testing.T) {
 		Admitted, Left map[string]int
 		Banned         bool
 		Held           int64
+		Began, Ended   time.Time
 	}
 	var ran, then [2]process // then they only look
 	run := func(ps *[2]process, calls string) {
@@ -51,13 +54,30 @@ func TestAnUpdateOfAFleetKeepsCounts(t *testing.T) {
 	}
 	run(&ran, "300")
 	run(&then, "0")
-	for _, algorithm := range algorithms {
-		admitted := []int{ran[0].Admitted[algorithm], ran[1].Admitted[algorithm]}
-		require.Positive(t, admitted[0], algorithm)
-		require.Positive(t, admitted[1], algorithm)
+	for _, name := range append([]string{"lease of fixed_window", "lease of sliding_window"}, algorithms...) {
+		admitted := []int{ran[0].Admitted[name], ran[1].Admitted[name]}
+		require.Positive(t, admitted[0], name)
+		require.Positive(t, admitted[1], name)
 		for _, p := range then {
-			require.Equal(t, 2_000, admitted[0]+admitted[1]+p.Left[algorithm], "%s: %v were admitted, %d are left", algorithm, admitted, p.Left[algorithm])
+			require.Equal(t, 2_000, admitted[0]+admitted[1]+p.Left[name], "%s: %v were admitted, %d are left", name, admitted, p.Left[name])
 		}
+	}
+	began, ended := ran[0].Began, ran[0].Ended
+	if ran[1].Began.Before(began) {
+		began = ran[1].Began
+	}
+	if ran[1].Ended.After(ended) {
+		ended = ran[1].Ended
+	}
+	const rate = 50 // a second, of a bucket and of a log
+	for name, most := range map[string]float64{
+		"lease of token_bucket": rate + rate*ended.Sub(began).Seconds(),
+		"lease of sliding_log":  rate + rate*math.Floor(ended.Sub(began).Seconds()),
+	} {
+		admitted := ran[0].Admitted[name] + ran[1].Admitted[name]
+		t.Logf("%s: %d admitted of at most %.0f", name, admitted, most)
+		require.Positive(t, admitted, name)
+		require.LessOrEqual(t, float64(admitted), most, name)
 	}
 	for i := range then {
 		require.Positive(t, ran[i].Held)

@@ -1,6 +1,6 @@
-// Package testkit is what tests of several packages of this module share: limiters and stores in
-// a line, what is asked of them, and stores that fail or count. What tests of users gain by is in
-// package ratelimittest.
+// Package testkit is shared by tests of several packages of this module: limiters and stores in one
+// line, the calls that tests make, and stores that fail or count. Package ratelimittest has what
+// tests of users need.
 package testkit
 
 import (
@@ -33,7 +33,7 @@ func RedisServer(t testing.TB, opts ...redisstore.Option) store.Store {
 	return OnRedis(t, redistest.Shared(t).Client(t), opts...)
 }
 
-// OnRedis is a store of the test's own, with time to spare for busy machines.
+// OnRedis returns a store for the test alone, with a long timeout for busy machines.
 func OnRedis(t testing.TB, client redisstore.Client, opts ...redisstore.Option) store.Store {
 	t.Helper()
 	opts = append([]redisstore.Option{redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10 * time.Second)}, opts...)
@@ -58,12 +58,13 @@ func OnEachStore(t *testing.T, test func(t *testing.T, algorithm string, s store
 	}
 }
 
-// HasBurst reports whether an algorithm takes a Burst: those do whose spend drains, as a bucket's.
+// HasBurst reports whether an algorithm takes a Burst, which is the case if its spend drains, as in
+// a bucket.
 func HasBurst(algorithm string) bool {
 	return ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.ValidateFor(algorithm) == nil
 }
 
-// InMemory is a limiter on a store of its own, by the time of the test.
+// InMemory returns a limiter on a store of its own, which uses the test's time.
 func InMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	t.Helper()
 	mem, err := memstore.New()
@@ -71,7 +72,7 @@ func InMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelim
 	return ratelimittest.New(t, algorithm, mem, l, opts...)
 }
 
-// Failover is a limiter around l with a policy for when the store fails.
+// Failover returns a limiter that wraps l, with a policy for store failures.
 func Failover(t testing.TB, l ratelimit.Limiter, p fallback.Answer, opts ...fallback.Option) *fallback.Limiter {
 	t.Helper()
 	f, err := fallback.New(l, p, opts...)
@@ -93,7 +94,7 @@ func AllowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
 	return r
 }
 
-// Admitted is how many of some tries lim admits at one instant.
+// Admitted returns how many of some tries lim admits at one instant.
 func Admitted(t testing.TB, lim ratelimit.Limiter, tries int) (n int) {
 	t.Helper()
 	for range tries {
@@ -115,7 +116,7 @@ func EachStore(t *testing.T, test func(t *testing.T, s store.Store)) {
 	t.Run("redis", func(t *testing.T) { test(t, OnRedis(t, redistest.Shared(t).Client(t))) })
 }
 
-// Calls is how many calls of a command the servers of client have had.
+// Calls returns how many calls of a command the servers of client have received.
 func Calls(t *testing.T, client redis.UniversalClient, command string) (n int) {
 	t.Helper()
 	var mu sync.Mutex
@@ -164,7 +165,7 @@ func InBubble(t *testing.T, algorithm string, l ratelimit.Limit, test func(t *te
 	})
 }
 
-// Wait is how long Wait takes.
+// Wait returns how long Wait takes.
 func Wait(t *testing.T, ctx context.Context, lim ratelimit.Limiter, n int) (time.Duration, ratelimit.Result, error) {
 	t.Helper()
 	began := time.Now()
@@ -172,10 +173,10 @@ func Wait(t *testing.T, ctx context.Context, lim ratelimit.Limiter, n int) (time
 	return time.Since(began), r, err
 }
 
-// NewClock is a clock that stands at Start.
+// NewClock returns a clock that stands still at Start.
 func NewClock() *ratelimittest.Clock { return ratelimittest.NewClock(Start) }
 
-// Memory is a store in memory that goes by c.
+// Memory returns a store in memory that uses c.
 func Memory(t testing.TB, c *ratelimittest.Clock) store.Store {
 	t.Helper()
 	return c.Memory(t)
@@ -198,7 +199,7 @@ func OnEachServer(t *testing.T, test func(t *testing.T, s store.Store, c *rateli
 	})
 }
 
-// Parts makes a Part of each of results, of no Limiter.
+// Parts makes a Part without a Limiter of each of results.
 func Parts(results ...ratelimit.Result) []ratelimit.Part {
 	parts := make([]ratelimit.Part, len(results))
 	for i, r := range results {

@@ -1,14 +1,14 @@
-// Package unmade has the one error of values that no constructor has made.
+// Package unmade has the error of values that were not made by a constructor.
 package unmade
 
 import "github.com/ratelimit-go/ratelimit/store"
 
-// Err is what methods of such a value return. It is [store.ErrInvalidOption], and for the
-// limiters also what they say of a bad limit.
+// Err is returned by methods of such values. It is [store.ErrInvalidOption], which limiters also
+// return for an invalid configuration.
 var Err error = unmade{}
 
 type unmade struct{}
 
-func (unmade) Error() string { return "ratelimit: a value that its constructor has not made" }
+func (unmade) Error() string { return "ratelimit: the value was not made by its constructor" }
 
 func (unmade) Unwrap() []error { return []error{store.ErrInvalidOption, store.ErrInvalidLimit} }

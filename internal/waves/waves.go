@@ -1,4 +1,4 @@
-// Package waves ends waits together that need no timer of their own.
+// Package waves ends waits in groups, so that they need no timer of their own.
 package waves
 
 import (
@@ -6,39 +6,39 @@ import (
 	"time"
 )
 
-// Waves end waits: those of one wave end together. A timer for each costs four allocations, and nearly all
-// calls are over long before.
+// Waves end waits: those in one wave end together. A timer for each wait would cost four
+// allocations, and nearly all calls end long before.
 type Waves struct {
 	Base  time.Time
-	apart time.Duration          // from one wave to the next
+	apart time.Duration          // time between two waves
 	ahead []atomic.Pointer[Wave] // by number
 }
 
 const (
-	// wavesAhead is about how many waves there are at once. With a long timeout there are
-	// more, so that no wait ends later than MostApart after its time.
+	// wavesAhead is roughly how many waves there are at the same time. With a long timeout there
+	// are more, so that no wait ends more than MostApart late.
 	wavesAhead = 64
-	// MostApart is how much later than its time a wait ends at most.
+	// MostApart is how late a wait can end.
 	MostApart = 8 * time.Millisecond
 
-	mostAhead = 4096 // slots; if there are more waves, some calls share no timer
+	mostAhead = 4096 // slots; if there are more waves, some calls do not share a timer
 )
 
-// Wave is an end.
+// Wave is the end of a group of waits.
 type Wave struct {
 	number int64
-	Over   chan struct{} // closed then
+	Over   chan struct{} // closed at the end
 }
 
-// New returns waves for calls of this timeout.
+// New returns waves for calls with this timeout.
 func New(timeout time.Duration) *Waves {
 	apart := min(max(timeout/wavesAhead, 1), MostApart)
 	slots := min(2*max(timeout/apart, wavesAhead), mostAhead)
 	return &Waves{Base: time.Now(), apart: apart, ahead: make([]atomic.Pointer[Wave], slots)}
 }
 
-// After is the first wave that is not before t. There is none before the beginning: a time before it, such as
-// that of a deadline which has long passed, is over with the first one.
+// After returns the first wave that is not before t. There is none before the beginning, so a time
+// before it, such as a deadline that has long passed, ends with the first wave.
 func (w *Waves) After(t time.Time) *Wave {
 	number := int64(max(t.Sub(w.Base), 0)/w.apart) + 1
 	slot := &w.ahead[number%int64(len(w.ahead))]
@@ -55,5 +55,5 @@ func (w *Waves) After(t time.Time) *Wave {
 	}
 }
 
-// End is when a wave ends.
+// End returns when a wave ends.
 func (w *Waves) End(of *Wave) time.Time { return w.Base.Add(time.Duration(of.number) * w.apart) }

@@ -37,9 +37,9 @@ func (cr *Carrier[C]) Begin(ctx context.Context) Budget {
 // Leave ends a call that was admitted. Call it once.
 func (b *Budget) Leave() {
 	if b.Ahead {
-		b.gate.expected.ahead.Add(-1)
+		b.gate.forecast.ahead.Add(-1)
 	} else {
-		b.gate.expected.inside.Add(-1)
+		b.gate.forecast.admitted.Add(-1)
 	}
 }
 

@@ -28,8 +28,8 @@ const (
 	// leastDial is the time after which a dial may be taken for a hanging one.
 	leastDial = 5 * time.Millisecond
 
-	// longestLine is the most calls that are admitted at once.
-	longestLine = 1 << 14
+	// mostAdmitted is the most calls that are admitted at once.
+	mostAdmitted = 1 << 14
 
 	// nearTrips is how many trips are under way at most near a server. For each tripStep of
 	// distance there may be one more. Of up to fewCalls each has one of its own.
@@ -131,7 +131,7 @@ type Carrier[C any] struct {
 	timer    bool          // a timer is set for calls to go
 	asking   bool          // why no connection is made: see diagnose
 	ahead    queue[C]      // the calls that wait, and give room to others
-	line     queue[C]      // the others
+	others   queue[C]      // the other calls that wait
 	distance distance
 	length   time.Duration // of a trip, about
 	quick    time.Duration // of a short trip, about
@@ -185,7 +185,7 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 // built, so that a refusal costs little.
 func (cr *Carrier[C]) Admit(b *Budget) error {
 	b.gate = &cr.gate // which may not be the one that it began with
-	if f := cr.refuses(b, cr.looks); f != nil {
+	if f := cr.refuses(b, cr.probes); f != nil {
 		return b.fail(f)
 	}
 	return nil
@@ -225,101 +225,21 @@ func (cr *Carrier[C]) Stats() Stats {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
 	return Stats{
-		UnderWay:   cr.expected.inside.Load() + cr.expected.ahead.Load(),
+		UnderWay:   cr.forecast.admitted.Load() + cr.forecast.ahead.Load(),
 		Overloaded: cr.overloaded.Load(), TooShort: cr.tooShort.Load(),
-		Waiting: cr.waiting(), Trips: cr.trips, Busy: cr.conns.busy, Late: cr.late, RoundTrip: time.Duration(cr.expected.way.Load()),
+		Waiting: cr.waiting(), Trips: cr.trips, Busy: cr.conns.busy, Late: cr.late, RoundTrip: time.Duration(cr.forecast.roundTrip.Load()),
 	}
-}
-
-// enter finds a way for a call. If it returns no batch, the call has a connection to
-// itself. Otherwise it is carried, as call i of the batch.
-func (cr *Carrier[C]) enter(b Budget, call C) (bt *batch[C], i int, now time.Time) {
-	now = time.Now()
-	cr.mu.Lock()
-	defer cr.mu.Unlock()
-	if cr.config.Send == nil || cr.alone(b, now) {
-		if cr.trips == 0 {
-			cr.distance.looked = now
-		}
-		cr.begin(true)
-		if cr.config.Send != nil {
-			cr.began = now
-		} else {
-			cr.watchPauses(now)
-		}
-		return nil, 0, now
-	}
-	if cr.conns.expire(now) {
-		cr.pulse.ask()
-	}
-	line := &cr.line
-	if b.Ahead {
-		line = &cr.ahead
-	}
-	if bt = line.last(now, cr.batch(), cr.timeout/spread); bt == nil {
-		bt = cr.open(line, now)
-	}
-	i = len(bt.calls)
-	bt.calls = append(bt.calls, Carried[C]{Call: call, ctx: b.Context, end: b.End.Sub(cr.base)})
-	bt.living++
-	line.living++
-	cr.start(now)
-	return bt, i, now
 }
 
 // Idle reports whether no call has used the carrier for an hour.
 func (cr *Carrier[C]) Idle() bool {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
-	return cr.trips+cr.late+cr.waiting() == 0 && cr.expected.inside.Load()+cr.expected.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
+	return cr.trips+cr.late+cr.waiting() == 0 && cr.forecast.admitted.Load()+cr.forecast.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
 }
 
 // waiting is how many calls wait.
-func (cr *Carrier[C]) waiting() int { return cr.ahead.living + cr.line.living }
-
-// open returns a new batch, which is the last of line.
-func (cr *Carrier[C]) open(line *queue[C], now time.Time) *batch[C] {
-	bt, _ := cr.read.Get().(*batch[C])
-	if bt == nil {
-		bt = new(batch[C])
-	}
-	bt.line, bt.begun, bt.done = line, now, make(chan struct{})
-	if bt.timer == nil {
-		bt.timer = time.AfterFunc(cr.timeout, func() { cr.expire(bt) })
-	} else {
-		bt.timer.Reset(cr.timeout)
-	}
-	line.batches = append(line.batches, bt)
-	return bt
-}
-
-// alone reports whether a call may go alone. Far from the server that could close a
-// connection which others wait for. A caller's own deadline would do so, too, and what the call has
-// charged could not be given back. (The store's own timeout leaves it charged in any case.)
-func (cr *Carrier[C]) alone(b Budget, now time.Time) bool {
-	way := cr.distance.is()
-	return cr.config.Alone != nil && b.Own && way > 0 && b.Left > 2*max(way, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.most() &&
-		now.Sub(cr.conns.used) <= rested && cr.gathering(now) <= 0
-}
-
-// exit ends the trip of a call that went alone.
-func (cr *Carrier[C]) exit(began time.Time, err error) {
-	now, good := time.Now(), cr.answered(err)
-	cr.mu.Lock()
-	defer cr.mu.Unlock()
-	cr.over(true)
-	if good {
-		cr.distance.add(began, now)
-	}
-	cr.conns.settle(good, !good && cr.lost(began, err), now)
-	cr.start(now)
-}
-
-// lost reports whether a trip that ended in err has perhaps lost all connections. A late
-// reply beside others that came is no sign of that.
-func (cr *Carrier[C]) lost(began time.Time, err error) bool {
-	return !timedOut(err) || !cr.pulse.since(began)
-}
+func (cr *Carrier[C]) waiting() int { return cr.ahead.living + cr.others.living }
 
 // Warmed tells the carrier that the store has made so many connections, and how long a round trip took.
 func (cr *Carrier[C]) Warmed(conns int, took time.Duration) {
@@ -330,177 +250,21 @@ func (cr *Carrier[C]) Warmed(conns int, took time.Duration) {
 	cr.conns.reached = true
 	cr.conns.ready, cr.conns.used = conns, now
 	cr.length = took
-	cr.distance.looked = now.Add(-took)
-	cr.distance.add(cr.distance.looked, now)
-	cr.distance.looked = now
+	cr.distance.probed = now.Add(-took)
+	cr.distance.add(cr.distance.probed, now)
+	cr.distance.probed = now
 	cr.count()
 }
 
-// goAlone makes a call that has a connection to itself.
-func (cr *Carrier[C]) goAlone(b Budget, call C, began time.Time) (C, error) {
-	err := errPanic
-	defer func() {
-		cr.measure(began, err, b.Own)
-		cr.exit(began, err)
-	}()
-	after, sent, err2 := cr.config.Alone(b, call)
-	if err = err2; err == nil {
-		cr.pulse.beat()
-		return after, nil
-	}
-	failed := cr.Explain(err, sent)
-	if f, ok := failed.(*Failure); ok && sent { //nolint:errorlint // just made
-		if f.sent, f.over = true, b.Over(); f.over != nil {
-			cr.config.GiveBack(after)
-		}
-	}
-	return call, failed
-}
-
-// wait returns how call i of bt ended, by b's end.
-func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
-	err, sent := cr.outcome(b, bt, i)
-	left := err != nil && sent
-	if err == nil {
-		c := &bt.calls[i] // which does not move any more
-		if r := bt.trip.panicked; r != nil {
-			panic(r)
-		}
-		call, err, sent = c.Call, c.err, bt.trip.state.state.Load() == written
-		if bt.unread.Add(-1) == 0 {
-			bt.clear()
-			cr.read.Put(bt)
-		}
-		if err == nil {
-			cr.pulse.beat()
-			return call, nil
-		}
-	}
-	switch err {
-	case errQueued: //nolint:errorlint // one that is wrapped is another carrier's
-		return call, cr.queued()
-	case errGivenUp:
-		f := *cr.queued()
-		f.Err, f.Again = err, true
-		return call, &f
-	}
-	failed := cr.Explain(err, sent)
-	if f, ok := failed.(*Failure); ok && left { //nolint:errorlint // just made
-		if f.sent, f.over = true, b.Over(); f.over != nil {
-			cr.forsake(bt, i)
-		}
-	}
-	return call, failed
-}
-
-// forsake has what call i of bt charges given back: its caller has left since its context has ended.
-func (cr *Carrier[C]) forsake(bt *batch[C], i int) {
-	cr.mu.Lock()
-	c, ended := &bt.calls[i], bt.trip.ended
-	if !ended {
-		bt.trip.gone = append(bt.trip.gone, c)
-	}
-	cr.mu.Unlock()
-	if ended {
-		cr.giveBack(c)
-	}
-}
-
-// giveBack has what c charged given back, after its trip.
-func (cr *Carrier[C]) giveBack(c *Carried[C]) {
-	if c.goes && c.err == nil {
-		cr.config.GiveBack(c.Call)
-	}
-}
-
-// outcome waits until call i of bt has ended, or its time is up. Without an error, the
-// call knows how it ended.
-func (cr *Carrier[C]) outcome(b Budget, bt *batch[C], i int) (err error, sent bool) { //nolint:revive // sent is about err
-	var end <-chan time.Time
-	if before := bt.begun.Add(cr.timeout).Sub(b.End); before > min(cr.timeout/spread, waves.MostApart) && (b.Own || b.Done() == nil) {
-		timer := time.NewTimer(time.Until(b.End)) // it has been tried before, or has no time of its own
-		defer timer.Stop()
-		end = timer.C
-	} else if b.Done() == nil {
-		<-bt.done
-		return bt.timeUp(i)
-	}
-	select {
-	case <-bt.done:
-		return bt.timeUp(i)
-	case <-b.Done():
-	case <-end:
-	}
+// probes reports whether a call that has less time than a round trip takes is sent all the same, to see
+// whether round trips are shorter now.
+func (cr *Carrier[C]) probes(now time.Time) bool {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
-	select {
-	case <-bt.done:
-		return bt.timeUp(i)
-	default:
-	}
-	c := &bt.calls[i]
-	if c.left {
-		return errQueued, false
-	}
-	c.left = true
-	if bt.trip == nil {
-		bt.lose(1)
-		return cr.waited(bt), false
-	}
-	sent = bt.trip.leave()
-	return cr.timeUp(bt, sent), sent
-}
-
-// timeUp is the error of calls whose time is up while their trip is under way. If they were
-// not sent although there is a connection, or a server that has answered lately, they waited
-// for others, or for a processor.
-func (cr *Carrier[C]) timeUp(bt *batch[C], sent bool) error {
-	if !sent && (bt.trip.made || !cr.silent()) {
-		return cr.waited(bt)
-	}
-	return context.DeadlineExceeded
-}
-
-// waited is the error of calls of bt that were not sent: whether they have waited for a connection in
-// use, or for one that could not be made meanwhile.
-func (cr *Carrier[C]) waited(bt *batch[C]) error {
-	if cr.conns.ready+cr.conns.busy > 0 || cr.conns.taken() || cr.conns.failed.Before(bt.begun) {
-		return errQueued
-	}
-	return errUnmade
-}
-
-// expire ends the calls of a batch whose time is up.
-func (cr *Carrier[C]) expire(bt *batch[C]) {
-	if !bt.ended.CompareAndSwap(false, true) {
-		return
-	}
-	defer close(bt.done)
-	cr.mu.Lock()
-	defer cr.mu.Unlock()
-	if bt.trip == nil {
-		bt.err = cr.waited(bt)
-		if bt.living > 0 {
-			bt.lose(bt.living)
-		}
-		return
-	}
-	bt.sent = bt.trip.leave()
-	bt.err = cr.timeUp(bt, bt.sent)
-	if bt.trip.batches--; bt.trip.batches == 0 {
-		cr.abandon(bt.trip)
-	}
-}
-
-// looks reports whether a call that is too short for the way is sent all the same, to see
-// whether the way is shorter now.
-func (cr *Carrier[C]) looks(now time.Time) bool {
-	cr.mu.Lock()
-	defer cr.mu.Unlock()
-	if cr.trips > 0 || now.Sub(cr.distance.looked) < min(max(cr.timeout, cr.distance.is()), lately) {
+	if cr.trips > 0 || now.Sub(cr.distance.probed) < min(max(cr.timeout, cr.distance.is()), lately) {
 		return false
 	}
-	cr.distance.looked = now
+	cr.distance.probed = now
 	return true
 }
 
@@ -510,8 +274,8 @@ func (cr *Carrier[C]) count() {
 	if cr.trips > 0 {
 		trip = cr.quick
 	}
-	cr.expected.room.Store(int64(room))
-	cr.expected.pace.Store(int64(cr.length) / int64(room))
-	cr.expected.trip.Store(int64(trip))
-	cr.expected.way.Store(int64(cr.distance.is()))
+	cr.forecast.room.Store(int64(room))
+	cr.forecast.perCall.Store(int64(cr.length) / int64(room))
+	cr.forecast.tripTime.Store(int64(trip))
+	cr.forecast.roundTrip.Store(int64(cr.distance.is()))
 }

@@ -19,9 +19,9 @@ type conns struct {
 // rested is the time after which unused connections are no longer relied on.
 const rested = time.Minute
 
-// settle notes how the use of a connection ended: whether that was good, and if not,
+// release notes how the use of a connection ended: whether that was good, and if not,
 // whether others may be lost too.
-func (c *conns) settle(good, lost bool, now time.Time) {
+func (c *conns) release(good, lost bool, now time.Time) {
 	switch {
 	case good:
 		c.reached = true

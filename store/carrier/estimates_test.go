@@ -19,14 +19,14 @@ import (
 const ms = time.Millisecond
 
 // The shortest trip of late counts, and what is longer is forgotten after two spans.
-func TestDistance(t *testing.T) {
+func TestTheDistanceIsThatOfARoundTripAlone(t *testing.T) {
 	var d distance
 	now := time.Unix(1_000, 0)
 	trip := func(alone bool, took time.Duration) {
 		now = now.Add(ms)
 		begun := now
 		if alone {
-			d.looked = begun
+			d.probed = begun
 		}
 		now = now.Add(took)
 		d.add(begun, now)
@@ -69,8 +69,8 @@ func TestTheDistanceIsOfLate(t *testing.T) {
 		now := time.Unix(1_000, 0)
 		for i, trip := range trips {
 			now = now.Add(trip.rest * ms)
-			d.looked = now.Add(-trip.took * ms)
-			d.add(d.looked, now)
+			d.probed = now.Add(-trip.took * ms)
+			d.add(d.probed, now)
 			require.Equal(t, max(trip.want*ms, 1), d.is(), "%s, trip %d", name, i) // 0: not known
 		}
 	}
@@ -81,9 +81,9 @@ func TestTheDistanceIsOfLate(t *testing.T) {
 func TestATripBesideOthersCountsIfItDidNotWait(t *testing.T) {
 	now := time.Unix(1_000, 0)
 	for took, counts := range map[time.Duration]bool{19 * ms: true, 24 * ms: true, 25 * ms: false, 29 * ms: false} {
-		d := distance{least: 20 * ms, since: now.Add(-lately), looked: now.Add(-lately)}
+		d := distance{least: 20 * ms, since: now.Add(-lately), probed: now.Add(-lately)}
 		d.add(now.Add(-took), now)
-		require.Equal(t, counts, d.looked.Equal(now), "%v", took)
+		require.Equal(t, counts, d.probed.Equal(now), "%v", took)
 		require.Equal(t, min(took, 20*ms), d.is())
 	}
 }
@@ -262,7 +262,7 @@ func TestAPauseOfTheProcessLosesNoTrip(t *testing.T) {
 	}
 }
 
-func TestPauses(t *testing.T) {
+func TestAPauseOfTheProcessCountsOnce(t *testing.T) {
 	var p pauses
 	now := time.Unix(1_000, 0)
 	require.Zero(t, p.until(now), "there is no timer")
@@ -296,7 +296,7 @@ func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
 
 // Callers who have something better to do are told at once, however many they are. Those
 // who come back at once are held, nearly always.
-func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
+func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, rate := range []int{100, 1_000, 10_000, 50_000} { // arrivals in a period
 			r := refusals{waves: waves.New(50 * ms)}
@@ -304,7 +304,7 @@ func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 			for period := range 400 {
 				for i := range rate {
 					now := time.Duration(period)*listening + listening*time.Duration(i)/time.Duration(rate)
-					if !r.loops.atOnce(now) && period > 10 {
+					if !r.retriers.atOnce(now) && period > 10 {
 						held++
 					}
 				}
@@ -323,7 +323,7 @@ func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 				for now := time.Duration(0); now < 2*time.Second; now += 500 * step {
 					for i := range next {
 						for n := 0; next[i] <= now && n < 4; n++ { // a processor makes no more
-							if told++; r.loops.atOnce(now) {
+							if told++; r.retriers.atOnce(now) {
 								atOnce++
 								next[i] = now + pause
 							} else {
@@ -343,8 +343,8 @@ func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := refusals{waves: waves.New(64 * ms), jitter: rand.N[time.Duration]}
-		r.loops.holds.Store(true)
-		r.loops.seen.Store(2<<countBits | 2*freely)
+		r.retriers.holds.Store(true)
+		r.retriers.seen.Store(2<<countBits | 2*freely)
 		ended := make(chan time.Duration, 100)
 		for range 100 {
 			go func() {
@@ -372,13 +372,13 @@ func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 	})
 }
 
-func TestQueue(t *testing.T) {
+func TestCallsJoinTheLastBatchThatHasRoom(t *testing.T) {
 	var q queue[int]
 	now := time.Unix(1_000, 0)
 	join := func(most int) *batch[int] {
 		b := q.last(now, most, ms)
 		if b == nil {
-			b = &batch[int]{line: &q, begun: now}
+			b = &batch[int]{queue: &q, begun: now}
 			q.batches = append(q.batches, b)
 		}
 		b.calls = append(b.calls, Carried[int]{})
@@ -453,33 +453,33 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 // each trip.
 func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	p := full(t)
-	p.expected.inside.Store(0)
+	p.forecast.admitted.Store(0)
 	admit := func(ahead bool) (Budget, error) {
 		b := p.Begin(t.Context())
 		b.Ahead = ahead
 		return b, p.Admit(&b)
 	}
-	for range 2 * longestLine {
+	for range 2 * mostAdmitted {
 		_, err := admit(true)
 		require.NoError(t, err)
 	}
 	b := p.Begin(t.Context())
 	require.NoError(t, p.Admit(&b))
-	require.EqualValues(t, 2*longestLine+1, p.Stats().UnderWay)
-	e := &p.expected
+	require.EqualValues(t, 2*mostAdmitted+1, p.Stats().UnderWay)
+	e := &p.forecast
 	e.room.Store(10)
-	e.pace.Store(int64(p.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
-	e.inside.Store(9)
+	e.perCall.Store(int64(p.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
+	e.admitted.Store(9)
 	_, err := admit(false)
 	require.NoError(t, err)
 	_, err = admit(false)
 	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside as many")
-	e.inside.Store(1)
+	e.admitted.Store(1)
 	b.Leave()
 	b.Ahead = true
 	b.Leave()
-	require.EqualValues(t, 2*longestLine-1, p.Stats().UnderWay)
-	require.Zero(t, p.expected.inside.Load())
+	require.EqualValues(t, 2*mostAdmitted-1, p.Stats().UnderWay)
+	require.Zero(t, p.forecast.admitted.Load())
 }
 
 func TestARefusalAllocatesNothing(t *testing.T) {
@@ -491,7 +491,7 @@ func TestARefusalAllocatesNothing(t *testing.T) {
 		}
 	})
 	require.Less(t, allocs, 0.1) // a timer of the process may run
-	require.EqualValues(t, longestLine, p.Stats().UnderWay)
+	require.EqualValues(t, mostAdmitted, p.Stats().UnderWay)
 	require.EqualValues(t, 501, p.Stats().Overloaded)
 }
 
@@ -556,7 +556,7 @@ func TestATripThatMadeItsConnectionShortensTheDistance(t *testing.T) {
 	require.Equal(t, 170*ms, end(200*ms, nil))
 	require.Equal(t, 170*ms, end(2*ms, context.DeadlineExceeded))
 	require.Equal(t, 2*ms, end(2*ms, nil))
-	require.Equal(t, int64(2*ms), p.expected.way.Load(), "and calls that have more time are not refused")
+	require.Equal(t, int64(2*ms), p.forecast.roundTrip.Load(), "and calls that have more time are not refused")
 }
 
 // A call that is tried again goes with calls that have more time, and ends at most 8 ms later than
@@ -581,10 +581,10 @@ func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 func TestEachOfAFewCallsHasATrip(t *testing.T) {
 	p := &Carrier[int]{window: newWindow(), conns: conns{most: mostTrips}, distance: distance{least: 50 * time.Microsecond}}
 	for calls, trips := range map[int64]int{1: 2, 2: 2, 3: 3, 4: 4, 5: 2, 1000: 2} {
-		p.expected.inside.Store(calls)
+		p.forecast.admitted.Store(calls)
 		require.Equal(t, trips, p.most(), "%d calls", calls)
 	}
 	p.conns.most = 3
-	p.expected.inside.Store(4)
+	p.forecast.admitted.Store(4)
 	require.Equal(t, 3, p.most(), "of a small pool")
 }

@@ -42,16 +42,16 @@ func made(t testing.TB, config Config[int]) *Carrier[int] {
 func full(t testing.TB) *Carrier[int] {
 	p := made(t, plain())
 	p.pulse.beat()
-	p.expected.inside.Store(longestLine)
-	p.refusals.loops.limit.Store(mostCount)
+	p.forecast.admitted.Store(mostAdmitted)
+	p.refusals.retriers.limit.Store(mostCount)
 	return p
 }
 
 // far returns a carrier with a ready connection to a server that is 10 ms away. Trips take 12 ms, and it rests.
 func far(t testing.TB) *Carrier[int] {
 	p, now := full(t), time.Now()
-	p.expected.inside.Store(100)
-	p.distance = distance{least: 10 * ms, since: now, looked: now}
+	p.forecast.admitted.Store(100)
+	p.distance = distance{least: 10 * ms, since: now, probed: now}
 	p.length, p.quick = 12*ms, 12*ms
 	p.conns.ready, p.conns.used = 1, now
 	return p

@@ -10,7 +10,7 @@ import (
 // timer, so that one that waits costs little.
 type batch[C any] struct {
 	calls []Carried[C]
-	line  *queue[C]     // in which they wait
+	queue *queue[C]     // in which they wait
 	begun time.Time     // when the first came
 	timer *time.Timer   // ends the time of all
 	ended atomic.Bool   // whichever sets it, timer or trip, decides how the calls end
@@ -62,7 +62,7 @@ func (q *queue[C]) last(now time.Time, most int, spread time.Duration) *batch[C]
 
 // lose notes that n calls have left b, which waits.
 func (b *batch[C]) lose(n int) {
-	q := b.line
+	q := b.queue
 	b.living -= n
 	q.living -= n
 	if b.living > 0 {

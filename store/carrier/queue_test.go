@@ -43,7 +43,7 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 					require.False(t, b == nil && joins && last.living > 0)
 				}
 				if b == nil {
-					b = &batch[int]{line: &q, begun: now}
+					b = &batch[int]{queue: &q, begun: now}
 					q.batches, model = append(q.batches, b), append(model, b)
 				}
 				b.calls = append(b.calls, Carried[int]{})
@@ -62,10 +62,10 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 	}
 }
 
-// What was taken is used again, or freed, and not kept by the line that it has left.
+// What was taken is used again, or freed, and not kept by the queue that it has left.
 func TestAQueueForgetsWhatWasTaken(t *testing.T) {
 	q := queue[int]{living: 2}
-	q.batches = []*batch[int]{{line: &q, living: 1}, {line: &q, living: 1}}
+	q.batches = []*batch[int]{{queue: &q, living: 1}, {queue: &q, living: 1}}
 	all := q.batches
 	for i := range all {
 		require.NotNil(t, q.take(1))

@@ -13,11 +13,11 @@ import (
 type gate struct {
 	timeout  time.Duration // of a call
 	pulse    pulse
-	expected expected
+	forecast forecast
 	refusals refusals
 
 	overloaded atomic.Int64 // calls that ended so
-	tooShort   atomic.Int64 // calls that had less time than the way takes
+	tooShort   atomic.Int64 // calls that had less time than a round trip takes
 }
 
 // silent reports whether the server has been silent for so long that a call which waits
@@ -36,11 +36,11 @@ func (g *gate) queued() *Failure {
 }
 
 // refuses returns the failure of a call that cannot be served in time, when its caller may be told.
-// Otherwise it has admitted the call. A call that is too short for the way goes all the same if looks says
-// so, to see whether the way is shorter now.
-func (g *gate) refuses(b *Budget, looks func(now time.Time) bool) *Failure {
-	e := &g.expected
-	if b.Left < time.Duration(e.way.Load()) && !looks(b.End.Add(-b.Left)) {
+// Otherwise it has admitted the call. A call that has less time than a round trip takes goes all the same if probes
+// says so, to see whether round trips are shorter now.
+func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
+	e := &g.forecast
+	if b.Left < time.Duration(e.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
 		g.tooShort.Add(1)
 		g.refusals.wait(b, b.End) // if the time is the caller's own, the error is that of the context
 		return isFar
@@ -49,14 +49,14 @@ func (g *gate) refuses(b *Budget, looks func(now time.Time) bool) *Failure {
 		e.ahead.Add(1)
 		return nil
 	}
-	n := e.inside.Add(1)
+	n := e.admitted.Add(1)
 	before := n + min(e.ahead.Load(), n) // those that go ahead have half of each trip at most
-	wait := time.Duration((before - e.room.Load()) * e.pace.Load())
-	full := n > longestLine || wait > g.timeout/4
-	if !full && (b.Own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.Left) {
+	wait := time.Duration((before - e.room.Load()) * e.perCall.Load())
+	full := n > mostAdmitted || wait > g.timeout/4
+	if !full && (b.Own || wait <= 0 || wait+time.Duration(e.tripTime.Load()) <= b.Left) {
 		return nil
 	}
-	e.inside.Add(-1)
+	e.admitted.Add(-1)
 	if full || !g.outlast(b) {
 		g.refusals.hold(b)
 	}
@@ -73,25 +73,25 @@ func (g *gate) outlast(b *Budget) bool {
 	return true
 }
 
-// expected is what calls have to expect. It can be read without the lock, so that a refusal
+// forecast is what calls have to expect. It can be read without the lock, so that a refusal
 // costs little.
-type expected struct {
-	inside atomic.Int64 // calls that have been admitted and not returned, but for those that go ahead
-	ahead  atomic.Int64 // the same of those
-	room   atomic.Int64 // of them, those that need not wait
-	pace   atomic.Int64 // ns until the next one is served
-	trip   atomic.Int64 // ns that a trip takes now
-	way    atomic.Int64 // ns that the way takes
+type forecast struct {
+	admitted  atomic.Int64 // calls that have been admitted and not returned, but for those that go ahead
+	ahead     atomic.Int64 // the same of those
+	room      atomic.Int64 // of them, those that need not wait
+	perCall   atomic.Int64 // ns until the next one is served
+	tripTime  atomic.Int64 // ns that a trip takes now
+	roundTrip atomic.Int64 // ns that the shortest takes
 }
 
 // refusals is how refused calls are told. Callers who have something better to do are told
 // at once. But those who come back at once would take the processors from the server and
 // from the other callers. So they are told when their time is nearly up, and not together.
 type refusals struct {
-	waves   *waves.Waves
-	jitter  func(most time.Duration) time.Duration // a random time below most
-	holding atomic.Int64                           // calls that are not told yet
-	loops   loops
+	waves    *waves.Waves
+	jitter   func(most time.Duration) time.Duration // a random time below most
+	holding  atomic.Int64                           // calls that are not told yet
+	retriers retriers
 }
 
 // mostHeld is how many refused calls wait at most.
@@ -99,7 +99,7 @@ const mostHeld = 1 << 14
 
 // hold waits until a refused call may be told.
 func (r *refusals) hold(b *Budget) {
-	if r.loops.atOnce(b.End.Sub(r.waves.Base)) {
+	if r.retriers.atOnce(b.End.Sub(r.waves.Base)) {
 		return
 	}
 	defer r.holding.Add(-1)
@@ -116,10 +116,10 @@ func (r *refusals) wait(b *Budget, end time.Time) {
 	}
 }
 
-// loops finds out whether refused callers come back at once. Then far more calls come in a
+// retriers finds out whether refused callers come back at once. Then far more calls come in a
 // period in which they are told at once than in one in which they are held. Both are tried
 // now and then.
-type loops struct {
+type retriers struct {
 	seen  atomic.Int64 // the number of the period, and the refused calls in it
 	holds atomic.Bool
 	limit atomic.Int64 // calls in a period, above which they come back
@@ -142,13 +142,13 @@ const (
 
 // atOnce reports whether a call that is refused is told at once. now is since some
 // beginning.
-func (l *loops) atOnce(now time.Duration) bool {
+func (l *retriers) atOnce(now time.Duration) bool {
 	period := int64(now/listening) + 1
 	for {
 		old := l.seen.Load()
 		if old>>countBits < period {
 			if l.seen.CompareAndSwap(old, period<<countBits) {
-				l.turn(old&mostCount, period-old>>countBits)
+				l.nextPeriod(old&mostCount, period-old>>countBits)
 			}
 			continue
 		}
@@ -167,8 +167,8 @@ func (l *loops) atOnce(now time.Duration) bool {
 	}
 }
 
-// turn ends a period with n calls, some periods ago.
-func (l *loops) turn(n, ago int64) {
+// nextPeriod ends a period with n calls, some periods ago.
+func (l *retriers) nextPeriod(n, ago int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -187,7 +187,7 @@ func (l *loops) turn(n, ago int64) {
 }
 
 // hold begins to hold.
-func (l *loops) hold() {
+func (l *retriers) hold() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.holds.Load() {

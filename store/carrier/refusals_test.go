@@ -16,7 +16,7 @@ import (
 func latest(most time.Duration) time.Duration { return most }
 
 // heldLoops are callers who come back at once, and are held.
-func (l *loops) heldLoops() {
+func (l *retriers) heldLoops() {
 	l.holds.Store(true)
 	l.seen.Store(1<<countBits<<20 | 2*freely) // in a period that does not end
 }
@@ -54,15 +54,15 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := full(t)
-			e := &p.expected
+			e := &p.forecast
 			p.timeout, p.refusals.jitter = 240*ms, latest
-			p.distance.looked = time.Now()
-			p.refusals.loops.heldLoops()
-			e.way.Store(int64(c.way))
-			e.trip.Store(int64(c.trip))
-			e.inside.Store(c.inside)
+			p.distance.probed = time.Now()
+			p.refusals.retriers.heldLoops()
+			e.roundTrip.Store(int64(c.way))
+			e.tripTime.Store(int64(c.trip))
+			e.admitted.Store(c.inside)
 			e.room.Store(c.room)
-			e.pace.Store(int64(ms))
+			e.perCall.Store(int64(ms))
 			begun, ctx, wait, inside := time.Now(), t.Context(), time.Duration(0), c.inside
 			if c.left > 0 {
 				var cancel context.CancelFunc
@@ -71,7 +71,7 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 			}
 			b := p.Begin(ctx)
 			got := admitted
-			switch f := p.refuses(&b, p.looks); f {
+			switch f := p.refuses(&b, p.probes); f {
 			case nil:
 				inside++
 			case isFar:
@@ -82,7 +82,7 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 				}
 			}
 			require.Equal(t, c.want, got, "%+v", c)
-			require.Equal(t, inside, e.inside.Load())
+			require.Equal(t, inside, e.admitted.Load())
 			require.GreaterOrEqual(t, time.Since(begun), wait)
 			require.LessOrEqual(t, time.Since(begun), wait+waves.MostApart)
 			require.Equal(t, got == tooFar, p.Stats().TooShort == 1)
@@ -100,7 +100,7 @@ func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
 			time.Sleep(after)
 			synctest.Wait() // it is in the queue
 			p.mu.Lock()
-			bt := p.line.batches[0]
+			bt := p.others.batches[0]
 			tr := &Trip[int]{begun: time.Now()}
 			if after == 0 {
 				p.conns.busy, p.quick = 1, left+1
@@ -117,10 +117,10 @@ func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
 	}
 	for name, meets := range map[string]func(p *Carrier[int]){
 		"others wait before it": func(p *Carrier[int]) {
-			p.expected.inside.Store(20)
-			p.expected.room.Store(10)
-			p.expected.pace.Store(int64(ms))
-			p.expected.trip.Store(int64(p.timeout))
+			p.forecast.admitted.Store(20)
+			p.forecast.room.Store(10)
+			p.forecast.perCall.Store(int64(ms))
+			p.forecast.tripTime.Store(int64(p.timeout))
 		},
 		"a trip takes longer":    carried(0, func(*Carried[int]) {}),
 		"another one gave it up": carried(left-ms/4, func(c *Carried[int]) { c.err = errGivenUp }), // and there is no time to try again
@@ -128,7 +128,7 @@ func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
 		for _, own := range []bool{true, false} {
 			synctest.Test(t, func(t *testing.T) {
 				p := full(t)
-				p.expected.inside.Store(0)
+				p.forecast.admitted.Store(0)
 				defer func() { p.mu.Lock(); p.conns.busy = 0; p.mu.Unlock() }()
 				p.occupy()
 				ctx, cancel := context.WithTimeout(t.Context(), left)
@@ -166,7 +166,7 @@ func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
 func TestNowAndThenACallLooksForAShorterWay(t *testing.T) {
 	for _, c := range []struct {
 		trips     int
-		way, last time.Duration // when a trip last looked
+		way, last time.Duration // when a trip last probed
 		want      bool
 	}{
 		{0, 40 * ms, 249 * ms, false}, {0, 40 * ms, 250 * ms, true}, // the timeout
@@ -175,9 +175,9 @@ func TestNowAndThenACallLooksForAShorterWay(t *testing.T) {
 		{1, 40 * ms, time.Hour, false}, // it will tell
 	} {
 		p, now := full(t), time.Now()
-		p.trips, p.distance = c.trips, distance{least: c.way, since: now, looked: now.Add(-c.last)}
-		require.Equal(t, c.want, p.looks(now), "%+v", c)
-		require.False(t, p.looks(now), "one is enough")
+		p.trips, p.distance = c.trips, distance{least: c.way, since: now, probed: now.Add(-c.last)}
+		require.Equal(t, c.want, p.probes(now), "%+v", c)
+		require.False(t, p.probes(now), "one is enough")
 	}
 }
 
@@ -189,11 +189,11 @@ func TestWhatACallHasToExpect(t *testing.T) {
 	for trips, want := range map[int]time.Duration{0: 0, 1: 12 * ms, 2: 12 * ms} {
 		p.trips = trips
 		p.count()
-		e := &p.expected
+		e := &p.forecast
 		require.EqualValues(t, 160, e.room.Load())
-		require.Equal(t, 20*ms/160, time.Duration(e.pace.Load()))
-		require.Equal(t, want, time.Duration(e.trip.Load()))
-		require.Equal(t, 10*ms, time.Duration(e.way.Load()))
+		require.Equal(t, 20*ms/160, time.Duration(e.perCall.Load()))
+		require.Equal(t, want, time.Duration(e.tripTime.Load()))
+		require.Equal(t, 10*ms, time.Duration(e.roundTrip.Load()))
 	}
 }
 
@@ -201,7 +201,7 @@ func TestWhatACallHasToExpect(t *testing.T) {
 func TestNotMoreThanSoManyAreHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := refusals{waves: waves.New(64 * ms), jitter: latest}
-		r.loops.heldLoops()
+		r.retriers.heldLoops()
 		for others, want := range map[int64]time.Duration{0: 32 * ms, mostHeld - 1: 32 * ms, mostHeld: 0} {
 			r.holding.Store(others)
 			begun := time.Now()
@@ -247,7 +247,7 @@ func TestHowManyRefusedCallsAreToldAtOnce(t *testing.T) {
 	add(held(leastTry-1, 2*freely)...)
 	add(period{4 * freely, 4 * freely})
 
-	var l loops
+	var l retriers
 	for i, p := range trace {
 		atOnce := 0
 		for range p.calls {

@@ -20,7 +20,7 @@ func (cr *Carrier[C]) ways() int {
 // turns together.
 func (cr *Carrier[C]) most() int {
 	most := cr.window.trips(cr.ways())
-	if n := cr.expected.inside.Load(); n <= fewCalls {
+	if n := cr.forecast.admitted.Load(); n <= fewCalls {
 		most = max(most, min(int(n), cr.conns.most))
 	}
 	return most
@@ -69,8 +69,8 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 		return nil
 	}
 	made := cr.conns.ready > 0
-	looks := made && cr.waiting() >= cr.batch() && cr.distance.due(now)
-	if looks && cr.trips > 0 {
+	probes := made && cr.waiting() >= cr.batch() && cr.distance.due(now)
+	if probes && cr.trips > 0 {
 		return nil
 	}
 	if d := cr.gathering(now); made && d > 0 {
@@ -83,8 +83,8 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 	}
 	t := &Trip[C]{made: made, begun: now, end: now.Add(cr.timeout)}
 	t.list = t.first[:0]
-	if looks {
-		cr.distance.looked = now
+	if probes {
+		cr.distance.probed = now
 	} else if made || cr.conns.busy == 0 { // one that makes a connection would be late, and the others are soon back
 		if cr.fill(t); t.calls == 0 {
 			return nil
@@ -173,7 +173,7 @@ func (cr *Carrier[C]) fill(t *Trip[C]) {
 		late += cr.quick
 	}
 	cr.fillFrom(&cr.ahead, t, late)
-	cr.fillFrom(&cr.line, t, late)
+	cr.fillFrom(&cr.others, t, late)
 }
 
 // fillFrom has batches of q go with t, but for calls that end before late.
@@ -254,7 +254,7 @@ func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Du
 	if !good && !unused && !t.made {
 		cr.unmade(t, err, now)
 	}
-	cr.conns.settle(good || unused, !good && t.made && cr.lost(t.begun, err), now)
+	cr.conns.release(good || unused, !good && t.made && cr.lost(t.begun, err), now)
 	next := cr.next(now)
 	if next != nil && next.made {
 		cr.start(now)
@@ -341,7 +341,7 @@ func (cr *Carrier[C]) diagnose(err error) {
 	}()
 }
 
-// abandon ends t for the line: its callers have left.
+// abandon ends t for those who wait: its callers have left.
 func (cr *Carrier[C]) abandon(t *Trip[C]) {
 	if t.ended || t.left {
 		return

@@ -54,7 +54,7 @@ func TestNoMoreTripsBeginThanMay(t *testing.T) {
 func TestWhoMayGoAlone(t *testing.T) {
 	alone := func(change func(p *Carrier[int], b *Budget, now time.Time)) bool {
 		p := far(t)
-		b, now := p.Begin(t.Context()), p.distance.looked
+		b, now := p.Begin(t.Context()), p.distance.probed
 		change(p, &b, now)
 		return p.alone(b, now)
 	}
@@ -74,7 +74,7 @@ func TestWhoMayGoAlone(t *testing.T) {
 		"no time for two trips":       func(_ *Carrier[int], b *Budget, _ time.Time) { b.Left = 24 * ms },
 		"nor for the way":             func(p *Carrier[int], b *Budget, _ time.Time) { p.length, b.Left = 1, 20*ms },
 		"nobody knows the way":        func(p *Carrier[int], _ *Budget, _ time.Time) { p.distance = distance{} },
-		"others wait":                 func(p *Carrier[int], _ *Budget, _ time.Time) { p.line.living = 1 },
+		"others wait":                 func(p *Carrier[int], _ *Budget, _ time.Time) { p.others.living = 1 },
 		"others wait to go ahead":     func(p *Carrier[int], _ *Budget, _ time.Time) { p.ahead.living = 1 },
 		"no connection is ready":      func(p *Carrier[int], _ *Budget, _ time.Time) { p.conns.ready = 0 },
 		"no trip may begin":           func(p *Carrier[int], _ *Budget, _ time.Time) { p.trips = 16 },
@@ -88,17 +88,17 @@ func TestWhoMayGoAlone(t *testing.T) {
 // Far away the beginnings of trips that are not full are spread over the time of one.
 func TestFarAwayCallsWaitForOthers(t *testing.T) {
 	p := far(t)
-	now := p.distance.looked
+	now := p.distance.probed
 	p.began = now.Add(-ms / 2)
 	require.Zero(t, p.gathering(now), "no trip is under way")
 	p.trips = 1
-	p.line.living = p.batch() - 1
+	p.others.living = p.batch() - 1
 	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
 	p.distance.least = slack
 	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
-	p.line.living++
+	p.others.living++
 	require.Zero(t, p.gathering(now), "they fill one")
-	p.line.living = 1
+	p.others.living = 1
 	p.distance.least = slack - 1
 	require.Zero(t, p.gathering(now), "near")
 }
@@ -123,7 +123,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 			require.Nil(t, bt)
 			require.Equal(t, []int{1, 2, 1}, []int{p.trips, p.conns.ready, p.conns.busy})
 			require.Equal(t, began, p.began, "others gather behind it")
-			require.Equal(t, began, p.distance.looked)
+			require.Equal(t, began, p.distance.probed)
 			require.False(t, p.silent(), "nobody has asked for an hour")
 			time.Sleep(7 * ms)
 			if c.answered {
@@ -136,7 +136,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 				want = 7 * ms
 			}
 			require.Equal(t, want, p.distance.is())
-			require.Equal(t, want, time.Duration(p.expected.way.Load()))
+			require.Equal(t, want, time.Duration(p.forecast.roundTrip.Load()))
 		})
 	}
 }
@@ -194,7 +194,7 @@ func TestAWarmedStoreKnowsItsServer(t *testing.T) {
 		require.True(t, p.conns.reached)
 		require.Equal(t, 7, p.conns.ready)
 		require.Equal(t, 30*ms, p.distance.is())
-		require.Equal(t, 30*ms, time.Duration(p.expected.way.Load()))
+		require.Equal(t, 30*ms, time.Duration(p.forecast.roundTrip.Load()))
 		require.False(t, p.distance.due(time.Now()))
 		require.True(t, p.alone(p.Begin(t.Context()), time.Now()))
 	})
@@ -218,9 +218,9 @@ func TestWhatACallHasWaitedFor(t *testing.T) {
 	}
 }
 
-// A line whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
+// A queue whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
 // call that was told that nothing was sent.
-func TestAnEndedCallLeavesTheLine(t *testing.T) {
+func TestAnEndedCallLeavesTheQueue(t *testing.T) {
 	for left := range 3 {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
@@ -250,7 +250,7 @@ func TestAnEndedCallLeavesTheLine(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			require.Zero(t, p.Stats().Waiting)
-			require.Equal(t, 1, p.line.dead)
+			require.Equal(t, 1, p.others.dead)
 		})
 	}
 }
@@ -317,27 +317,29 @@ func TestWhatACallOfATripIsTold(t *testing.T) {
 }
 
 // A call whose caller has left before its trip began does not go: he was told that nothing was sent.
-func TestACallThatWasLeftInTheLineDoesNotGo(t *testing.T) {
-	p := far(t)
-	p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
-	gone, leave := context.WithCancel(t.Context())
-	leave()
-	bt, _, _ := p.enter(p.Begin(gone), 0)
-	_, _, _ = p.enter(p.Begin(t.Context()), 0)
-	for _, want := range []error{errUnmade, errQueued} { // he has left already
-		err, sent := p.outcome(p.Begin(gone), bt, 0)
-		require.Equal(t, want, err)
+func TestACallThatWasLeftInTheQueueDoesNotGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // in which the second call comes at once
+		p := far(t)
+		p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		bt, _, _ := p.enter(p.Begin(gone), 0)
+		_, _, _ = p.enter(p.Begin(t.Context()), 0)
+		for _, want := range []error{errUnmade, errQueued} { // he has left already
+			err, sent := p.outcome(p.Begin(gone), bt, 0)
+			require.Equal(t, want, err)
+			require.False(t, sent)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		tr := &Trip[int]{begun: time.Now()}
+		p.fill(tr)
+		require.Equal(t, 1, tr.calls)
+		require.Equal(t, []bool{false, true}, []bool{bt.calls[0].goes, bt.calls[1].goes})
+		bt.err, bt.sent = context.DeadlineExceeded, true
+		_, sent := bt.timeUp(0)
 		require.False(t, sent)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	tr := &Trip[int]{begun: time.Now()}
-	p.fill(tr)
-	require.Equal(t, 1, tr.calls)
-	require.Equal(t, []bool{false, true}, []bool{bt.calls[0].goes, bt.calls[1].goes})
-	bt.err, bt.sent = context.DeadlineExceeded, true
-	_, sent := bt.timeUp(0)
-	require.False(t, sent)
+	})
 }
 
 // noDone is a context with a deadline that does not end.
@@ -426,7 +428,7 @@ func TestWhenATripWasHeldUp(t *testing.T) {
 			if c.slack > 0 {
 				p.config.Slack = c.slack
 			}
-			now := p.distance.looked
+			now := p.distance.probed
 			took := c.may + over
 			p.timeout, p.distance.least, p.delay = c.timeout, c.way, c.delay
 			p.pauses.total = time.Second + c.paused
@@ -487,7 +489,7 @@ func TestWhoIsTooLateToGo(t *testing.T) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.conns.busy, p.late = c.busy, c.late
-			tr, bt := &Trip[int]{begun: now, end: now}, p.line.batches[0]
+			tr, bt := &Trip[int]{begun: now, end: now}, p.others.batches[0]
 			defer bt.timer.Stop()
 			p.fill(tr)
 			require.Equal(t, 2, tr.calls, "%+v", c)
@@ -521,7 +523,7 @@ func TestWhichDialsMayHang(t *testing.T) {
 // A trip takes batches as they are, each kind up to a full trip, but the first however large it is: the window may have
 // shrunk meanwhile.
 func TestWhichBatchesGoTogether(t *testing.T) {
-	for _, c := range []struct{ ahead, line, want []int }{
+	for _, c := range []struct{ ahead, others, want []int }{
 		{nil, []int{5, 5}, []int{5, 5}},
 		{nil, []int{5, 3, 1}, []int{8, 1}},
 		{nil, []int{7, 1, 1}, []int{8, 1}},
@@ -533,7 +535,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 		now := time.Now()
 		join := func(q *queue[int], sizes []int) {
 			for _, n := range sizes {
-				bt := &batch[int]{line: q, begun: now, calls: make([]Carried[int], n), living: n}
+				bt := &batch[int]{queue: q, begun: now, calls: make([]Carried[int], n), living: n}
 				for i := range bt.calls {
 					bt.calls[i].end = time.Hour
 				}
@@ -542,7 +544,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 			}
 		}
 		join(&p.ahead, c.ahead)
-		join(&p.line, c.line)
+		join(&p.others, c.others)
 		var got []int
 		for p.waiting() > 0 {
 			tr := &Trip[int]{begun: now}
@@ -550,16 +552,16 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 			require.Equal(t, len(tr.list), tr.batches)
 			got = append(got, tr.calls)
 		}
-		require.Equal(t, c.want, got, "%v, and %v ahead", c.line, c.ahead)
+		require.Equal(t, c.want, got, "%v, and %v ahead", c.others, c.ahead)
 	}
 }
 
 // A trip begins if a connection is ready or may be made. One that has to make it takes calls only if no other is soon back.
 // A trip that looks for the way goes alone and without calls.
-func TestWhichTripIsNext(t *testing.T) {
+func TestATripBeginsIfAConnectionIsReadyOrMayBeMade(t *testing.T) {
 	for what, c := range map[string]struct {
 		ready, busy, calls int
-		looked, began      time.Duration // ago
+		probed, began      time.Duration // ago
 		hanging            bool          // dials
 		made               bool
 		want               int // calls that go; -1: no trip
@@ -569,11 +571,11 @@ func TestWhichTripIsNext(t *testing.T) {
 		"a full one":                      {ready: 1, busy: 1, calls: 8, began: 5 * ms, made: true, want: 8},
 		"others may come":                 {ready: 1, busy: 1, calls: 7, want: -1, later: true},
 		"nobody has come":                 {ready: 1, busy: 1, calls: 7, began: 12 * ms / 16, made: true, want: 7},
-		"a look":                          {ready: 1, calls: 8, looked: 2 * lately, made: true, want: 0},
-		"a look when the others are back": {ready: 1, busy: 1, calls: 8, looked: 2 * lately, want: -1},
-		"few need no look":                {ready: 1, calls: 7, looked: 2 * lately, made: true, want: 7},
-		"the first connection":            {calls: 9, looked: 2 * lately, want: 8},
-		"one more connection":             {busy: 1, calls: 9, looked: 2 * lately, want: 0},
+		"a look":                          {ready: 1, calls: 8, probed: 2 * lately, made: true, want: 0},
+		"a look when the others are back": {ready: 1, busy: 1, calls: 8, probed: 2 * lately, want: -1},
+		"few need no look":                {ready: 1, calls: 7, probed: 2 * lately, made: true, want: 7},
+		"the first connection":            {calls: 9, probed: 2 * lately, want: 8},
+		"one more connection":             {busy: 1, calls: 9, probed: 2 * lately, want: 0},
 		"a connection need not gather":    {busy: 1, calls: 3, want: 0},
 		"dials hang":                      {calls: 9, hanging: true, want: -1, later: true},
 		"ready ones do not":               {ready: 1, calls: 8, hanging: true, made: true, want: 8},
@@ -585,8 +587,8 @@ func TestWhichTripIsNext(t *testing.T) {
 			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
 		p.mu.Lock()
-		now := p.distance.looked.Add(20 * ms)
-		p.distance.looked, p.began = now.Add(-c.looked), now.Add(-c.began)
+		now := p.distance.probed.Add(20 * ms)
+		p.distance.probed, p.began = now.Add(-c.probed), now.Add(-c.began)
 		p.conns.ready, p.conns.busy, p.trips, p.pauses.total = c.ready, c.busy, c.busy, time.Second
 		if c.hanging {
 			p.conns.dials.vain, p.conns.dials.last = p.conns.dials.free, now
@@ -607,7 +609,7 @@ func TestWhichTripIsNext(t *testing.T) {
 			}
 			require.Equal(t, began, p.began, what)
 			if c.made && c.want == 0 {
-				require.Equal(t, now, p.distance.looked)
+				require.Equal(t, now, p.distance.probed)
 			}
 		}
 		p.trips = 2 * mostTrips // so that no timer begins one
@@ -738,7 +740,7 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 }
 
 // A trip without calls has no caller whose time is up, and is not waited for any longer than others.
-func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
+func TestAProbeIsNotWaitedForWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := far(t)
 		p.trips = mostTrips
@@ -746,7 +748,7 @@ func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
 			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
 		p.mu.Lock()
-		p.trips, p.distance.looked = 0, time.Now().Add(-2*lately)
+		p.trips, p.distance.probed = 0, time.Now().Add(-2*lately)
 		look := p.next(time.Now())
 		require.Zero(t, look.calls)
 		p.watch(&Trip[int]{made: true, calls: 1})

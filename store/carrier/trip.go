@@ -19,8 +19,8 @@ type Trip[C any] struct {
 	made     bool          // it has taken one of the ready connections
 	twice    bool          // it took several round trips
 	state    Writing
-	ctx      waves.Patient // of its Send
-	panicked any           // the value that Send panicked with, or ErrExit
+	ctx      waves.EarlyDone // of its Send
+	panicked any             // the value that Send panicked with, or ErrExit
 
 	batches int  // whose callers wait; protected by Carrier.mu, as are
 	left    bool // all callers have left
@@ -32,25 +32,25 @@ type Trip[C any] struct {
 type Carried[C any] struct {
 	Call C // the call, in which Send stores the reply
 
-	ctx  context.Context
-	left bool          // its caller has left, or it was too late to go; protected by Carrier.mu
-	goes bool          // it goes with the trip, whether its caller leaves or not
-	told bool          // how it ended
-	end  time.Duration // when its time is up, since the beginning of the carrier
-	err  error
+	ctx   context.Context
+	left  bool          // its caller has left, or it was too late to go; protected by Carrier.mu
+	goes  bool          // it goes with the trip, whether its caller leaves or not
+	ended bool          // Send has said how
+	end   time.Duration // when its time is up, since the beginning of the carrier
+	err   error
 }
 
 // End ends the call: with err, or with the reply in Call if err is nil.
-func (c *Carried[C]) End(err error) { c.told, c.err = true, err }
+func (c *Carried[C]) End(err error) { c.ended, c.err = true, err }
 
-// settle gives c an end, after its trip t, which has ended in err.
-func (c *Carried[C]) settle(t *Trip[C], err error) {
+// conclude gives c an end, after its trip t, which has ended in err.
+func (c *Carried[C]) conclude(t *Trip[C], err error) {
 	switch {
-	case !c.told && err != nil:
+	case !c.ended && err != nil:
 		c.err = err
 	case t.state.GivenUp() && c.err == nil:
 		c.err = errGivenUp
-	case !c.told:
+	case !c.ended:
 		c.err = errNoEnd
 	}
 }
@@ -117,12 +117,12 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 		if t.panicked != nil {
 			err = errPanic
 		}
-		told := false
+		ended := false
 		for c := range t.Calls {
-			told = told || c.told
-			c.settle(t, err)
+			ended = ended || c.ended
+			c.conclude(t, err)
 		}
-		if err == nil && !told && t.state.GivenUp() { // nothing was sent, so nothing is known of the server
+		if err == nil && !ended && t.state.GivenUp() { // nothing was sent, so nothing is known of the server
 			err = errGivenUp
 		}
 		for _, bt := range t.list {
@@ -140,7 +140,7 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 			values = context.WithoutCancel(c.ctx)
 		}
 	}
-	t.ctx = waves.Patient{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusals.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
+	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusals.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	err = cr.config.Send(&t.ctx, t)
 	t.panicked = nil
 	return err

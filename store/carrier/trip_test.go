@@ -36,7 +36,7 @@ func carried(p *Carrier[int], sizes ...int) *Trip[int] {
 	now, n := time.Now(), 0
 	tr := &Trip[int]{made: true, begun: now, end: now.Add(p.timeout)}
 	for _, size := range sizes {
-		bt := &batch[int]{line: &p.line, begun: now, done: make(chan struct{}), timer: time.AfterFunc(time.Hour, func() {}), trip: tr}
+		bt := &batch[int]{queue: &p.others, begun: now, done: make(chan struct{}), timer: time.AfterFunc(time.Hour, func() {}), trip: tr}
 		for range size {
 			n++
 			bt.calls = append(bt.calls, Carried[int]{Call: n, goes: true, ctx: context.WithValue(context.Background(), valued{}, "caller's")})
@@ -260,8 +260,8 @@ func TestAllTripsBeginThatMay(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			hold := make(chan struct{})
 			p, now := served(t, 250*ms, func(context.Context, *Trip[int]) error { <-hold; return io.EOF }), time.Now()
-			p.expected.inside.Store(100)
-			p.distance = distance{least: 1, since: now, looked: now}
+			p.forecast.admitted.Store(100)
+			p.distance = distance{least: 1, since: now, probed: now}
 			p.conns.reached, p.conns.used, p.window.calls, p.trips = true, now, 16, mostTrips
 			for range 20 {
 				_, _, _ = p.enter(p.Begin(t.Context()), 0)
@@ -332,11 +332,11 @@ func TestABatchThatIsUsedAgainEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := far(t)
 		p.mu.Lock()
-		bt := p.open(&p.line, time.Now())
+		bt := p.open(&p.others, time.Now())
 		bt.timer.Stop()
 		bt.clear()
 		p.read.New = func() any { return bt } // as if it had been put there: a pool may lose it
-		require.Same(t, bt, p.open(&p.line, time.Now()))
+		require.Same(t, bt, p.open(&p.others, time.Now()))
 		p.mu.Unlock()
 		time.Sleep(p.timeout - 1)
 		require.False(t, bt.ended.Load())

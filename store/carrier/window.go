@@ -7,7 +7,7 @@ import "time"
 type distance struct {
 	least, before time.Duration // of this span, which has one, and of the one before; 0: none
 	since         time.Time     // when this span began
-	looked        time.Time     // when a trip last began alone
+	probed        time.Time     // when a trip last began alone
 }
 
 // lately is the length of a span, and at least so many times the distance.
@@ -17,16 +17,16 @@ const (
 )
 
 // due reports whether it is time for a trip that begins alone.
-func (d *distance) due(now time.Time) bool { return now.Sub(d.looked) > d.span() }
+func (d *distance) due(now time.Time) bool { return now.Sub(d.probed) > d.span() }
 
 func (d *distance) span() time.Duration { return max(lately, latelyTimes*d.is()) }
 
 // add notes a round trip that began at begun, if that was alone, or as short as if it was.
 func (d *distance) add(begun, now time.Time) {
 	switch {
-	case begun.Equal(d.looked), d.is() == 0:
+	case begun.Equal(d.probed), d.is() == 0:
 	case now.Sub(begun) < d.is()*5/4:
-		d.looked = now
+		d.probed = now
 	default:
 		return
 	}

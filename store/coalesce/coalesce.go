@@ -1,4 +1,4 @@
-// Package coalesce asks a store once for many callers.
+// Package coalesce combines concurrent calls for one key into one call to a store.
 //
 //	together, err := coalesce.New(redis)
 //	...
@@ -18,30 +18,26 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Store stands before another [store.Store] and asks it once for many callers. While a call for
-// one event of a key is under way, others on that key wait. They are then decided by one call,
-// which admits as many of them as fit, in order of arrival. Each gets the answer that it would
-// have got alone.
+// Store wraps another [store.Store] and asks it once for many callers. While a call for one event
+// of a key is in progress, further calls for that key wait. One call then decides on all of them,
+// in order of arrival, and each caller gets the answer that it would have got alone.
 //
-// Calls of an All, for any number of events, wait for calls for the same keys under the same
-// limits. If one call is too much for all of them, another one charges as many as had room. Room that
-// comes between the two is for those who come again: RetryAfter is then 1 µs.
+// Calls of an All, for any number of events, are combined with calls for the same keys under the
+// same limits. If not all of them fit, a second call charges as many as had room.
 //
-// Use it for hot keys on Redis, where a decision costs a round trip. A key can then be asked
-// for more often than Redis answers. A call that meets no other on its keys costs what it did.
-// One Store serves many limiters. Put it before a denycache, which then spares it the callers who
-// are denied.
+// Use it for hot keys on Redis: callers can then ask for a key more often than Redis answers. A
+// call that meets no other call costs the same as before. One Store can serve many limiters. It can
+// wrap a denycache, which answers repeated denials in memory.
 //
-// A call that does meet others waits for those under way and for its own. Each of them is two
-// calls of the store, or three for an All, if some events are admitted and others are not. The call ends in
-// [store.ErrTimeout] if the store answers nobody for its timeout and a sixteenth. Goroutines ask
-// for the callers who wait, and end with the last of them. If a caller's ctx ends while it waits,
-// its permit goes to the next one or back.
+// A call that meets others waits for the call in progress and for its own. Each of these can be two
+// calls to the store, or three for an All, if only some events are admitted. A caller gets
+// [store.ErrTimeout] if the store answers nobody for 17/16 of its timeout. If a caller's ctx ends
+// while it waits, its permit goes to the next caller or is refunded.
 //
-// All else goes on to the store as it is: calls of more than one event of one key, a Decide with a shadow
-// or a look, what AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
+// All other calls go to the store unchanged: several events of one key, a Decide with a shadow or a
+// look, refunds, AllowUpTo, Peek, and AllowWithin of a bucket.
 //
-// It is safe for concurrent use. Make it by [New].
+// A Store runs goroutines only while callers wait. It is safe for concurrent use.
 type Store struct {
 	store.Store
 	patience *pending.Patience
@@ -49,10 +45,10 @@ type Store struct {
 	seeds keyhash.Seeds
 
 	mu      sync.Mutex                     // protects waiters; never held over a call
-	waiters map[keyhash.Hash][]batch.Claim // for the next call, in order of arrival, where one is under way
+	waiters map[keyhash.Hash][]batch.Claim // for the next call, in order of arrival; a key exists while a call on it is in progress
 }
 
-// New returns a store that asks s. Its error is [store.ErrInvalidOption]: s is nil.
+// New returns a store that asks s. It returns [store.ErrInvalidOption] if s is nil.
 func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
@@ -60,7 +56,7 @@ func New(s store.Store) (*Store, error) {
 	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), waiters: map[keyhash.Hash][]batch.Claim{}}, nil
 }
 
-// Unwrap returns the store that is asked.
+// Unwrap returns the wrapped store.
 func (s *Store) Unwrap() store.Store { return s.Store }
 
 // Prepare implements [store.Store].
@@ -69,14 +65,15 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 		return unmade.Err
 	}
 	if rule.Held {
-		return fmt.Errorf("%w: calls of %s are not joined: each slot has a number of its own", store.ErrInvalidOption, rule.Name)
+		return fmt.Errorf("%w: coalesce cannot combine calls of %s, because each slot has its own number", store.ErrInvalidOption, rule.Name)
 	}
 	return s.Store.Prepare(rule, l, fixed)
 }
 
-// keyOf is a hash of what calls must have in common to be decided together: all but the numbers of events of a list.
-// shared is false for calls that are not: those that do not take events, or wait for a turn, and those for several
-// events of one key, of which the store cannot charge as many calls as fit at one instant.
+// keyOf returns a hash of everything that calls must have in common to be decided together. In
+// lists, the numbers of events may differ. shared is false for calls that cannot be combined: those
+// that do not take events, that may wait for their turn, or that ask for several events of one key.
+// For the latter, the store cannot charge as many calls as fit at one instant.
 func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 	for i := range requests {
 		r := &requests[i]
@@ -88,7 +85,7 @@ func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 	return k, true
 }
 
-// Take decides on events together with others.
+// Take decides on n events, together with other calls if there are any.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	requests, replies := [1]store.Request{{Namespace: ns, Key: key, Limit: l, N: n}}, [1]store.Reply{}
 	err := s.decide(ctx, requests[:], replies[:], func() (err error) {
@@ -98,12 +95,12 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return replies[0], err
 }
 
-// Decide decides on events together with others, of each list all or none.
+// Decide decides on requests, all or none, together with other calls if there are any.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	return s.decide(ctx, requests, replies, func() error { return s.Store.Decide(ctx, requests, replies) })
 }
 
-// decide decides on requests together with others, or alone.
+// decide decides on requests together with other calls, or alone.
 func (s *Store) decide(ctx context.Context, requests []store.Request, replies []store.Reply, alone func() error) error {
 	k, shared := s.keyOf(requests)
 	if !shared {
@@ -114,13 +111,14 @@ func (s *Store) decide(ctx context.Context, requests []store.Request, replies []
 		copy(replies, v.Replies)
 		return err
 	}
-	defer s.goOn(k, requests, nil) // also if the store panics
+	defer s.goOn(k, requests, nil) // even if the store panics
 	err := alone()
 	s.patience.Heard(err)
 	return err
 }
 
-// wait waits for the call on k that is under way. If there is none, the next one is.
+// wait joins the calls that wait for the call in progress on k. If there is none, the caller's
+// becomes that call.
 func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,8 +131,8 @@ func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, w
 	return w, underWay
 }
 
-// goOn asks the store for those who wait on k: those who are left, and those who have come since. If there
-// are none, no call is under way any more.
+// goOn asks the store for the calls that wait on k: first those in left, then those that have
+// arrived since. If there are none, no call is in progress any more.
 func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Claim) {
 	s.mu.Lock()
 	next, others := batch.Next(left, s.waiters[k])
@@ -150,14 +148,16 @@ func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Clai
 	}
 }
 
-// askFor asks the store for b, and goes on, even if the store ends the goroutine.
+// askFor asks the store for b and continues with the next call, even if the store ends the
+// goroutine.
 func (s *Store) askFor(k keyhash.Hash, b *batch.Batch) {
 	defer func() { s.goOn(k, b.Requests, s.answer(b)) }()
-	b.Ask(context.Background(), s.Store) // not a waiter's context: the store has its own timeout
+	b.Ask(context.Background(), s.Store) // not a waiter's context, because the store has its own timeout
 }
 
-// answer answers the waiters of b, each as if the others had come one after the other. It gives back what is
-// of those who have left. After an error that stays charged, as after any call whose caller has left.
+// answer answers the waiters of b as if their calls had been made one after the other. It refunds
+// the events of callers that have left. If the refund fails, they stay charged, as after any call
+// whose caller has left.
 func (s *Store) answer(b *batch.Batch) (again []batch.Claim) {
 	given := make([]int64, len(b.Parts))
 	again = b.Answer(func(w batch.Claim, replies []store.Reply) {

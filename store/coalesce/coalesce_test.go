@@ -239,8 +239,8 @@ func TestCallersInLineAreDeniedThoughSomeAreAdmittedEachTime(t *testing.T) {
 	}
 }
 
-// Whoever leaves while he waits takes no permit with him: what is charged in the end
-// is what was admitted.
+// A caller that leaves while it waits does not take a permit with it: what is charged in the end is
+// what was admitted.
 func TestACallerWhoLeavesTheLineLosesNobodyAPermit(t *testing.T) {
 	eachWay(t, func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter) {
 		s := newSlow(t)
@@ -378,7 +378,7 @@ func (s stuck) Take(ctx context.Context, ns *store.Namespace, key string, l stor
 	return s.Store.Take(ctx, ns, key, l, n)
 }
 
-// Callers come and leave while a call hangs. What is kept of them does not add up.
+// Callers come and leave while a call hangs. What is kept about them does not accumulate.
 func TestCallersWhoLeaveAreForgottenWhileTheStoreHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stuck{ratelimit.Must(memstore.New()), make(chan struct{})}
@@ -464,7 +464,7 @@ func TestADenyCacheBehindSparesThoseWhoAreDenied(t *testing.T) {
 	})
 }
 
-// What callers in line have left is given back through the cache, which forgets what it knows.
+// Events of callers that have left are refunded through the cache, which forgets its denials.
 func TestADenyCacheBehindDeniesNothingThatTheLineGaveBack(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
@@ -496,9 +496,9 @@ func TestStoresThatCannotWorkAreRefused(t *testing.T) {
 	}
 	_, err := ratelimit.NewTokenBucket(new(coalesce.Store), ratelimit.PerDay(1))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "its constructor has not made")
+	require.ErrorContains(t, err, "was not made by its constructor")
 	_, err = ratelimit.NewTokenBucket(coalesced(t, new(coalesce.Store)), ratelimit.PerDay(1))
-	require.ErrorContains(t, err, "its constructor has not made", "which the store behind says")
+	require.ErrorContains(t, err, "was not made by its constructor", "which the store behind says")
 }
 
 // Limits on it are decided together, as they are without it.
@@ -552,7 +552,7 @@ func TestListsOfOtherKeysAreNotDecidedTogether(t *testing.T) {
 	})
 }
 
-// Who tries a limit out, looks, or waits for a turn is answered by the store alone.
+// Shadows, looks, and calls that may wait for their turn are decided by the store alone.
 func TestWhatIsNotDecidedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSlow(t)

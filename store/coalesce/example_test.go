@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Concurrent calls of Allow on one key ask the store together. It saves round trips to
-// Redis where a few keys are hot. In production the store is a redisstore.Store.
+// Concurrent calls of Allow on one key ask the store together. This saves round trips to Redis if a
+// few keys are hot. In production, the store is a redisstore.Store.
 func Example() {
 	st, err := memstore.New()
 	if err != nil {

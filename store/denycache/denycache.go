@@ -1,4 +1,4 @@
-// Package denycache spares a store the calls for keys that it has already denied.
+// Package denycache answers repeated denials in memory, without asking the store.
 //
 //	cached, err := denycache.New(redis)
 //	...
@@ -16,32 +16,32 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Store stands before another [store.Store] and remembers its denials. Once the store has
-// denied n events of a key until a time t, calls of that key for n or more are denied in this
-// process. That lasts until t and takes no round trip. So a flood against one key costs the
-// store a call or two per RetryAfter.
+// Store wraps another [store.Store] and remembers its denials. If the store has denied n events of
+// a key until a time t, calls of that key for n or more events are denied in this process until t,
+// without a round trip. A flood against one key then costs the store one or two calls per
+// RetryAfter.
 //
-// Use it before a store on Redis; before memory it saves nothing, nor before package regions,
-// where others may have room. One Store serves many limiters.
+// Use it in front of a store on Redis. It saves nothing in front of memory, or of package regions,
+// where another region may have room. One Store can serve many limiters.
 //
-// Bound: it denies nothing that the store would admit. RetryAfter is taken as shorter by 1 µs
-// and a thousandth, since NTP lets each of two clocks be wrong by 500 µs a second. It can deny
-// too much, until t at most or for [WithMaxAge], after
+// Bound: it never denies what the store would admit. It shortens each RetryAfter by 1 µs and a
+// thousandth, because NTP lets each of two clocks be wrong by 500 µs per second. It can deny too
+// much, until t or for [WithMaxAge], after
 //
-//   - a Refund, a Reset or another limit by others, or one that reached the store late;
-//   - a change of the limit while calls of the key are under way, or to a slower one;
-//   - a step of the store's clock, or its loss of the key.
+//   - a Refund, a Reset or a different limit in another process, or one that reached the store late
+//   - a change of the limit while calls of the key are in progress, or to a slower limit
+//   - a step of the store's clock, or if the store loses the key
 //
-// A local denial has the Source deny_cache, and the Remaining of the store's. RetryAfter is too
-// long by the time that the store's answer took. Peek and AllowWithin of the buckets ask the store. An All is
-// denied here if each of its limits is: what another one has left only the store can tell.
+// A local denial has the Source deny_cache, and Remaining as reported by the store. Its RetryAfter
+// is too long by the time that the store's answer took. Peek, and AllowWithin of a bucket, ask the
+// store. An All is denied locally only if each of its limits is.
 //
-// A denied key costs 130 to 220 bytes, and the first few hundred up to 900. There are at most
-// 65,536, or [WithMaxKeys]. A local denial takes some 100 ns, and a call that goes on as much
-// longer. There is no goroutine and nothing to close.
+// A denied key takes 130 to 220 bytes, and up to 900 for the first few hundred. There are at most
+// 65,536 ([WithMaxKeys]). A local denial takes about 100 ns, which other calls take in addition.
+// There is no goroutine and nothing to close.
 //
-// Time is this process's monotonic clock, so the store's cannot be simulated. It is safe for
-// concurrent use. Make it by [New].
+// Time is this process's monotonic clock, so the store must not simulate time. A Store is safe for
+// concurrent use. Use [New] to create one.
 type Store struct {
 	store.Store // Together
 	denials     *denials.Table
@@ -55,15 +55,15 @@ type settings struct {
 const (
 	defaultMaxKeys = 1 << 16
 	maxMaxKeys     = 1 << 24
-	forever        = 100 * 365 * 24 * time.Hour // in which each bucket refills
+	forever        = 100 * 365 * 24 * time.Hour // within which every bucket refills
 )
 
 // Option configures a [Store].
 type Option func(*settings) error
 
-// WithMaxKeys bounds the keys that are remembered to n, 1 to 16,777,216. The default is
-// 65,536, which take 9 to 14 MB. Beyond n a denial that has ended is removed, or the one of
-// a few that ends first. The next call of its key asks the store again.
+// WithMaxKeys limits the number of keys that are remembered to n, 1 to 16,777,216. The default is
+// 65,536, which take 9 to 14 MB. Beyond n, a few denials are sampled, and one that has ended or
+// that ends first is removed. The next call of its key asks the store again.
 func WithMaxKeys(n int) Option {
 	return func(s *settings) error {
 		if n < 1 || n > maxMaxKeys {
@@ -74,9 +74,9 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithMaxAge asks the store again age after it has denied, 1 µs or more, even if RetryAfter
-// is longer. That bounds how long a Refund or a Reset by another process goes unnoticed. It
-// costs a call per age and denied key.
+// WithMaxAge makes the Store ask the wrapped store again when a denial is older than age, 1 µs or
+// more, even if RetryAfter is longer. This bounds how long a Refund or a Reset in another process
+// goes unnoticed, and costs one call per age and denied key.
 func WithMaxAge(age time.Duration) Option {
 	return func(s *settings) error {
 		if age < time.Microsecond {
@@ -87,8 +87,8 @@ func WithMaxAge(age time.Duration) Option {
 	}
 }
 
-// New returns a store that asks s only what it does not know to be denied. Its error is
-// [store.ErrInvalidOption]: s is nil, or an option is nil or out of range.
+// New returns a store that asks s unless a call is known to be denied. It returns
+// [store.ErrInvalidOption] if s or an option is nil, or if an option is out of range.
 func New(s store.Store, opts ...Option) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
@@ -111,12 +111,12 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 		return unmade.Err
 	}
 	if rule.Held {
-		return fmt.Errorf("%w: denials of %s are not kept: a slot may be given back at any time", store.ErrInvalidOption, rule.Name)
+		return fmt.Errorf("%w: denycache cannot remember denials of %s, because a slot may be released at any time", store.ErrInvalidOption, rule.Name)
 	}
 	return s.Store.Prepare(rule, l, fixed)
 }
 
-// Take denies n events that are known to be denied, and asks the store about all others.
+// Take denies n events if they are known to be denied. Otherwise it asks the store.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	q := denials.Ask(l, n)
 	if r, known := s.denials.Recall(ns, key, &q); known {
@@ -127,8 +127,9 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return r, err
 }
 
-// Decide denies requests that are all known to be denied, an OpUpTo where Take of one event is. Otherwise it
-// asks the store about all of them, whose replies say something of each other, and learns of these.
+// Decide denies requests that are all known to be denied; an OpUpTo is if one event is. Otherwise
+// it asks the store about all of them, because their replies depend on each other, and remembers
+// denials among the replies.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	var few [4]denials.Question // on the stack
 	questions, denied := few[:0], true
@@ -145,7 +146,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	if denied {
 		return nil
 	}
-	err = store.ErrStore // if it panics
+	err = store.ErrStore // in case it panics
 	defer func() {
 		for i := range questions {
 			s.learn(requests[i].Namespace.Rule, requests[i].Op, &questions[i], replies[i], err)
@@ -154,36 +155,36 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-// learn remembers a denial. After anything else, which may have made room under other limits, it forgets
-// denials under these.
+// learn remembers a denial. Anything else may have made room under other limits, so denials under
+// other limits are forgotten.
 func (s *Store) learn(rule *store.Rule, op store.Op, q *denials.Question, r store.Reply, err error) {
 	switch {
 	case err == nil && r.Outcome == store.NotAsked:
 	case err != nil || r.OK() || op == store.OpOverdraw:
 		s.denials.ForgetOtherLimits(q)
-	case q.Turn || q.N > q.Limit.Burst: // it may fit with another turn, or never
-	case r.Plain(): // it may fit sooner, or is from memory, where it costs nothing to ask again
+	case q.Turn || q.N > q.Limit.Burst: // it may be admitted with another turn, or it never is
+	case r.Plain(): // it may be admitted sooner, or comes from memory, where asking again costs nothing
 	default:
 		s.denials.Remember(q, r.Report(rule, q.Limit, q.N, 0))
 	}
 }
 
-// Refund gives back to the store, and forgets the denial of key.
+// Refund refunds to the store, and forgets the denial of key.
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	defer s.denials.BeginChange(ns, key).End()
 	return s.Store.Refund(ctx, ns, key, l, c)
 }
 
-// Reset forgets key at the store, and the denial of key.
+// Reset resets key at the store, and forgets its denial.
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
 	defer s.denials.BeginChange(ns, key).End()
 	return s.Store.Reset(ctx, ns, key)
 }
 
-// Unwrap returns the store that is asked.
+// Unwrap returns the wrapped store.
 func (s *Store) Unwrap() store.Store { return s.Store }
 
-// Len returns the number of keys remembered now. Some of their denials may have ended.
+// Len returns the number of keys in the cache. Some of their denials may have ended.
 func (s *Store) Len() int { return s.denials.Len() }
 
 var _ store.Store = (*Store)(nil)

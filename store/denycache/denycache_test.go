@@ -502,14 +502,14 @@ func TestALimiterOnTheZeroDenyCacheIsRefused(t *testing.T) {
 	for _, algorithm := range algorithms {
 		_, err := ratelimit.New(algorithm, &d, ratelimit.PerHour(1))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		require.ErrorContains(t, err, "its constructor has not made")
+		require.ErrorContains(t, err, "was not made by its constructor")
 	}
 	require.Zero(t, d.Len())
 }
 
 func TestWhatAnInnerStoreRefusesADenyCacheRefuses(t *testing.T) {
 	_, err := ratelimit.NewTokenBucket(newDenyCache(t, new(denycache.Store)), ratelimit.PerHour(1))
-	require.ErrorContains(t, err, "its constructor has not made")
+	require.ErrorContains(t, err, "was not made by its constructor")
 }
 
 func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
@@ -812,7 +812,8 @@ func TestWhatAnAllAdmitsUnderAnotherLimitEndsADenial(t *testing.T) {
 	})
 }
 
-// What another one says from memory has an end that is too late by its round trip. It is not remembered once more.
+// A denial that another cache answers from memory ends too late by its round trip, so it is not
+// remembered again.
 func TestADenialFromMemoryIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const roundTrip = 200 * time.Millisecond

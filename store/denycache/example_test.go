@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Once the store has denied, it is not asked again until the key may have room. In
-// production it is a redisstore.Store; the rest is the same.
+// After a denial, the store is not asked again until the key may have room. In production, the
+// store is a redisstore.Store. The rest is the same.
 func ExampleNew() {
 	st, err := memstore.New()
 	if err != nil {

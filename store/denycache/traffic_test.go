@@ -364,7 +364,7 @@ func (p *proofs) add(n int, at time.Time, d time.Duration) {
 	p.denied = append(p.denied, told{n, at, d})
 }
 
-// of says whether n events were denied at the time. All calls have returned by then.
+// of reports whether n events were denied at the time. All calls have returned by then.
 func (p *proofs) of(n int, at time.Time) bool {
 	return slices.ContainsFunc(p.denied, func(d told) bool { return d.n <= n && at.Before(d.at.Add(d.d)) })
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// What a Charge leaves is what a look sees, also where the store is asked under a stricter limit.
+// A look sees what a Charge leaves, even if the store is asked under a stricter limit.
 func TestChargeSaysWhatPeekSays(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		for _, n := range []int{1, 30, 99, 150} {
@@ -30,8 +30,8 @@ func TestChargeSaysWhatPeekSays(t *testing.T) {
 	})
 }
 
-// A debt that is given back is no room for others. It may be of the same µs as a lease, as in one script
-// of Redis.
+// A debt that is refunded is not room for others. It may have the same µs as a lease, as in one
+// Redis script.
 func TestADebtOfTheTimeOfALeaseDoesNotGoIntoIt(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		now := time.Unix(1_800_000_000, 0)

@@ -86,7 +86,7 @@ func (f fleet) call(ctx context.Context, l ratelimit.Limiter, admitted *atomic.I
 	}
 }
 
-// Leases spare a store calls also where callers wait, and where limits are decided together.
+// Leases save round trips even if callers wait, and if limits are decided together.
 func TestAFleetOnLeasesAsksRarely(t *testing.T) {
 	tests := []struct {
 		fleet

@@ -93,8 +93,8 @@ type returned struct {
 	n int
 }
 
-// admissions are those of the present window of the store's clock. spare is how many more than the
-// limit there may be, since that clock has jumped.
+// admissions are those in the current window of the store's clock. spare is how many more than the
+// limit there may be, because that clock has jumped.
 type admissions struct {
 	window   int64
 	n, spare int
@@ -269,14 +269,14 @@ func (w *world) window() int64 { return w.stores() / (3 * tick.Microseconds()) }
 func (e *everything) tidy(w *world, k, p int) {
 	mine := &w.keys[k].processes[p]
 	for {
-		was := mine.slot
+		was := mine.lease
 		from, n := mine.lapse(w.clock())
 		if n == 0 {
 			return
 		}
 		if e.removed == returnedIsGone {
 			was.until = w.clock() + 2*tick
-			mine.slot = was
+			mine.lease = was
 		}
 		w.keys[k].addReturn(returned{from, n})
 		if e.removed == returnedIsGone {
@@ -390,8 +390,8 @@ func (e *everything) lose(w *world, k, p int) {
 	mine.stage, mine.waiting, mine.reply, mine.sent, mine.want = idle, 0, replied{}, 0, 0
 }
 
-// kill starts a process anew. What it held is lost, and so are its calls: the store may have charged
-// them.
+// kill restarts a process. What it held is lost, and so are its calls, which the store may have
+// charged.
 func (e *everything) kill(w *world, p int) {
 	for k := range e.keys {
 		w.keys[k].processes[p] = worldProcess{}
@@ -399,8 +399,8 @@ func (e *everything) kill(w *world, p int) {
 	}
 }
 
-// jump sets the store's clock. What is held, or on its way back, can then be used once in a window
-// that is not its own.
+// jump sets the store's clock. Leases that are held or in flight can then be used once in a window
+// that is not their own.
 func (e *everything) jump(w *world, by int) {
 	before := w.window()
 	w.ahead += by

@@ -12,7 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// A limit that a whole fleet asks for often. Instead of a memstore it would be on Redis.
+// A whole fleet often asks for this limit. In production, the store would be on Redis instead of a
+// memstore.
 func Example() {
 	store, err := memstore.New()
 	if err != nil {
@@ -34,12 +35,12 @@ func Example() {
 			admitted++
 		}
 	}
-	err = leases.Close(ctx) // gives back what is held
+	err = leases.Close(ctx) // releases what is held
 	fmt.Println(admitted, "admitted; few calls:", leases.Stats().Asked < 1000, err)
 	// Output: 10000 admitted; few calls: true <nil>
 }
 
-// Workers of a queue wait for their turn under one limit of all processes. On Redis a lease spares
+// Workers of a queue wait for their turn under one limit of all processes. On Redis, a lease saves
 // them most of the calls.
 func ExampleNew_workers() {
 	store, err := memstore.New() // in several processes: redisstore.New(client)
@@ -72,6 +73,6 @@ func ExampleNew_workers() {
 	}
 	close(jobs)
 	workers.Wait()
-	fmt.Println("done", leases.Close(context.WithoutCancel(ctx))) // gives back what is held
+	fmt.Println("done", leases.Close(context.WithoutCancel(ctx))) // releases what is held
 	// Output: done <nil>
 }

@@ -10,34 +10,34 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// fetch is a call of the store for claims to the same keys, and for leases of these.
+// fetch is a call to the store for claims on the same keys, and for leases of these keys.
 type fetch struct {
 	batch.Batch
-	lacks  []lack
-	shares []share  // of the keys
-	alone  [1]share // of one key
-	sent   time.Duration
+	lacks    []lack
+	portions []portion  // one for each key
+	alone    [1]portion // of a single key
+	sent     time.Duration
 }
 
 var fetches = sync.Pool{New: func() any { return new(fetch) }}
 
-// share is one key's part of a fetch.
-type share struct {
-	leads bool  // it fetches a lease
-	wish  int64 // events to ask for if there were any number
+// portion is one key's part of a fetch.
+type portion struct {
+	leads bool  // whether the fetch gets a lease of the key
+	wish  int64 // events to ask for if there were enough
 	*grant
-	left int // events of the lease, and of the claims that follow
+	left int // events of the lease, and of the claims not yet answered
 }
 
-// newFetch returns the next call for claims. It fetches a lease of each key of which nobody else does. It is nil
-// if the claims are to one key, and what has come meanwhile answers the first of them, or another call that
-// fetches a lease is under way: then wait is true.
+// newFetch returns the next call for claims. It fetches a lease of each key unless another call
+// does. It returns nil in two cases if the claims are for one key: what has arrived in the meantime
+// answers the first claim, or another call fetches a lease, in which case wait is true.
 func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait bool) {
 	f = fetches.Get().(*fetch)
 	f.lacks = lacks
 	f.Make(len(lacks), claims, d.patience)
-	if f.shares = f.alone[:]; len(lacks) > 1 {
-		f.shares = make([]share, len(lacks))
+	if f.portions = f.alone[:]; len(lacks) > 1 {
+		f.portions = make([]portion, len(lacks))
 	}
 	for i := range lacks {
 		l := &lacks[i]
@@ -57,16 +57,16 @@ func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait boo
 	return f, false
 }
 
-// answered reports whether it is held or known what a call for n events is answered.
+// answered reports whether the answer to a call for n events is held or known.
 func (l *lack) answered(now time.Duration, n int64) bool {
 	e := l.entry
 	return e.left >= int(n) && now < e.until || e.spare.left >= int(n) && now < e.spare.until || n == 1 && now < e.denied
 }
 
-// lead makes f the call that fetches the next lease of key i, unless another one does, or f is ahead and
-// nothing is needed. It is called under the shard's lock.
+// lead makes f the call that fetches the next lease of key i, unless another call does, or f
+// fetches ahead and nothing is needed. The caller holds the shard's lock.
 func (d *Store) lead(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	e, now := l.entry, d.now()
 	d.tidy(e, now)
 	forgotten := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
@@ -78,12 +78,12 @@ func (d *Store) lead(f *fetch, i int) {
 	e.fetching, k.leads = true, true
 	p.Owed = int64(e.owed)
 	k.wish = max(p.Owed+p.Sum, int64(e.ask(now, int(p.Sum), d.termsOf(e.ns))))
-	if p.Want = k.wish; !f.UpTo() { // all or none: no more than there is, as far as is known
+	if p.Want = k.wish; !f.UpTo() { // all or none, so ask for no more than there is, as far as is known
 		p.Want = max(p.Sum, min(k.wish, int64(e.remaining)))
 	}
 }
 
-// run asks the store for f, answers its claims, and returns those that are to be asked for once more.
+// run asks the store for f, answers its claims, and returns those that must be asked for again.
 func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
 	defer func() { // even if the store ends the goroutine
 		again = d.land(f)
@@ -95,20 +95,20 @@ func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
 	return nil
 }
 
-// land takes in what has come for f, and answers its claims.
+// land receives the results of f, and answers its claims.
 func (d *Store) land(f *fetch) (again []batch.Claim) {
 	d.stats.asked.Add(int64(f.Asked))
 	if f.Lost {
 		d.stats.lost.Add(1)
 	}
 	for i := range f.lacks {
-		f.shares[i].left = int(f.Events(i, f.Fit))
+		f.portions[i].left = int(f.Events(i, f.Fit))
 		d.takeIn(f, i)
 	}
 	return f.Answer(func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
-			f.shares[i].left -= int(n)
-			replies[i] = f.shares[i].admit(store.AdmittedPlainly, f.shares[i].left, n)
+			f.portions[i].left -= int(n)
+			replies[i] = f.portions[i].admit(store.AdmittedPlainly, f.portions[i].left, n)
 		}
 	}, func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
@@ -119,10 +119,11 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 	})
 }
 
-// takeIn takes the lease of key i, and what the store has said of it. The lease has its life whatever has
-// lapsed meanwhile, so that a store that answers more slowly than a life serves all the same.
+// takeIn receives the lease of key i, and the store's answers about it. The lease has its full
+// lifetime, however long the call took, so that leases work even if the store needs longer than a
+// lifetime to answer.
 func (d *Store) takeIn(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	rule, by := l.request.Namespace.Rule, l.limits.by
 	if p.Granted > 0 {
 		says := p.Reply.Report(rule, by, p.Granted, p.Granted)
@@ -135,7 +136,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 		defer d.running.Done()
 		defer d.wake(e)
 		e.fetching = false
-		e.owed = max(0, e.owed-int(p.Forced)) // a Reset may have forgotten it
+		e.owed = max(0, e.owed-int(p.Forced)) // a Reset may have cleared it
 		if p.Granted > 0 {
 			d.takeLease(f, i, now)
 		}
@@ -147,14 +148,14 @@ func (d *Store) takeIn(f *fetch, i int) {
 		return
 	}
 	f.Next[i] = f.Next[i].Plainly(rule, by, f.NextN[i], 0)
-	if l.limits == e.limits { // or else it says nothing of today's limit
+	if l.limits == e.limits { // otherwise it says nothing about the current limit
 		f.Next[i] = d.learn(e, f.Next[i], f.NextN[i], f.sent, now)
 	}
 }
 
-// takeLease takes what was granted of key i, less what the claims have of it.
+// takeLease receives what was granted for key i, minus what the claims need.
 func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
-	l, k, p := &f.lacks[i], &f.shares[i], &f.Parts[i]
+	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
 	e := l.entry
 	d.stats.granted.Add(p.Granted)
 	held := e.receive(grants{
@@ -165,16 +166,16 @@ func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 	held.left -= k.left
 	k.left += held.left
 	e.remaining, e.last = k.room, nil
-	if held != &e.slot && held != &e.spare { // there is no place for it
+	if held != &e.lease && held != &e.spare { // there is no room for it
 		d.giveBack(e, held.grant, held.left)
 	}
-	if l.limits != e.limits { // the limit has changed meanwhile
+	if l.limits != e.limits { // the limit has changed in the meantime
 		d.giveUp(e)
 	}
 }
 
-// learn remembers r, a plain reply of the store to n events that were not charged. It returns what those
-// are told who ask for as many.
+// learn remembers r, a plain reply of the store to n events that were not charged. It returns the
+// reply for calls for n events.
 func (d *Store) learn(e *entry, r store.Reply, n int64, sent, now time.Duration) store.Reply {
 	switch {
 	case n == 1 && !r.OK():
@@ -190,8 +191,9 @@ func (d *Store) learn(e *entry, r store.Reply, n int64, sent, now time.Duration)
 	return r
 }
 
-// fetchAhead fetches the next lease of e while there is still something, or charges what is owed. It waits
-// for a worker: there may be one for each of many keys. It is called under the shard's lock.
+// fetchAhead fetches the next lease of e before the current one is used up, or charges what is
+// owed. It uses a worker, because it may be needed for many keys at the same time. The caller holds
+// the shard's lock.
 func (d *Store) fetchAhead(s *shard, e *entry) {
 	if e.fetching || e.queued {
 		return
@@ -202,7 +204,7 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 		e.queued = false
 		l := lack{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
 		s.mu.Unlock()
-		if f, _ := d.newFetch([]lack{l}, nil); f.shares[0].leads {
+		if f, _ := d.newFetch([]lack{l}, nil); f.portions[0].leads {
 			d.run(ctx, f)
 		}
 		return nil

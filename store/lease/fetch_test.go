@@ -20,7 +20,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
-	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 const (
@@ -69,8 +68,8 @@ func TestLeaseEndsWithItsWindow(t *testing.T) {
 	}
 }
 
-// What is asked for follows the demand.
-func TestSizeOfLeases(t *testing.T) {
+// The size of leases follows demand.
+func TestLeasesFollowTheDemand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
 		d := newLease(t, newLimiter(t, "sliding_window", s, window), life, lease.WithMaxLease(16))
@@ -118,7 +117,7 @@ func TestSizeOfLeases(t *testing.T) {
 }
 
 // Under a steady demand leases grow until they last for half of a life.
-func TestSizeUnderSteadyDemand(t *testing.T) {
+func TestLeasesGrowUntilTheyLastForHalfALife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
 		d := newLease(t, newLimiter(t, "sliding_window", s, window), life)
@@ -134,7 +133,7 @@ func TestSizeUnderSteadyDemand(t *testing.T) {
 	})
 }
 
-// What lapses while a call is under way is given back when that has ended, and not overwritten.
+// Events that lapse during a call are refunded after it has ended, and not overwritten.
 func TestWhatLapsesDuringACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memory(t)
@@ -176,8 +175,8 @@ func TestLeaseOfAFixedWindowIsHalfAtMost(t *testing.T) {
 	})
 }
 
-// Leases of many keys are renewed by some calls at once. Who needs one that is not under way yet does not wait
-// for the others.
+// Leases of many keys are renewed by several concurrent calls. A caller that needs another lease
+// does not wait for these.
 func TestNobodyWaitsForLeasesOfOtherKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t), latency: 2 * trip}
@@ -204,7 +203,7 @@ func TestNobodyWaitsForLeasesOfOtherKeys(t *testing.T) {
 
 // Callers who wait are decided on by the answer, however small leases may be, and a store that
 // answers more slowly than a life serves them in one round trip.
-func TestSlowStore(t *testing.T) {
+func TestAStoreThatAnswersMoreSlowlyThanALifeServesInOneRoundTrip(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			const slow = 3 * life
@@ -226,42 +225,6 @@ func TestSlowStore(t *testing.T) {
 				require.LessOrEqual(t, time.Since(began), 2*slow)
 			}
 			require.LessOrEqual(t, len(s.reset()), 1050/20)
-			closeLease(t, d)
-		})
-	})
-}
-
-// What lapses is given back, by a timer that runs only while something is held.
-func TestWhatLapsesIsGivenBack(t *testing.T) {
-	eachAlgorithm(t, func(t *testing.T, algorithm string) {
-		synctest.Test(t, func(t *testing.T) {
-			mem := memory(t)
-			limit := ratelimit.PerHour(360_000) // 5 a life
-			d := newLease(t, newLimiter(t, algorithm, mem, limit), life)
-			require.False(t, d.Armed())
-			taken := len(hold(t, d, 20))
-			require.True(t, d.Armed())
-			plain := newLimiter(t, algorithm, mem, limit)
-			if algorithm != "sliding_log" {
-				require.Less(t, remaining(t, plain), 360_000-taken)
-			}
-			time.Sleep(2*life + 1)
-			synctest.Wait()
-			stats := d.Stats()
-			require.Positive(t, stats.Lapsed)
-			require.Equal(t, stats.Lapsed, stats.GivenBack)
-			require.Equal(t, stats.Granted, stats.GivenBack+int64(taken))
-			require.Zero(t, stats.Held)
-			want, flown := 360_000-taken, 0
-			if algorithm == "token_bucket" { // what has flown in meanwhile may have been these
-				flown = 10
-			}
-			require.GreaterOrEqual(t, remaining(t, plain), want)
-			require.LessOrEqual(t, remaining(t, plain), min(360_000, want+flown))
-			time.Sleep(4 * life)
-			synctest.Wait()
-			require.Zero(t, d.Stats().Keys)
-			require.False(t, d.Armed())
 			closeLease(t, d)
 		})
 	})
@@ -294,7 +257,7 @@ func TestDenialsAreRemembered(t *testing.T) {
 }
 
 // After RetryAfter the call is admitted, if nobody else comes.
-func TestRetryAfterOfADenial(t *testing.T) {
+func TestAfterRetryAfterTheCallIsAdmitted(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			d := newLease(t, newLimiter(t, algorithm, memory(t), ratelimit.PerSecond(100)), life)
@@ -320,7 +283,7 @@ func TestRetryAfterOfADenial(t *testing.T) {
 }
 
 // Several events are admitted from what is held, or by the store, and never in part.
-func TestSeveralEvents(t *testing.T) {
+func TestSeveralEventsAreAdmittedAllOrNone(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t, stopped)}
@@ -353,7 +316,7 @@ func TestSeveralEvents(t *testing.T) {
 }
 
 // Limits take turns. Each call is decided by its own, and a lease of another is given back.
-func TestLimitsChange(t *testing.T) {
+func TestLimitsThatTakeTurnsDecideEachByItsOwn(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t, stopped)}
@@ -437,7 +400,7 @@ func TestDenialOfAnOlderLimit(t *testing.T) {
 	})
 }
 
-// What was granted under a limit that has changed meanwhile is not spent under today's.
+// Events granted under a limit that has since changed are not spent under the current one.
 func TestGrantOfAnOlderLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
@@ -465,7 +428,7 @@ func TestGrantOfAnOlderLimit(t *testing.T) {
 
 // A caller leaves at its deadline, also from a call for others (law 13), and what it does not
 // take is there for them.
-func TestCallersLeave(t *testing.T) {
+func TestACallerLeavesAtItsDeadlineAndTakesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memory(t)
 		s := &recorder{Store: mem, latency: 100 * time.Millisecond}
@@ -531,81 +494,6 @@ func TestWhoLeavesAQueueTakesNothing(t *testing.T) {
 	})
 }
 
-// What comes after its life, and nobody takes, goes back when the next lease is asked for. It does not wait for a sweep.
-func TestWhatComesTooLateGoesBackAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const slow = 3*life + life/4
-		s := &recorder{Store: memory(t), latency: slow}
-		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
-		var asking sync.WaitGroup
-		ask := func(stays time.Duration) {
-			asking.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), stays)
-				defer cancel()
-				_, err := d.Allow(ctx, "key")
-				require.Equal(t, stays < time.Hour, err != nil)
-			})
-			synctest.Wait()
-		}
-		ask(time.Hour)
-		for range 10 { // they leave during the call for them
-			ask(slow + life)
-		}
-		time.Sleep(slow + 2*life)
-		ask(time.Hour) // behind that call
-		s.reset()
-		time.Sleep(slow - 2*life + 1)
-		synctest.Wait()
-		require.ElementsMatch(t, []call{{"TakeUpTo", 1}, {"Refund", 10}}, s.reset())
-		asking.Wait()
-		s.set(0, nil)
-		closeLease(t, d)
-	})
-}
-
-// Who waits behind a call that fails is asked for at once, also while a call ahead still waits for a worker: all of
-// them give back what lapsed.
-func TestWhoWaitsNeedsNoWorker(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, back := &recorder{Store: memory(t)}, make(chan struct{})
-		refunds := func(op string) error {
-			if op == "Refund" {
-				<-back
-			}
-			return nil
-		}
-		s.set(0, refunds)
-		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
-		for range 32 {
-			hold(t, d, 1)
-			time.Sleep(2 * life)
-			synctest.Wait()
-		}
-		hold(t, d, 8)
-		for d.Stats().Held > 0 { // the next lease is to be fetched ahead
-			allow(t, d)
-		}
-		s.set(trip, func(op string) error {
-			s.set(trip, refunds)
-			return errors.New("lost")
-		})
-		var asking sync.WaitGroup
-		for i := range 2 {
-			asking.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 2*trip)
-				defer cancel()
-				_, err := d.Allow(ctx, "key")
-				require.Equal(t, i == 0, err != nil, err)
-			})
-			synctest.Wait()
-		}
-		asking.Wait()
-		close(back)
-		s.set(0, nil)
-		closeLease(t, d)
-	})
-}
-
 // Nobody is asked for who has left.
 func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -625,8 +513,8 @@ func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
 	})
 }
 
-// A denial is one call. The grant that empties a limit says when there is room again, but for a log: that takes
-// a look.
+// A denial takes one call. The grant that empties a limit shows when there is room again, except
+// for a log, which needs a look.
 func TestADenialSaysWhenThereIsRoom(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -693,8 +581,8 @@ func TestARoomThatComesDuringALookIsForThoseWhoComeAgain(t *testing.T) {
 	}
 }
 
-// A call for one caller is as that one makes it. What is more than that ends with no caller: who leaves does
-// so in time, and the lease is there for others.
+// A call for one caller uses that caller's context. Any other call ends with no caller: a caller
+// that leaves does so in time, and the lease is there for others.
 func TestACallForALeaseDoesNotEndWithItsCaller(t *testing.T) {
 	type tag struct{}
 	for n := range 3 { // the leases are of 1, 1 and 2 events
@@ -738,8 +626,8 @@ func (s *tagged) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, 
 	return store.TakeUpTo(ctx, s.recorder, ns, key, l, n)
 }
 
-// What one process is told is left is exactly that, whether it asks the store, takes what is held, or waits for
-// others. Stats counts who was decided on without the store.
+// The number of events left that one process reports is exact, whether it asks the store, uses a
+// lease, or waits for others. Stats counts the decisions without the store.
 func TestOneProcessIsToldWhatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t, stopped)}
@@ -765,24 +653,6 @@ func TestOneProcessIsToldWhatIsLeft(t *testing.T) {
 		require.Greater(t, held, int64(limit/2))
 		s.set(0, nil)
 		closeLease(t, d)
-	})
-}
-
-// What is on its way while the lease is closed is given back as well.
-func TestCloseGivesBackWhatIsOnItsWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &recorder{Store: memory(t)}
-		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
-		taken := len(hold(t, d, 20))
-		s.set(trip, nil)
-		for s.reset(); len(s.reset()) == 0; synctest.Wait() { // until another one is asked for
-			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
-			taken++
-		}
-		closeLease(t, d)
-		s.set(0, nil)
-		require.Equal(t, d.Stats().Granted, d.Stats().GivenBack+int64(taken))
-		require.Equal(t, 1_000_000-taken, remaining(t, d))
 	})
 }
 
@@ -838,7 +708,7 @@ func TestErrorsGoToAllCallersOfAFetch(t *testing.T) {
 }
 
 // A fetch for one caller takes its panic and its deadline.
-func TestErrorsOfOneCaller(t *testing.T) {
+func TestACallThatIsAloneTakesItsPanicAndItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t), fail: func(string) error { panic("broken") }}
 		d := newLease(t, newLimiter(t, "token_bucket", s, window), life)
@@ -849,161 +719,5 @@ func TestErrorsOfOneCaller(t *testing.T) {
 		s.set(0, nil)
 		require.True(t, allow(t, d).Allowed)
 		closeLease(t, d)
-	})
-}
-
-// What goes wrong while events are given back, nobody is told. They stay charged.
-func TestErrorsWhileGivingBack(t *testing.T) {
-	for _, fail := range []func(string) error{
-		func(string) error { return errors.New("lost") },
-		func(string) error { panic("broken") },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			s := &recorder{Store: memory(t)}
-			d := newLease(t, newLimiter(t, "token_bucket", s, window), life)
-			hold(t, d, 8)
-			s.set(0, fail)
-			time.Sleep(2 * life)
-			synctest.Wait()
-			require.Positive(t, d.Stats().Lapsed)
-			require.Zero(t, d.Stats().GivenBack)
-			s.set(0, nil)
-			hold(t, d, 8)
-			s.set(0, fail)
-			require.Error(t, d.Close(t.Context()))
-			require.NoError(t, d.Close(t.Context()), "again")
-		})
-	}
-}
-
-// If the store takes back less than lapses, some calls are under way at once, and as many as keys may be held wait
-// for these. The rest stays charged.
-func TestWhatTheStoreDoesNotTakeBackStaysCharged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const keys = 4
-		s := &recorder{Store: memory(t, stopped)}
-		d := newLease(t, newLimiter(t, "fixed_window", s, window), life, lease.WithMaxKeys(keys))
-		refunds, back := 0, make(chan struct{})
-		s.set(0, func(op string) error {
-			if op == "Refund" {
-				s.mu.Lock()
-				refunds++
-				s.mu.Unlock()
-				<-back
-			}
-			return nil
-		})
-		taken := 0
-		for range 60 {
-			taken += len(hold(t, d, 1))
-			time.Sleep(2 * life)
-			synctest.Wait()
-		}
-		require.Positive(t, refunds)
-		require.LessOrEqual(t, refunds, 32)
-		close(back)
-		synctest.Wait()
-		require.LessOrEqual(t, refunds, 32+keys)
-		closeLease(t, d)
-		stats := d.Stats()
-		require.EqualValues(t, stats.Granted, int64(taken)+stats.Lapsed)
-		require.Less(t, stats.GivenBack, stats.Lapsed)
-		require.EqualValues(t, 1_000_000-stats.Granted+stats.GivenBack, remaining(t, d))
-	})
-}
-
-// Close does what is left to do, also the last of it, while others end what they are at.
-func TestCloseLeavesNothingToDo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const workers, lapses = 32, 2*32 + 1
-		s := &recorder{Store: memory(t, stopped)}
-		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
-		refunds, ended := 0, [2]chan struct{}{make(chan struct{}), make(chan struct{})}
-		s.set(0, func(op string) error {
-			if op == "Refund" {
-				s.mu.Lock()
-				i := min(refunds/workers, 1)
-				refunds++
-				s.mu.Unlock()
-				<-ended[i]
-			}
-			return nil
-		})
-		taken := 0
-		for range lapses {
-			taken += len(hold(t, d, 1))
-			time.Sleep(2 * life)
-			synctest.Wait()
-		}
-		require.Equal(t, workers, refunds)
-		var closing sync.WaitGroup
-		closing.Go(func() { closeLease(t, d) })
-		synctest.Wait()
-		require.Equal(t, 2*workers, refunds)
-		close(ended[0])
-		synctest.Wait()
-		require.Equal(t, 2*workers, refunds, "the last is left to Close, whose context it has")
-		close(ended[1])
-		closing.Wait()
-		require.Equal(t, lapses, refunds)
-		require.Equal(t, 1_000_000-taken, remaining(t, d))
-	})
-}
-
-// What the docs say of a process that ends without Close, and of one that rests for a while or closes.
-func TestAProcessThatEndsWithoutCloseLosesWhatItHolds(t *testing.T) {
-	for name, c := range map[string]struct {
-		end  func(ctx context.Context, leases *lease.Store)
-		left int
-	}{
-		"at once":         {func(context.Context, *lease.Store) {}, 488},
-		"after a rest":    {func(context.Context, *lease.Store) { time.Sleep(time.Second) }, 700},
-		"after its Close": {func(ctx context.Context, leases *lease.Store) { _ = leases.Close(ctx) }, 700},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			mem := ratelimit.Must(memstore.New())
-			leases := ratelimit.Must(lease.New(mem, 50*time.Millisecond))
-			plain := ratelimit.Must(ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1000), ratelimit.WithName("k")))
-			l := ratelimit.Must(ratelimit.NewFixedWindow(leases, ratelimit.PerHour(1000), ratelimit.WithName("k")))
-			for range 300 {
-				r, err := l.Allow(t.Context(), "a")
-				require.NoError(t, err)
-				require.True(t, r.Allowed)
-				synctest.Wait() // what is fetched ahead has come
-			}
-			c.end(t.Context(), leases)
-			r, err := plain.Peek(t.Context(), "a") // as another process sees it
-			require.NoError(t, err)
-			require.Equal(t, c.left, r.Remaining, name)
-			require.NoError(t, leases.Close(t.Context()))
-		})
-	}
-}
-
-// Close waits for what is under way, gives back all, and leaves neither timer nor goroutine.
-// Who waits then is answered by the store.
-func TestClose(t *testing.T) {
-	eachAlgorithm(t, func(t *testing.T, algorithm string) {
-		synctest.Test(t, func(t *testing.T) {
-			mem := memory(t, stopped)
-			s := &recorder{Store: mem}
-			d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerHour(100_000)), life)
-			taken := len(hold(t, d, 40))
-			s.set(trip, nil)
-			var asking sync.WaitGroup
-			for range 200 {
-				asking.Go(func() { require.True(t, allow(t, d).Allowed) })
-			}
-			time.Sleep(trip / 2)
-			began := time.Now()
-			closeLease(t, d)
-			require.LessOrEqual(t, time.Since(began), 3*trip)
-			asking.Wait()
-			require.True(t, allow(t, d).Allowed)
-			taken += 201
-			require.Zero(t, d.Stats().Keys)
-			require.Equal(t, 100_000-taken, remaining(t, newLimiter(t, algorithm, mem, ratelimit.PerHour(100_000))))
-			require.NoError(t, d.Close(t.Context()))
-		})
 	})
 }

@@ -13,13 +13,14 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// job is a call of the store that nobody waits for.
+// job is a call to the store for which nobody waits.
 type job func(ctx context.Context) error
 
-// maxWorkers is how many jobs are done at once.
+// maxWorkers is how many jobs run at the same time.
 const maxWorkers = 32
 
-// begin counts a goroutine, or a call, that Close waits for. It is false if the limiter is closed.
+// begin counts a goroutine or a call that Close must wait for. It returns false if the store is
+// closed.
 func (d *Store) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -30,8 +31,8 @@ func (d *Store) begin() bool {
 	return true
 }
 
-// giveBack gives back n events of a grant, without waiting for it. If the store takes too few
-// calls for all that lapses, the rest stays charged until it leaves the limit.
+// giveBack releases n events of a grant, without waiting. If the store is too slow for everything
+// that lapses, the rest stays charged until it leaves the limit.
 func (d *Store) giveBack(e *entry, g *grant, n int) {
 	if g == nil || n == 0 {
 		return
@@ -49,8 +50,8 @@ func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *
 	return err
 }
 
-// do has a worker do j, unless more than most wait for one. Once the store is closed, Close does all that
-// is left. A call of several keys may end later: then nobody else comes for j.
+// do lets a worker run j, unless more than most jobs are waiting. After the store is closed, Close
+// runs the remaining jobs. A call for several keys may end even later, and then do runs j itself.
 func (d *Store) do(j job, most int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,8 +69,8 @@ func (d *Store) do(j job, most int) {
 	}
 }
 
-// work does jobs until there is nothing left to do, and returns the first error. Open workers
-// leave the rest to Close.
+// work runs jobs until none are left, and returns the first error. Open workers leave the rest to
+// Close.
 func (d *Store) work(ctx context.Context, open bool) (first error) {
 	for {
 		d.mu.Lock()
@@ -94,16 +95,16 @@ func (d *Store) work(ctx context.Context, open bool) (first error) {
 
 func (j job) run(ctx context.Context) (err error) {
 	defer func() {
-		if p := recover(); p != nil { // of a store: there is no caller to tell
+		if p := recover(); p != nil { // of a store; there is no caller to panic for
 			err = errPanic
 		}
 	}()
 	return j(ctx)
 }
 
-var errPanic = errors.New("lease: the store has panicked")
+var errPanic = errors.New("lease: the store panicked")
 
-// arm starts the timer that sweeps, if there is none.
+// arm starts the timer for a sweep, unless it is running.
 func (d *Store) arm() {
 	if d.armed.Load() || !d.armed.CompareAndSwap(false, true) {
 		return
@@ -115,14 +116,14 @@ func (d *Store) arm() {
 	}
 }
 
-// sweep gives back what has lapsed, settles what is owed, and forgets keys that are not asked
-// for. While there are keys it comes again.
+// sweep releases what has lapsed, settles what is owed, and removes keys that are no longer used.
+// It runs again as long as there are keys.
 func (d *Store) sweep() {
 	for i := range d.shards {
 		d.sweepShard(&d.shards[i])
 	}
 	d.armed.Store(false)
-	if d.keys.Load() > 0 { // or one has come meanwhile
+	if d.keys.Load() > 0 { // or one was added in the meantime
 		d.arm()
 	}
 }
@@ -137,16 +138,16 @@ func (d *Store) sweepShard(s *shard) {
 			d.fetchAhead(s, e)
 		}
 		held := e.left > 0 || e.spare.left > 0 || e.owed > 0
-		if !e.fetching && !e.queued && e.lines == nil && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
+		if !e.fetching && !e.queued && e.queues == nil && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
 			delete(s.keys, id)
 			d.keys.Add(-1)
 		}
 	}
 }
 
-// Close gives back what is held, and charges what is owed by overdraft. Later calls ask the
-// store. It waits for calls that are under way, also if ctx has ended: for the store's timeout
-// at most. The error is the first of those of the store. To close again does nothing.
+// Close releases all leases, and charges what is owed by overdraft. Later calls ask the store.
+// Close waits for calls in progress even if ctx has ended, but no longer than the store's timeout.
+// It returns the first error of the store. Calling Close again has no effect.
 func (d *Store) Close(ctx context.Context) error {
 	if d.Store == nil {
 		return unmade.Err
@@ -171,7 +172,7 @@ func (d *Store) Close(ctx context.Context) error {
 	return cmp.Or(first, d.workTogether(ctx))
 }
 
-// workTogether does all jobs, several at once, and returns the first error of a worker.
+// workTogether runs all jobs, several at a time, and returns the first error of a worker.
 func (d *Store) workTogether(ctx context.Context) error {
 	errs := make([]error, maxWorkers)
 	var workers sync.WaitGroup
@@ -182,7 +183,7 @@ func (d *Store) workTogether(ctx context.Context) error {
 	return cmp.Or(errs...)
 }
 
-// closeShard makes jobs of all that is held, and of what is owed.
+// closeShard makes jobs for everything that is held or owed.
 func (d *Store) closeShard(s *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +200,7 @@ func (d *Store) closeShard(s *shard) {
 	s.keys = make(map[keyhash.Hash]*entry)
 }
 
-// giveUp gives back all that is held of a key.
+// giveUp releases everything that is held of a key.
 func (d *Store) giveUp(e *entry) {
 	for range 2 { // the spare becomes what is spent
 		g, n := e.drop()

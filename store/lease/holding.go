@@ -2,59 +2,60 @@ package lease
 
 import "time"
 
-// clockPart is the part by which two clocks may differ: NTP lets each of them gain or lose
-// 500 µs a second.
+// clockPart is the inverse of the largest relative drift between two clocks: NTP lets each of them
+// gain or lose 500 µs per second.
 const clockPart = 1000
 
-// holding is what one process holds of one key, and how much it asks for. It is the whole of
-// the protocol: it reads no clock, takes no lock and asks no store, so that the simulator in
-// the tests runs the same code as [Limiter]. All times are of one monotonic clock. A G is what
-// the events are given back with.
+// holding is what one process holds of one key, and how much it asks for. It is the complete
+// protocol: it reads no clock, takes no lock and asks no store, so that the simulator in the tests
+// runs the same code as [Store]. All times are of one monotonic clock. A G is what is needed to
+// release the events.
 type holding[G any] struct {
-	slot[G]               // what is being spent
-	spare   slot[G]       // what was fetched ahead
-	next    int           // events to ask for
-	quick   int           // grants in a row that were spent soon
-	owed    int           // events admitted by overdraft that the store does not know yet
-	denied  time.Duration // until then nothing is admitted
-	full    time.Duration // until then nothing is admitted by overdraft
+	lease[G]               // the grant that is being spent
+	spare    lease[G]      // the grant that was fetched ahead
+	next     int           // events to ask for
+	quick    int           // consecutive grants that were spent quickly
+	owed     int           // events admitted by overdraft that the store does not know yet
+	denied   time.Duration // until then nothing is admitted
+	full     time.Duration // nothing is admitted by overdraft before
 }
 
-// slot is one grant.
-type slot[G any] struct {
+// lease is what one call of the store has granted.
+type lease[G any] struct {
 	left  int           // events that may be admitted without asking
-	most  int           // that left may be: what was granted, and not owed
-	until time.Duration // from then on they may not
-	size  int           // of the grant, for the next one; 0 if that says nothing
+	most  int           // the maximum of left: what was granted minus what was owed
+	until time.Duration // when they lapse
+	size  int           // of the grant, to size the next one; 0 if it does not reflect demand
 	from  time.Duration // when it was received
 	room  int           // what the store had left after it
 	grant G
 }
 
-// terms are what all holdings of a limiter have in common.
+// terms are shared by all holdings of a store.
 type terms struct {
-	life      time.Duration // of a grant, from the moment at which it was asked for
+	life      time.Duration // lifetime of a grant, from when it was requested
 	most      int           // events of a grant
 	overdraft int           // events that may be owed
-	halve     bool          // ask for at most half of what there is: a fixed window refills all at once
+	halve     bool          // ask for at most half of what is left, because a fixed window refills all at once
 }
 
-// spend admits n events of what is held, and returns of which grant. It is nil if they are not
-// there, or have lapsed: that is looked at here, at each spend, and not left to a timer.
-func (h *holding[G]) spend(now time.Duration, n int) *slot[G] {
+// spend admits n events of what is held, and returns the grant they belong to. It returns nil if
+// there are not enough, or if they have lapsed, which is checked at each spend instead of by a
+// timer.
+func (h *holding[G]) spend(now time.Duration, n int) *lease[G] {
 	if (h.left < n || now >= h.until) && h.spare.left >= n {
-		h.slot, h.spare = h.spare, h.slot // the rest of the old one is spent later, or lapses
+		h.lease, h.spare = h.spare, h.lease // the rest of the old one is spent later, or lapses
 	}
 	if h.left < n || now >= h.until {
 		return nil
 	}
 	h.left -= n
-	return &h.slot
+	return &h.lease
 }
 
-// held is how many events may be admitted without asking.
+// held returns how many events may be admitted without asking.
 func (h *holding[G]) held(now time.Duration) (n int) {
-	for _, s := range []*slot[G]{&h.slot, &h.spare} {
+	for _, s := range []*lease[G]{&h.lease, &h.spare} {
 		if now < s.until {
 			n += s.left
 		}
@@ -62,7 +63,7 @@ func (h *holding[G]) held(now time.Duration) (n int) {
 	return n
 }
 
-// low reports that it is time to ask, although there is still something.
+// low reports whether it is time to ask although events are left.
 func (h *holding[G]) low() bool { return h.size > 1 && h.left <= h.size/4 && h.spare.left == 0 }
 
 // borrow admits an event that the store does not know yet.
@@ -74,14 +75,15 @@ func (h *holding[G]) borrow(now time.Duration, t *terms) bool {
 	return true
 }
 
-// settle reports that it is time to ask, for what is owed. Less than that can wait for a sweep.
+// settle reports whether it is time to ask in order to pay what is owed. Less than that can wait
+// for a sweep.
 func (h *holding[G]) settle(t *terms) bool { return 2*h.owed >= t.overdraft }
 
-// lapse ends a grant that is over, and returns how many of its events were not spent. There may
+// lapse ends a grant that has lapsed, and returns how many of its events were not spent. There may
 // be a second one.
 func (h *holding[G]) lapse(now time.Duration) (g G, unspent int) {
 	if h.spare.left > 0 && now >= h.spare.until {
-		h.slot, h.spare = h.spare, h.slot
+		h.lease, h.spare = h.spare, h.lease
 	}
 	if h.left == 0 || now < h.until {
 		return g, 0
@@ -89,29 +91,30 @@ func (h *holding[G]) lapse(now time.Duration) (g G, unspent int) {
 	return h.drop()
 }
 
-// drop ends the grant that is being spent. The next is as large as what was spent of it.
+// drop ends the grant that is being spent. The next grant will be as large as what was spent of it.
 func (h *holding[G]) drop() (g G, unspent int) {
 	g, unspent = h.grant, h.left
 	if h.size > 0 {
 		h.next = max(1, h.size-unspent)
 	}
-	h.slot, h.spare = h.spare, slot[G]{}
+	h.lease, h.spare = h.spare, lease[G]{}
 	return g, unspent
 }
 
-// ask returns how many events to ask for when so many callers wait. After two grants that were
-// spent in less than half of their time the next is twice as large. What has lapsed must be gone.
+// ask returns how many events to ask for, given how many callers wait. After two grants that were
+// spent in less than half of their time, the next is twice as large. Lapsed grants must have been
+// removed.
 func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
-	if h.spare.left > 0 { // there is no place for more
+	if h.spare.left > 0 { // there is no room for another grant
 		return h.owed
 	}
 	switch usable := h.until - h.from; {
 	case h.size == 0:
-	case usable <= 0: // the store answers more slowly than a lease lives
+	case usable <= 0: // the store needs longer to answer than a lease lives
 		h.next = 1
 	case now-h.from >= usable/2:
 		h.next, h.quick = h.size, 0
-	default: // one of few events comes soon after another by chance
+	default: // a single quick grant of few events can be a coincidence
 		if h.quick++; h.quick > 1 {
 			h.next = 2 * min(h.size, t.most)
 		}
@@ -123,50 +126,50 @@ func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
 	return h.owed + max(1, n, waiting)
 }
 
-// grants is what the store has granted when want events were asked for, of which owed were
-// owed then. It has room for so many more. It counts them in its window for window longer, and
-// they leave the window together with it.
+// grants is what the store granted when want events were requested, of which owed were owed at that
+// time. The store has room for room more. It counts the events in its window for the time window,
+// and they leave the window together.
 type grants struct {
 	granted, want, owed, room int
 	sent, now, window         time.Duration
 }
 
 // receive takes what was granted, of which it pays what was owed.
-func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
-	paid := min(g.granted, g.owed, h.owed) // not what was borrowed since: the others have been waiting
+func (h *holding[G]) receive(g grants, t *terms) *lease[G] {
+	paid := min(g.granted, g.owed, h.owed) // not what was borrowed since, because callers have been waiting for the rest
 	h.owed -= paid
 	h.denied, h.full = 0, 0
 	left := g.granted - paid
-	s := slot[G]{left: left, most: left, until: g.sent + min(t.life, g.window), size: g.granted, from: g.now, room: g.room}
-	if g.granted < g.want { // that was all there is: it says nothing of the demand
+	s := lease[G]{left: left, most: left, until: g.sent + min(t.life, g.window), size: g.granted, from: g.now, room: g.room}
+	if g.granted < g.want { // nothing more was left, so this does not reflect demand
 		s.size = 0
 	}
 	switch {
-	case h.spare.left > 0: // what was owed is all that was asked for
+	case h.spare.left > 0: // only what was owed was requested
 		none := s // so that only this one is allocated
 		return &none
 	case h.left > 0:
 		h.spare = s
 		return &h.spare
 	}
-	h.slot = s
-	return &h.slot
+	h.lease = s
+	return &h.lease
 }
 
-// failed takes an error. What was asked for may be charged, and nobody will spend it: so the
-// next grant is small.
+// failed records an error. What was requested may have been charged without anybody to spend it, so
+// the next grant is small.
 func (h *holding[G]) failed() { h.next, h.quick, h.size = 1, 0, 0 }
 
-// refused takes a denial that was asked for at sent.
+// refused records a denial that was requested at sent.
 func (h *holding[G]) refused(retry, pause, sent, now time.Duration, t *terms) {
 	if h.left == 0 {
 		h.size = 0
 	}
 	h.denied = max(sent+min(shortened(retry), t.life), now+pause)
-	if t.overdraft > 0 { // or else a key that is denied for a day would be kept for it
+	if t.overdraft > 0 { // otherwise a key that is denied for a day would be kept for a day
 		h.full = max(h.full, now+retry+retry/clockPart)
 	}
 }
 
-// shortened is what is certain to have passed on the store's clock when d has passed here.
+// shortened returns the time that has certainly passed on the store's clock when d has passed here.
 func shortened(d time.Duration) time.Duration { return d - d/clockPart - time.Microsecond }

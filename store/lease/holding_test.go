@@ -17,57 +17,57 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-func slotOf(left int, until time.Duration) slot[int] {
-	return slot[int]{left: left, most: left, size: left, until: until, grant: left}
+func leaseOf(left int, until time.Duration) lease[int] {
+	return lease[int]{left: left, most: left, size: left, until: until, grant: left}
 }
 
 // Each spend looks at the clock, whatever has been tidied.
-func TestSpend(t *testing.T) {
+func TestEventsAreSpentFromALeaseThatHasThemAll(t *testing.T) {
 	for _, c := range []struct {
-		name        string
-		slot, spare slot[int]
-		n, of       int // of which grant, 0 if of none
+		name         string
+		lease, spare lease[int]
+		n, of        int // of which grant, 0 if of none
 	}{
-		{"nothing", slot[int]{}, slot[int]{}, 1, 0},
-		{"the first", slotOf(2, 101), slotOf(3, 102), 1, 2},
-		{"the last event", slotOf(1, 101), slot[int]{}, 1, 1},
-		{"lapsed", slotOf(2, 100), slot[int]{}, 1, 0},
-		{"both lapsed", slotOf(2, 99), slotOf(3, 100), 1, 0},
-		{"the spare, since the first has lapsed", slotOf(2, 100), slotOf(3, 101), 1, 3},
-		{"the spare, since the first is too small", slotOf(2, 101), slotOf(3, 101), 3, 3},
-		{"the spare has lapsed", slotOf(2, 101), slotOf(3, 100), 3, 0},
-		{"both are too small", slotOf(2, 101), slotOf(3, 101), 4, 0},
+		{"nothing", lease[int]{}, lease[int]{}, 1, 0},
+		{"the first", leaseOf(2, 101), leaseOf(3, 102), 1, 2},
+		{"the last event", leaseOf(1, 101), lease[int]{}, 1, 1},
+		{"lapsed", leaseOf(2, 100), lease[int]{}, 1, 0},
+		{"both lapsed", leaseOf(2, 99), leaseOf(3, 100), 1, 0},
+		{"the spare, since the first has lapsed", leaseOf(2, 100), leaseOf(3, 101), 1, 3},
+		{"the spare, since the first is too small", leaseOf(2, 101), leaseOf(3, 101), 3, 3},
+		{"the spare has lapsed", leaseOf(2, 101), leaseOf(3, 100), 3, 0},
+		{"both are too small", leaseOf(2, 101), leaseOf(3, 101), 4, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := holding[int]{slot: c.slot, spare: c.spare}
+			h := holding[int]{lease: c.lease, spare: c.spare}
 			of := h.spend(100, c.n)
 			if c.of == 0 {
 				require.Nil(t, of)
-				require.Equal(t, c.slot.left+c.spare.left, h.left+h.spare.left)
+				require.Equal(t, c.lease.left+c.spare.left, h.left+h.spare.left)
 				return
 			}
 			require.Equal(t, c.of, of.grant)
 			require.Equal(t, c.of-c.n, of.left)
-			require.Equal(t, c.slot.left+c.spare.left-c.n, h.left+h.spare.left)
+			require.Equal(t, c.lease.left+c.spare.left-c.n, h.left+h.spare.left)
 		})
 	}
 }
 
 // All that has lapsed is given back, in whatever order it was received, and nothing else.
-func TestLapse(t *testing.T) {
+func TestAllThatHasLapsedGoesBackOnce(t *testing.T) {
 	for _, c := range []struct {
-		slot, spare slot[int]
-		lapsed      int
+		lease, spare lease[int]
+		lapsed       int
 	}{
-		{slot[int]{}, slot[int]{}, 0},
-		{slotOf(2, 101), slotOf(3, 101), 0},
-		{slotOf(2, 100), slotOf(3, 101), 2},
-		{slotOf(2, 101), slotOf(3, 100), 3},
-		{slotOf(2, 100), slotOf(3, 100), 5},
-		{slotOf(2, 101), slotOf(1, 100), 1},
-		{slot[int]{until: 50}, slotOf(3, 100), 3},
+		{lease[int]{}, lease[int]{}, 0},
+		{leaseOf(2, 101), leaseOf(3, 101), 0},
+		{leaseOf(2, 100), leaseOf(3, 101), 2},
+		{leaseOf(2, 101), leaseOf(3, 100), 3},
+		{leaseOf(2, 100), leaseOf(3, 100), 5},
+		{leaseOf(2, 101), leaseOf(1, 100), 1},
+		{lease[int]{until: 50}, leaseOf(3, 100), 3},
 	} {
-		h, sum := holding[int]{slot: c.slot, spare: c.spare}, 0
+		h, sum := holding[int]{lease: c.lease, spare: c.spare}, 0
 		for {
 			g, n := h.lapse(100)
 			if n == 0 {
@@ -77,14 +77,14 @@ func TestLapse(t *testing.T) {
 			sum += n
 		}
 		require.Equal(t, c.lapsed, sum)
-		require.Equal(t, c.slot.left+c.spare.left-sum, h.left+h.spare.left)
+		require.Equal(t, c.lease.left+c.spare.left-sum, h.left+h.spare.left)
 	}
 }
 
 // While two grants are held only what is owed is asked for, and it takes no place.
-func TestNoThirdGrant(t *testing.T) {
+func TestWithTwoLeasesOnlyWhatIsOwedIsAskedFor(t *testing.T) {
 	for _, spare := range []int{1, 3} {
-		h := holding[int]{slot: slotOf(2, 101), spare: slotOf(spare, 101), owed: 4}
+		h := holding[int]{lease: leaseOf(2, 101), spare: leaseOf(spare, 101), owed: 4}
 		terms := terms{life: 100, most: maxLease, overdraft: 8}
 		require.Equal(t, 4, h.ask(90, 0, &terms))
 		of := h.receive(grants{granted: 4, want: 4, owed: 4, sent: 90, now: 95, window: 100}, &terms)
@@ -94,15 +94,15 @@ func TestNoThirdGrant(t *testing.T) {
 	}
 }
 
-// The next grant is as large as what was spent of the last one, if that lasted for half of its time, and twice
-// as large if the second one in a row did not. If the store answers too late, it is of one event. Of a fixed
-// window it is half of what is left at most.
+// The next grant is as large as what was spent of the last one, if that lasted for half of its
+// time, and twice as large if two consecutive grants did not. If the store answers too late, it has
+// one event. For a fixed window, it is at most half of what is left.
 func TestHowMuchIsAskedFor(t *testing.T) {
-	of := func(size, room int, usable time.Duration) slot[int] {
-		return slot[int]{size: size, room: room, from: 1000, until: 1000 + usable}
+	of := func(size, room int, usable time.Duration) lease[int] {
+		return lease[int]{size: size, room: room, from: 1000, until: 1000 + usable}
 	}
 	for _, c := range []struct {
-		last  slot[int]
+		last  lease[int]
 		after time.Duration // of the last one
 		halve bool
 		want  int
@@ -120,12 +120,12 @@ func TestHowMuchIsAskedFor(t *testing.T) {
 		{of(1, 3, 100), 49, true, 1},
 		{of(1, 3, 100), 49, false, 2},
 	} {
-		h := holding[int]{slot: c.last, next: 7, quick: 1}
+		h := holding[int]{lease: c.last, next: 7, quick: 1}
 		require.Equal(t, c.want, h.ask(1000+c.after, 0, &terms{life: 100, most: 1000, halve: c.halve}), "%+v", c)
 	}
 	for size := range 4 {
 		for left := range size + 1 {
-			h := holding[int]{slot: slot[int]{size: size, left: left}, next: 7}
+			h := holding[int]{lease: lease[int]{size: size, left: left}, next: 7}
 			_, unspent := h.drop()
 			require.Equal(t, left, unspent)
 			next := h.ask(2000, 0, &terms{life: 100, most: 1000})
@@ -202,9 +202,9 @@ func TestNothingIsLentBeforeAnySlowerClockHasRoom(t *testing.T) {
 }
 
 // No number of events overflows an int of 32 bits.
-func TestLargestLeases(t *testing.T) {
+func TestNoNumberOfEventsOverflows32Bits(t *testing.T) {
 	const most = 1<<31 - 1
-	h := holding[int]{slot: slot[int]{size: 2 * maxLease, from: 0, until: 100}, quick: 1, owed: maxLease}
+	h := holding[int]{lease: lease[int]{size: 2 * maxLease, from: 0, until: 100}, quick: 1, owed: maxLease}
 	n := h.ask(1, 0, &terms{life: 100, most: maxLease, overdraft: maxLease})
 	require.Equal(t, 2*maxLease, n)
 	require.LessOrEqual(t, n, most)
@@ -253,8 +253,8 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		shard.mu.Unlock()
 		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
 		require.False(t, lacks[0].alone())
-		ln := &line{lacks: lacks, busy: true}
-		e.lines = ln
+		ln := &queue{lacks: lacks, busy: true}
+		e.queues = ln
 		for range 3 * 1 << 13 {
 			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}
@@ -272,7 +272,7 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 }
 
 // A life as the store's clock sees it is one of which no process spends more.
-func TestLifeMicros(t *testing.T) {
+func TestALifeIsNoShorterOnAClockThatNTPSlews(t *testing.T) {
 	for _, life := range []time.Duration{leastLife, leastLife + 1, 2*time.Millisecond - 1, 50 * time.Millisecond, time.Second + 999, mostLife} {
 		us := lifeMicros(life)
 		require.GreaterOrEqual(t, shortened(time.Duration(us)*time.Microsecond), life)
@@ -281,14 +281,15 @@ func TestLifeMicros(t *testing.T) {
 	}
 }
 
-// What flows in a time is rounded up, and no more than that is kept from those who come at once.
+// The number of events that flow in during a time is rounded up, and no more than that is kept from
+// calls at the same instant.
 func TestWhatFlowsInATime(t *testing.T) {
 	for us, want := range map[int64]int64{50_051: 1000, 50_052: 1000, 50_053: 1001} {
 		require.Equal(t, want, ahead(store.Limit{Rate: 1000, Period: 50_052}, us))
 	}
 }
 
-// Whoever comes again after a time that was told does not come too early.
+// A caller that comes again after the reported time is not too early.
 func TestTimesAreRoundedUp(t *testing.T) {
 	for d := range 3 * time.Microsecond {
 		require.GreaterOrEqual(t, micros(inMicros(d)), d)

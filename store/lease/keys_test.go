@@ -55,7 +55,7 @@ func TestMemoryOfAKey(t *testing.T) {
 const mostBytes = 520
 
 // Keys that are not asked for any more are forgotten, so that any number of them can come.
-func TestRotatingKeys(t *testing.T) {
+func TestKeysThatAreNotAskedForAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 10_000
 		d := newLease(t, newLimiter(t, "fixed_window", memory(t, memstore.WithMaxKeys(1)), window), life, lease.WithMaxKeys(most))
@@ -88,7 +88,7 @@ func TestRotatingKeys(t *testing.T) {
 }
 
 // Beyond the cap keys are decided on by the store.
-func TestMaxKeys(t *testing.T) {
+func TestBeyondTheCapTheStoreDecides(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
 		d := newLease(t, newLimiter(t, "fixed_window", s, window), life, lease.WithMaxKeys(2))
@@ -108,7 +108,7 @@ func TestMaxKeys(t *testing.T) {
 }
 
 // A decision on what is held allocates nothing.
-func TestAllocations(t *testing.T) {
+func TestADecisionOnWhatIsHeldAllocatesNothing(t *testing.T) {
 	effort.OneGoroutine(t)
 	for _, algorithm := range algorithms {
 		limit := ratelimit.PerHour(2_000_000_000)
@@ -191,7 +191,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 	}
 }
 
-// What a call that nobody waits for begins while the lease is closed ends, too: Close waits for it.
+// A background call that begins while the store is closed ends too, because Close waits for it.
 func TestCloseWhileALeaseIsRenewed(t *testing.T) {
 	const callers = 4
 	for i := range effort.Of(300, 1_000) {

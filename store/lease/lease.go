@@ -1,4 +1,5 @@
-// Package lease takes events of a store on Redis ahead, some at a time, and admits them in memory.
+// Package lease charges events at a store on Redis in advance, several at a time, and admits them
+// from memory.
 //
 //	leases, err := lease.New(redis, 50*time.Millisecond)
 //	...
@@ -6,29 +7,30 @@
 //	...
 //	defer leases.Close(ctx)
 //
-// Close it before the process ends: otherwise nobody can use what the process holds, until that
-// would have left the limit anyway. Of 1,000 events per hour, a process that has admitted 300 in
-// one burst holds some 200 more.
+// Close the store before the process ends. Otherwise, nobody can use the events that the process
+// holds until they would have left the limit anyway. For example, with 1,000 events per hour, a
+// process that has admitted 300 in one burst holds about 200 more.
 //
 // # Bound
 //
-// It is that of the limiter, exactly, in any number of processes, if all of them lease with one
-// life. What that costs depends on the algorithm. r is Rate/Period:
+// The bound is exactly that of the limiter, for any number of processes, if all of them use the
+// same TTL for their leases. The cost depends on the algorithm. r is Rate/Period:
 //
-//   - FixedWindow and SlidingWindow: nothing. A lease ends with its
-//     window.
-//   - TokenBucket: life·r of the Burst. The store is asked for a bucket that is so
-//     much smaller. The rate stays. More events than that at once are never admitted. A lease
-//     that ends unspent gives back its events less what has flowed in since it was taken.
-//   - SlidingLog: life/(Period+life) of the rate. The store remembers events for a
-//     life longer.
+//   - FixedWindow and SlidingWindow: none. A lease ends with its window.
+//   - TokenBucket: TTL·r of the Burst, because the store is asked for a bucket that is that much
+//     smaller. The rate is unchanged. More events than the smaller burst are never admitted at one
+//     instant. When a lease ends unspent, its events are refunded, minus those that have flowed in
+//     since it was taken.
+//   - SlidingLog: TTL/(Period+TTL) of the rate, because the store remembers events for one TTL
+//     longer.
 //
 // # Exceptions
 //
-// What a process holds when it is killed, or ends without Close, is lost until it would have left the limit anyway. So
-// is a lease whose grant was lost on the way. [WithMaxLease] bounds both. If the store's clock
-// jumps ahead, or the store loses writes, each held lease can be used once. A process that is
-// stopped uses no lease that has ended meanwhile, unless its monotonic clock was stopped too.
+// If a process is killed, or ends without Close, the events that it holds are lost until they would
+// have left the limit anyway. The same holds for a lease whose reply was lost. [WithMaxLease]
+// bounds both. If the store's clock jumps ahead, or the store loses writes, each lease that is held
+// can still be used once. A process that is stopped does not use leases that end in the meantime,
+// unless its monotonic clock was stopped too.
 package lease
 
 import (
@@ -48,28 +50,26 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Store stands before another [store.Store] and holds leases: events that the other one has
-// charged already, and that this process may admit until the lease ends. What has not been used
-// is given back. The package comment has the bound, and the exceptions.
+// Store wraps another [store.Store] and holds leases: events that the other store has already
+// charged, and that this process may admit until the lease ends. Unused events are refunded. See
+// the package documentation for the bound.
 //
-// Others may see events taken that nobody has used yet, for two lives at most. Remaining,
-// RetryAfter, ResetAfter and denials can be a life old. So can what follows a Reset or a lower
-// limit by others. A Refund carries the time of its lease, so ResetAfter can be a life too long.
+// Other callers may see events as taken that nobody has used yet, for at most two TTLs. Remaining,
+// RetryAfter, ResetAfter and denials can be one TTL old, and so can the effect of a Reset or of a
+// lower limit in another process. After a Refund, ResetAfter can be one TTL too long.
 //
-// Limits of one All are decided here if all is held. If one of them lacks events, a lease of it is
-// fetched as for that limit alone. If several do, one call of the store decides on these, all or
-// none, and fetches leases. Waiters take what is held, and wait for no turn ahead of it.
+// An All is decided in memory if all events are held. If one limit lacks events, a lease of it is
+// fetched. If several do, one call to the store decides on these, all or none, and fetches leases.
+// Waiters take events that are held, but do not queue ahead of time.
 //
-// Use it for limits that a whole fleet asks for often. It saves calls from four decisions on a
-// key per life on. With fewer it costs some 2 % more. What cannot be leased goes to the store as
-// it is: keys of over 256 bytes, and a log or a bucket of which less than one event flows in a
-// life. Use coalesce where a decision must not be old.
+// Use leases for limits that a whole fleet asks for often. They save calls if each process makes at
+// least four decisions on a key per TTL; with fewer they cost about 2% more. Keys of over 256
+// bytes, and logs and buckets with less than one event per TTL, cannot be leased and always ask
+// the store. If decisions must not be old, use package coalesce.
 //
-// It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes. While anything is held a timer
-// runs, and calls for several callers run in a goroutine. It is safe for concurrent use. Make
-// it by [New], and Close it. [More].
-//
-// [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#leases
+// A Store holds up to 65,536 keys ([WithMaxKeys]) of about 450 bytes. While it holds events, a
+// timer runs; calls for several callers run in a goroutine. It is safe for concurrent use. Use
+// [New] to create one, and Close it. [More].
 type Store struct {
 	traits
 	store.Store // Together
@@ -78,22 +78,22 @@ type Store struct {
 	patience *pending.Patience
 	maxKeys  int64
 
-	base   time.Time // of all times, which are monotonic
+	base   time.Time // of all times
 	seeds  keyhash.Seeds
 	shards [shards]shard
 	keys   atomic.Int64 // in the shards
 	stats  counts
 
-	armed   atomic.Bool // a timer will sweep
+	armed   atomic.Bool // whether a timer will sweep
 	running sync.WaitGroup
 
 	closed atomic.Bool // set with mu held
 
 	mu      sync.Mutex  // protects what follows; locked after a shard
-	timer   *time.Timer // of the next sweep
+	timer   *time.Timer // for the next sweep
 	jobs    []job       // to be done by workers
 	workers int
-	done    bool // Close has begun its last jobs
+	done    bool // whether Close has begun its last jobs
 }
 
 type traits = see.Traits
@@ -102,49 +102,49 @@ const (
 	shards         = 64
 	defaultMaxKeys = 1 << 16
 	maxMaxKeys     = 1 << 24
-	maxKey         = 256           // bytes of a key that is held
+	maxKey         = 256           // bytes of a key that can be leased
 	maxLease       = 1_000_000_000 // events: twice as many fit into 32 bits
 	leastLife      = time.Millisecond
 	mostLife       = time.Hour
 	leastSweep     = 10 * time.Millisecond
-	perKey         = 2 * time.Microsecond // between two sweeps: some 20 times what they take
+	perKey         = 2 * time.Microsecond // between two sweeps: about 20 times what they take
 )
 
 // shard is a part of the keys.
 type shard struct {
 	mu     sync.Mutex // protects keys and what is in them
 	keys   map[keyhash.Hash]*entry
-	limits *limits  // of the last new entry: most keys have the same
+	limits *limits  // of the last new entry, because most keys have the same
 	_      [40]byte // so that no two locks share a cache line
 }
 
-// entry is a key, what is held of it, and who waits for it.
+// entry is a key, with what is held of it and the calls that wait for it.
 type entry struct {
 	holding[*grant]
 	ns        *store.Namespace
 	key       string
 	limits    *limits
-	last      *remembered // what the store has said of one event that it did not charge; nil if it has not
+	last      *remembered // the store's last answer about one event that it did not charge; nil if there is none
 	used      time.Duration
-	remaining int   // what the store had left when it was last heard
-	debtAt    int64 // when an Overdraw was that the lease may be taken for, Unix µs
+	remaining int   // what the store had left at its last answer
+	debtAt    int64 // when an Overdraw happened that could be mistaken for the lease, Unix µs
 
-	fetching bool  // a call of the store is under way that gives a lease
-	queued   bool  // among the jobs is one for the next lease
-	lines    *line // who waits for this key, and for others after it
+	fetching bool   // whether a call to the store is in progress that will return a lease
+	queued   bool   // whether a job for the next lease is queued
+	queues   *queue // the calls that wait for this key, and perhaps for others
 }
 
-// grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key
-// was then to be as never seen in reset µs.
+// grant is what the store has admitted in one call: at the time at, in Unix µs, with room left. The
+// key would then have been fully reset within reset µs.
 type grant struct {
 	at, reset int64
 	room      int
 	limits    *limits
 }
 
-// receipt names n events of g that are given back unspent. Those that others had charged before may
-// have been given back since. Then it is these of a bucket that have drained, from the first moment
-// on: no more is given back than is left of them if they were alone.
+// receipt returns a receipt for n events of g that are refunded unspent. Events that others had
+// charged before may have been refunded since. For a bucket, it then assumes that the events of g
+// drained first, so that no more is refunded than would be left of them alone.
 func (g *grant) receipt(n int) store.Receipt {
 	reset := g.reset
 	if by := g.limits.by; g.limits.rule.Name == tokenBucket {
@@ -153,12 +153,12 @@ func (g *grant) receipt(n int) store.Receipt {
 	return store.NewReceipt(g.limits.by, g.at, reset, int64(n))
 }
 
-// admit is the admission of n events of g, of which so many are left.
+// admit returns the admission of n events of g, of which left are left.
 func (g *grant) admit(o store.Outcome, left int, n int64) store.Reply {
 	return store.Reply{Outcome: o, X: g.at, Y: min(g.limits.by.Burst, int64(g.room+left)) + n, Z: g.reset}
 }
 
-// lentAt is the time of charge of what is admitted by overdraft, which is none.
+// lentAt is the time of charge of events admitted by overdraft, which have not been charged.
 const lentAt = math.MinInt64
 
 // remembered is a plain reply of the store.
@@ -170,34 +170,35 @@ type remembered struct {
 // Option configures a [Store].
 type Option func(*Store) error
 
-// WithMaxLease bounds what is taken ahead of one key to n events, 1 to 1,000,000,000. By default
-// only demand does. Callers who wait are decided on at once, however many they are. With 1
-// nothing is taken ahead: each admission asks the store, and only denials are made in memory.
+// WithMaxLease limits the events of one key that are charged in advance to n, 1 to 1,000,000,000.
+// By default, only demand limits them. Waiting callers are decided on together, however many there
+// are. With 1, nothing is charged in advance: each admission asks the store, and only denials are
+// made in memory.
 func WithMaxLease(n int) Option {
 	return within("WithMaxLease", n, maxLease, func(d *Store) { d.terms.most = n })
 }
 
-// WithMaxKeys bounds the keys that are held to n, 1 to 16,777,216. The default is 65,536. Others
-// ask the store each time.
+// WithMaxKeys limits the number of keys with leases to n, 1 to 16,777,216. The default is 65,536.
+// Calls for other keys always ask the store.
 func WithMaxKeys(n int) Option {
 	return within("WithMaxKeys", n, maxMaxKeys, func(d *Store) { d.maxKeys = int64(n) })
 }
 
-// WithOverdraft lets up to n events of each key pass in each process before the store knows
-// them, 1 to 1,000,000,000. Callers for one event, of one limit or of each of several, then wait for
-// the store only while so many are owed, or after it has denied.
+// WithOverdraft lets each process admit up to n events of each key, 1 to 1,000,000,000, before the
+// store has charged them. Calls for one event, of one limit or of each of several, then wait for
+// the store only while n events are owed, or after the store has denied.
 //
-// Bound: that of the limiter, and n events more for each process, and for each
-// that is killed meanwhile. A key that is full is kept until it has room. RetryAfter can be too
-// short, since what is still owed is charged later.
+// Bound: that of the limiter, plus n events for each process, including each process that is killed
+// in the meantime. A key that is full is kept until it has room. RetryAfter can be too short,
+// because what is owed is charged later.
 //
-// It is not for a sliding window, where what was charged past the limit weighs less
-// in the next window.
+// It cannot be used with a sliding window, where events charged beyond the limit count less in the
+// next window.
 func WithOverdraft(n int) Option {
 	return within("WithOverdraft", n, maxLease, func(d *Store) { d.terms.overdraft = n })
 }
 
-// within is the option name(n), which sets n if it is 1 to most.
+// within returns the option name(n), which sets n if it is 1 to most.
 func within(name string, n, most int, set func(d *Store)) Option {
 	return func(d *Store) error {
 		if n < 1 || n > most {
@@ -208,23 +209,25 @@ func within(name string, n, most int, set func(d *Store)) Option {
 	}
 }
 
-// New returns a store that holds leases of what s has charged, each for up to life, 1 ms to 1 h. All
-// processes that share a limit must have one life. Its error is [store.ErrInvalidOption].
+// New returns a store that holds leases of events that s has charged, each for up to life, 1 ms to
+// 1 h, which is the TTL of leases. All processes that share a limit must use the same TTL. It returns [store.ErrInvalidOption]
+// if an argument is invalid.
 //
-// Close the store before the process ends, or what it holds is lost.
+// Close the store before the process ends, because otherwise what it holds is lost.
 //
-// ErrInvalidOption is also the error of the constructor of a limiter on it which cannot be leased. A leaky bucket takes back
-// only its last events. life must not exceed the Period. In a life of a log or a bucket an event
-// must flow, or else each call would ask the store. What flows into a bucket in a life must be less
-// than its Burst.
+// The constructor of a limiter on the store returns ErrInvalidOption if the limit cannot be leased.
+// A leaky bucket cannot, because it refunds only its last events. The TTL must not exceed the Period.
+// For a log or a bucket, at least one event must flow in per TTL, because otherwise each call
+// would ask the store. What flows into a bucket per TTL must be less than its Burst.
 //
-// A key whose own limit has no room for a lease asks the store each time, and [Stats] has how often.
+// A key whose own limit has no room for a lease asks the store for each call. [Stats] counts these
+// calls.
 func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
 	if life < leastLife || life > mostLife {
-		return nil, fmt.Errorf("%w: a life of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
+		return nil, fmt.Errorf("%w: a lease TTL of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
 	}
 	d := &Store{traits: traits{Leases: true}, Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
 	d.terms = terms{life: life, most: maxLease}
@@ -242,7 +245,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	return d, nil
 }
 
-// Prepare refuses what cannot be leased.
+// Prepare rejects what cannot be leased.
 func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if d.Store == nil {
 		return unmade.Err
@@ -251,42 +254,42 @@ func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	ls := newLimits(rule, l, life)
 	switch {
 	case rule.Name != fixedWindow && rule.Name != slidingWindow && rule.Name != slidingLog && rule.Name != tokenBucket:
-		return fmt.Errorf("%w: a %s cannot be leased: it takes back only its last events", store.ErrInvalidOption, rule.Name)
+		return fmt.Errorf("%w: a %s cannot be leased, because it refunds only its last events", store.ErrInvalidOption, rule.Name)
 	case d.terms.overdraft > 0 && rule.Name == slidingWindow:
-		return fmt.Errorf("%w: a sliding_window has no overdraft", store.ErrInvalidOption)
+		return fmt.Errorf("%w: WithOverdraft cannot be used with a sliding_window", store.ErrInvalidOption)
 	case l.Rate > 0 && life > micros(l.Period):
-		return fmt.Errorf("%w: a life of %v, and a period of %v", store.ErrInvalidOption, life, micros(l.Period))
+		return fmt.Errorf("%w: a lease TTL of %v exceeds the period: use at most %v", store.ErrInvalidOption, life, micros(l.Period))
 	case l.Rate > 0 && rule.Name == tokenBucket && ahead(l, lifeMicros(life)) >= l.Burst:
-		return fmt.Errorf("%w: %d events flow in a life of %v, and the burst is %d", store.ErrInvalidOption, ahead(l, lifeMicros(life)), life, l.Burst)
+		return fmt.Errorf("%w: %d events flow in per lease TTL of %v, want less than the burst of %d", store.ErrInvalidOption, ahead(l, lifeMicros(life)), life, l.Burst)
 	case l.Rate > 0 && fixed && !ls.leasable:
 		return d.neverLeased(rule, l)
 	}
 	return d.Store.Prepare(rule, ls.by, fixed)
 }
 
-// neverLeased is why no key can have a lease.
+// neverLeased returns the reason why no key can have a lease.
 func (d *Store) neverLeased(rule *store.Rule, l store.Limit) error {
 	life, least := d.terms.life, eventLife(l)
-	if life >= least { // and so it is a log
-		return fmt.Errorf("%w: a %s remembers events for a life longer, and a period of %v is the longest", store.ErrInvalidOption, rule.Name, maxPeriod*time.Microsecond)
+	if life >= least { // which means that it is a log
+		return fmt.Errorf("%w: a %s on a lease remembers events for one lease TTL longer, and the longest period is %v", store.ErrInvalidOption, rule.Name, maxPeriod*time.Microsecond)
 	}
-	advice := fmt.Sprintf("the least life is %v", least)
+	advice := fmt.Sprintf("use at least %v", least)
 	if _, ok := strict(rule.Name, l, least); !ok || least > mostLife {
-		advice = "no life will do"
+		advice = "this limit cannot be leased"
 	}
 	rate := limittext.Limit{Rate: int(l.Rate), Period: micros(l.Period)}
-	return fmt.Errorf("%w: no event flows in a life of %v at %v: %s", store.ErrInvalidOption, life, rate, advice)
+	return fmt.Errorf("%w: a lease TTL of %v is too short for an event at %v: %s", store.ErrInvalidOption, life, rate, advice)
 }
 
-// termsOf are the terms of a namespace.
+// termsOf returns the terms for a namespace.
 func (d *Store) termsOf(ns *store.Namespace) *terms {
 	t := d.terms
 	t.halve = ns.Rule.Name == fixedWindow
 	return &t
 }
 
-// now is the time since base.
+// now returns the time since base.
 func (d *Store) now() time.Duration { return time.Since(d.base) }
 
-// Unwrap returns the store that is asked.
+// Unwrap returns the wrapped store.
 func (d *Store) Unwrap() store.Store { return d.Store }

@@ -110,17 +110,17 @@ func TestNewRefuses(t *testing.T) {
 		opts []lease.Option
 		text string
 	}{
-		{"leaky bucket", newLimiter(t, "leaky_bucket", s, perSecond), time.Millisecond, nil, "it takes back only its last events"},
+		{"leaky bucket", newLimiter(t, "leaky_bucket", s, perSecond), time.Millisecond, nil, "it refunds only its last events"},
 		{"a short life", window, time.Millisecond - 1, nil, "want 1ms to 1h"},
 		{"a long life", newLimiter(t, "fixed_window", s, ratelimit.PerDay(1_000_000)), time.Hour + 1, nil, "want 1ms to 1h"},
-		{"longer than the period", window, time.Second + 1, nil, "and a period of 1s"},
-		{"all of the burst", bucket, 100 * time.Millisecond, nil, "101 events flow in a life of 100ms, and the burst is 100"},
-		{"a log of few events", newLimiter(t, "sliding_log", s, ratelimit.PerMinute(1000)), 50 * time.Millisecond, nil, "no event flows in a life of 50ms at 1000/m: the least life is 60ms"},
-		{"a bucket of few events", newLimiter(t, "token_bucket", s, ratelimit.PerDay(1_000_000)), 86_399_999 * time.Nanosecond, nil, "no event flows in a life of 86.399999ms at 1000000/d: the least life is 86.4ms"},
-		{"very few events", newLimiter(t, "sliding_log", s, ratelimit.PerDay(23)), time.Hour, nil, "no event flows in a life of 1h0m0s at 23/d: no life will do"},
-		{"few, and no burst for more", newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1000, Period: time.Minute, Burst: 2}), 50 * time.Millisecond, nil, "no event flows in a life of 50ms at 1000/m: no life will do"},
-		{"a log of the longest period", newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: 1_000_000_000, Period: 10 * 365 * 24 * time.Hour}), time.Second, nil, "a sliding_log remembers events for a life longer, and a period of 87600h0m0s is the longest"},
-		{"overdraft of a sliding window", sliding, time.Millisecond, []lease.Option{lease.WithOverdraft(1)}, "a sliding_window has no overdraft"},
+		{"longer than the period", window, time.Second + 1, nil, "use at most 1s"},
+		{"all of the burst", bucket, 100 * time.Millisecond, nil, "101 events flow in per lease TTL of 100ms, want less than the burst of 100"},
+		{"a log of few events", newLimiter(t, "sliding_log", s, ratelimit.PerMinute(1000)), 50 * time.Millisecond, nil, "a lease TTL of 50ms is too short for an event at 1000/m: use at least 60ms"},
+		{"a bucket of few events", newLimiter(t, "token_bucket", s, ratelimit.PerDay(1_000_000)), 86_399_999 * time.Nanosecond, nil, "a lease TTL of 86.399999ms is too short for an event at 1000000/d: use at least 86.4ms"},
+		{"very few events", newLimiter(t, "sliding_log", s, ratelimit.PerDay(23)), time.Hour, nil, "a lease TTL of 1h0m0s is too short for an event at 23/d: this limit cannot be leased"},
+		{"few, and no burst for more", newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1000, Period: time.Minute, Burst: 2}), 50 * time.Millisecond, nil, "a lease TTL of 50ms is too short for an event at 1000/m: this limit cannot be leased"},
+		{"a log of the longest period", newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: 1_000_000_000, Period: 10 * 365 * 24 * time.Hour}), time.Second, nil, "a sliding_log on a lease remembers events for one lease TTL longer, and the longest period is 87600h0m0s"},
+		{"overdraft of a sliding window", sliding, time.Millisecond, []lease.Option{lease.WithOverdraft(1)}, "WithOverdraft cannot be used with a sliding_window"},
 		{"no overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(0)}, "WithOverdraft(0)"},
 		{"too much overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(1_000_000_001)}, "want 1 to 1000000000"},
 		{"no lease", window, time.Millisecond, []lease.Option{lease.WithMaxLease(0)}, "WithMaxLease(0)"},
@@ -138,7 +138,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 	_, err := ratelimit.NewFixedWindow(new(lease.Store), perSecond)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "its constructor has not made")
+	require.ErrorContains(t, err, "was not made by its constructor")
 	require.ErrorIs(t, new(lease.Store).Close(t.Context()), ratelimit.ErrInvalidOption)
 	_, err = leaseOf(bucket, 98*time.Millisecond)
 	require.NoError(t, err)
@@ -194,7 +194,7 @@ func TestBadInput(t *testing.T) {
 	require.Empty(t, s.reset())
 }
 
-// A Rate of 0, Unlimited and keys of few events are decided as without leases, but for windows.
+// Except for windows, a Rate of 0, Unlimited and keys of few events are decided as without leases.
 // So are long keys.
 func TestWhatIsNotLeased(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
@@ -412,8 +412,8 @@ func BenchmarkHeld(b *testing.B) {
 
 type rateKey struct{}
 
-// Who stands behind a call of the store while another caller brings another limit is decided on by its
-// own, and by the store.
+// If another caller brings another limit while callers wait for the store, each is decided by its
+// own limit, and by the store.
 func TestWhoWaitsWhileTheLimitChangesHasItsOwn(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -438,7 +438,8 @@ func TestWhoWaitsWhileTheLimitChangesHasItsOwn(t *testing.T) {
 	})
 }
 
-// What a lease denies says what the store would. (The others lend a little less than there is.)
+// A denial by a lease has the numbers that the store would report. (The others lend a little less
+// than there is.)
 func TestADenialOfALeaseSaysWhatTheStoreWould(t *testing.T) {
 	for _, algorithm := range algorithms[:2] {
 		synctest.Test(t, func(t *testing.T) {

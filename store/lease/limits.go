@@ -18,15 +18,16 @@ const (
 
 const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
 
-// strict is the limit to ask the store for. Events that are admitted up to life after they were
-// charged then keep to the bound of l:
+// strict returns the limit to ask the store for, so that events admitted up to life after they were
+// charged keep to the bound of l:
 //
-//   - a window as it is, since its leases end with it, however many events come in a life;
-//   - a bucket without what flows into it in that time;
-//   - a log that remembers for so much longer.
+//   - a window is unchanged, because its leases end with it, however many events flow in per TTL
+//   - a bucket is smaller by what flows into it in that time
+//   - a log remembers events for that much longer
 //
-// If less than an event comes in a life of these two, or nearly all of the burst, it is l, and not
-// leasable. With a Rate of 0 or below no store is asked, whatever this is.
+// If less than one event flows into a log or a bucket per TTL, or nearly all of the burst does, it
+// returns l, which is not leasable. With a Rate of 0 or below the store is never asked, so the
+// result does not matter.
 func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit, leasable bool) {
 	switch {
 	case algorithm == fixedWindow || algorithm == slidingWindow:
@@ -50,25 +51,25 @@ func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit
 	return by, true
 }
 
-// eventLife is the least life in which an event of l comes.
+// eventLife returns the shortest TTL in which an event of l flows in.
 func eventLife(l store.Limit) time.Duration {
 	return time.Duration(exact.MulDivUp(1, l.Period, 0, l.Rate)) * time.Microsecond
 }
 
-// lifeMicros is how long a life can take on the store's clock, in whole µs: as long as it must be
-// for shortened to be no less than a life.
+// lifeMicros returns how long a TTL can take on the store's clock, in whole µs, so that shortened
+// of it is at least a TTL.
 func lifeMicros(life time.Duration) int64 {
 	us := inMicros(life)
 	return us + us/(clockPart-1) + 2
 }
 
-// ahead is how many events flow in us µs, rounded up.
+// ahead returns how many events flow in within us µs, rounded up.
 func ahead(l store.Limit, us int64) int64 { return exact.MulDivUp(us, l.Rate, 0, l.Period) }
 
-// pause is for how long a process does not ask again after a denial. At the limit time and not
-// demand decides how often the store is asked. It is half a life, and no more than half
-// of the time in which the limit refills, which would be lost. A fixed window needs none: nothing
-// comes before its end, and then all does.
+// pause returns how long a process does not ask again after a denial. At the limit, time and not
+// demand must determine how often the store is asked. It is half a TTL, but no more than half of
+// the time in which the limit refills, because the rest would be lost. A fixed window needs no
+// pause: nothing becomes free before its end, and then everything does.
 func pause(algorithm string, l store.Limit, life time.Duration) time.Duration {
 	if algorithm == fixedWindow {
 		return 0
@@ -76,30 +77,30 @@ func pause(algorithm string, l store.Limit, life time.Duration) time.Duration {
 	return min(life, refill(l)) / 2
 }
 
-// refill is the time in which all of l comes back.
+// refill returns the time in which all of l flows in.
 func refill(l store.Limit) time.Duration {
 	return time.Duration(exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)) * time.Microsecond
 }
 
-// untilWindowEnds is for how long the store counts an admission in its window. The key is to be as
-// never seen in reset µs.
+// untilWindowEnds returns for how long the store counts an admission in its current window. reset
+// is after how many µs the key would be fully reset.
 func untilWindowEnds(algorithm string, reset int64, by store.Limit) time.Duration {
 	switch algorithm {
 	case fixedWindow:
 		return shortened(micros(reset))
-	case slidingWindow: // which weighs until the next one ends
+	case slidingWindow: // whose events count until the next window ends
 		return shortened(micros(reset - by.Period))
 	}
 	return math.MaxInt64
 }
 
-// micros is a number of µs.
+// micros returns a duration of us µs.
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// inMicros is d in µs, rounded up.
+// inMicros returns d in µs, rounded up.
 func inMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
-// limits are a limit as it is asked for, and as the store is asked.
+// limits are a limit as callers ask for it, and as the store is asked for it.
 type limits struct {
 	rule     *store.Rule
 	own, by  store.Limit
@@ -112,8 +113,8 @@ func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 	return ls
 }
 
-// told is what r, a reply under the strict limit to a call for n events, says under the limit that
-// was asked for. If it admits them, so many are charged: all of them or none.
+// told returns r, a reply under the strict limit to a call for n events, as a reply under the limit
+// that was asked for. If r admits the events, charged is how many are charged: all or none.
 func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
 	if ls.by == ls.own {
 		return r

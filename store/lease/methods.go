@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// takeUpTo admits n events of what is held, or as many as there is room for. If some are held,
-// they are given back to the store first, so that it decides on all.
+// takeUpTo admits n events of what is held, or as many as there is room for. If fewer are held,
+// these are first refunded to the store, so that it decides on all of them.
 func (d *Store) takeUpTo(ctx context.Context, q *store.Request) (r store.Reply, err error) {
 	if _, held := d.spendFor(q, &r); held {
 		return r, nil
@@ -27,18 +27,18 @@ func (d *Store) takeUpTo(ctx context.Context, q *store.Request) (r store.Reply, 
 	return ls.told(r, n, n), nil
 }
 
-// surrender gives back what is held of key, and waits for it.
+// surrender refunds everything that is held of key, and waits for it.
 func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) error {
 	s, id := d.shardOf(ns, key)
-	var slots [2]slot[*grant]
+	var leases [2]lease[*grant]
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
-		slots = [2]slot[*grant]{e.slot, e.spare}
+		leases = [2]lease[*grant]{e.lease, e.spare}
 		e.left, e.spare.left = 0, 0
 	}
 	s.mu.Unlock()
 	var errs [2]error
-	for i, held := range slots {
+	for i, held := range leases {
 		if held.left > 0 {
 			d.stats.lapsed.Add(int64(held.left))
 			errs[i] = d.refund(ctx, ns, key, held.grant, held.left)
@@ -47,8 +47,8 @@ func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) 
 	return cmp.Or(errs[0], errs[1])
 }
 
-// putBackOne takes back the events that were spent for r. If their lease has ended meanwhile, they go
-// back to the store.
+// putBackOne takes back the events that were spent for r. If their lease has ended in the meantime,
+// they are refunded to the store.
 func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
@@ -61,8 +61,8 @@ func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 		d.giveBack(e, e.unlend(d.now()), n)
 		return
 	}
-	for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
-		if held == &e.spare && held.left == 0 { // the next grant may need the place
+	for _, held := range []*lease[*grant]{&e.lease, &e.spare} {
+		if held == &e.spare && held.left == 0 { // the next grant may need the space
 			break
 		}
 		if held.grant != nil && held.grant.at == spent.X && held.grant.reset == spent.Z && held.left+n <= held.most {
@@ -73,7 +73,8 @@ func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)}, n)
 }
 
-// seen is r, the store's reply to a look for n events, with what is held here.
+// seen returns r, the store's reply to a look for n events, with the events that are held here
+// added.
 func (d *Store) seen(ns *store.Namespace, key string, ls *limits, r store.Reply, n int64) store.Reply {
 	left := d.heldOf(ns, key, ls.own)
 	if left == 0 {
@@ -86,7 +87,7 @@ func (d *Store) seen(ns *store.Namespace, key string, ls *limits, r store.Reply,
 	return p
 }
 
-// heldOf is how many events of key are held under this limit.
+// heldOf returns how many events of key are held under the limit l.
 func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64) {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
@@ -97,7 +98,7 @@ func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64)
 	return n
 }
 
-// overdraw charges the store. What is held stays held.
+// overdraw charges the store. Events that are held stay held.
 func (d *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	d.stats.asked.Add(1)
 	ls := newLimits(ns.Rule, l, d.terms.life)
@@ -109,7 +110,7 @@ func (d *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	if ls.by == ls.own || r.Plain() {
 		return r, nil
 	}
-	if spent := ns.Rule.Spent; spent != nil && n > most-spent(r) { // a debt without end: r says what was charged
+	if spent := ns.Rule.Spent; spent != nil && n > most-spent(r) { // an unbounded debt: r has what was charged
 		return r, nil
 	}
 	r.Outcome = store.Admitted
@@ -117,7 +118,8 @@ func (d *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: says.Reset}, nil
 }
 
-// noteDebt notes that key was overdrawn at that time, or keeps that it was at the time of its lease.
+// noteDebt records that key was overdrawn at that time, unless it already records that an overdraft
+// has the time of its lease.
 func (d *Store) noteDebt(ns *store.Namespace, key string, at int64) {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
@@ -127,8 +129,9 @@ func (d *Store) noteDebt(ns *store.Namespace, key string, at int64) {
 	}
 }
 
-// Refund gives back to the lease, if it has not ended, and else to the store. An event that was
-// admitted by overdraft is no longer owed, or goes to the lease that has paid for it.
+// Refund returns the events to their lease, if it has not ended, and otherwise to the store. An
+// event that was admitted by overdraft is no longer owed, or is returned to the lease that has paid
+// for it.
 func (d *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	if c.At == lentAt {
 		return d.refundLent(ctx, ns, key)
@@ -143,8 +146,9 @@ func (d *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 	return d.Store.Refund(ctx, ns, key, by, c)
 }
 
-// returned gives events back to their lease, and returns how many. It is 0 if that has ended, or
-// waits while another is spent. It is 0 too if they may be a debt of the same time: that is no room.
+// returned returns events to their lease, and returns how many. That is 0 if the lease has ended or
+// waits while another one is spent. It is also 0 if the events may be a debt charged at the same
+// time, which is not room.
 func (d *Store) returned(ns *store.Namespace, key string, c store.Receipt) int64 {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
@@ -158,12 +162,12 @@ func (d *Store) returned(ns *store.Namespace, key string, c store.Receipt) int64
 	return int64(n)
 }
 
-// refundLent gives back an event that was admitted by overdraft.
+// refundLent refunds an event that was admitted by overdraft.
 func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string) error {
 	var g *grant
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
-	if e := s.keys[id]; e != nil { // or else it was paid long ago
+	if e := s.keys[id]; e != nil { // otherwise it was paid long ago
 		g = e.unlend(d.now())
 	}
 	s.mu.Unlock()
@@ -173,8 +177,8 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	return d.Store.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
 }
 
-// unlend takes back an event that was admitted by overdraft. If the grant that has paid for it has ended,
-// it returns that.
+// unlend takes back an event that was admitted by overdraft. If the grant that paid for it has
+// ended, it returns that grant.
 func (e *entry) unlend(now time.Duration) *grant {
 	switch {
 	case e.owed > 0:
@@ -187,13 +191,13 @@ func (e *entry) unlend(now time.Duration) *grant {
 	return nil
 }
 
-// Reset forgets key, here and at the store. A lease that is on its way, or held by another
-// process, is used all the same.
+// Reset resets key here and at the store. A lease that is in flight, or held by another process,
+// can still be used.
 func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
-		e.slot, e.spare, e.last = slot[*grant]{}, slot[*grant]{}, nil
+		e.lease, e.spare, e.last = lease[*grant]{}, lease[*grant]{}, nil
 		e.denied, e.full, e.owed = 0, 0, 0
 	}
 	s.mu.Unlock()

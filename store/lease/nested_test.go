@@ -67,7 +67,7 @@ var wrappers = map[string]func(t *testing.T, l ratelimit.Limiter) (ratelimit.Lim
 	},
 }
 
-// Whatever is done to a lease through other wrappers, the store knows it in the end, to the event.
+// Whatever is done to a lease through other wrappers, the store counts each event in the end.
 func TestNestedLeasesCountEachEvent(t *testing.T) {
 	for name, wrap := range wrappers {
 		t.Run(name, func(t *testing.T) {
@@ -189,7 +189,7 @@ func TestObservedLease(t *testing.T) {
 	})
 }
 
-// What a lease tells of its policy is what its Results say.
+// The policy that a lease reports matches its Results.
 func TestPoliciesOfALease(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		tiers := ratelimit.WithTiers(
@@ -240,7 +240,7 @@ func TestAnAllOnALeaseCountsEachEvent(t *testing.T) {
 	}
 }
 
-// What an All is asked for often is held, and then costs the store nothing.
+// An All that is often used is held completely, and then needs no call to the store.
 func TestAnAllOfHeldKeysAsksNoStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}

@@ -66,7 +66,8 @@ func TestWhatIsOwedIsCharged(t *testing.T) {
 	})
 }
 
-// What was charged past the limit is not owed any more. The denial that comes with it is one after that.
+// What was charged beyond the limit is no longer owed. The denial that comes with it is the only
+// one.
 func TestWhatIsOverdrawnIsChargedOnce(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		for _, overdraft := range []int{1, 2, 4} {
@@ -92,7 +93,8 @@ func TestWhatIsOverdrawnIsChargedOnce(t *testing.T) {
 	})
 }
 
-// Who is lent an event is told what is left as far as is known, less what is owed. The key is not as if new.
+// A caller that is lent an event gets what is known to be left, minus what is owed. The key does
+// not look like a new one.
 func TestWhatIsLeftBesideWhatIsLent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t, stopped), latency: trip}
@@ -162,8 +164,8 @@ func TestOverdraftOfManyProcesses(t *testing.T) {
 	}
 }
 
-// Once the store is full nothing is lent until what was overdrawn has left, also if limits take
-// turns.
+// Once the store is full, nothing is lent until the overdraft has left the limit, even if limits
+// alternate.
 func TestNothingIsLentWhileTheStoreIsFull(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
@@ -209,9 +211,9 @@ func TestWhatHasRoomAgainIsLent(t *testing.T) {
 	})
 }
 
-// What was paid is not charged again after a later call of the same fetch has failed, and what
-// was granted is held.
-func TestFlightsThatFailHalfway(t *testing.T) {
+// What was paid is not charged again if a later call of the same fetch fails, and what was granted
+// is held.
+func TestWhatWasPaidIsNotChargedAgainAfterAnError(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)
@@ -236,7 +238,7 @@ func TestFlightsThatFailHalfway(t *testing.T) {
 }
 
 // A key that is full for long is kept only where that bounds the overdraft.
-func TestKeysThatAreFullForLong(t *testing.T) {
+func TestAKeyThatIsFullForLongIsKeptOnlyForTheOverdraft(t *testing.T) {
 	for _, overdraft := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			var opts []lease.Option
@@ -291,7 +293,7 @@ func TestOverdraftOfSeveralLimitsDoesNotWait(t *testing.T) {
 	})
 }
 
-// What one limit was lent for an All that another one denies is not owed.
+// What one limit was lent for an All that another limit denies is not owed.
 func TestADenialOfAnAllOwesNothing(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		all, limits, d, _ := lendingTwo(t, algorithm, 3, perSecond)
@@ -315,8 +317,9 @@ func TestADenialOfAnAllOwesNothing(t *testing.T) {
 	})
 }
 
-// Whatever callers of one limit and of several do, and leave, in two processes: each limit admits at most its overdraft
-// too much in each process, and in the end the store has charged each event once.
+// Whatever callers of one limit and of several do in two processes, even if they leave, each limit
+// exceeds its bound by at most its overdraft per process, and in the end the store has charged each
+// event once.
 func TestOverdraftOfOneLimitAndOfSeveral(t *testing.T) {
 	for _, algorithm := range lending[:2] { // events would flow into a bucket, if the store's clock did not stand still
 		t.Run(algorithm, func(t *testing.T) {

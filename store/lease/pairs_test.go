@@ -123,7 +123,7 @@ func TestPeekAddsNothingHeldUnderAnotherLimit(t *testing.T) {
 	})
 }
 
-// What was lent is given back wherever it is by then: owed, paid by a lease, or paid long ago.
+// An event that was lent can be refunded wherever it is: owed, paid by a lease, or paid long ago.
 func TestWhatWasLentCanBeRefunded(t *testing.T) {
 	for name, after := range map[string]time.Duration{"owed": 0, "leased": 20 * time.Millisecond, "lapsed": 150 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {

@@ -146,8 +146,8 @@ func startChild(t *testing.T, addrs string, heard func(line string)) *child {
 	require.NoError(t, c.cmd.Start())
 	go func() {
 		defer close(c.said)
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			heard(lines.Text())
+		for queues := bufio.NewScanner(out); queues.Scan(); {
+			heard(queues.Text())
 		}
 	}()
 	return c

@@ -83,7 +83,7 @@ func TestRefundAfterTheLease(t *testing.T) {
 	})
 }
 
-// A lease that has ended takes nothing back, also if nothing was left of it.
+// A lease that has ended takes no refunds, even if it had been used up.
 func TestRefundToALeaseThatWasSpent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t)}
@@ -103,8 +103,8 @@ func TestRefundToALeaseThatWasSpent(t *testing.T) {
 	})
 }
 
-// What the store has charged itself is given back under the limit that it was charged under. On
-// Redis a log would be forgotten too soon else.
+// What the store has charged itself is refunded under the limit that it was charged under.
+// Otherwise, Redis would forget a log too soon.
 func TestRefundKeepsToTheStrictLimit(t *testing.T) {
 	mini := redistest.Mini(t)
 	s, err := redisstore.New(mini.Client(t), redisstore.WithTimeout(time.Minute)) // on a busy machine, too
@@ -119,7 +119,7 @@ func TestRefundKeepsToTheStrictLimit(t *testing.T) {
 	closeLease(t, d)
 }
 
-// Of one process's Results another one gives back by the store.
+// A process can refund the Results of another process through the store.
 func TestRefundByAnotherProcess(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
 		p.refund(t, p.other, allowN(t, p.d, 3), 2)
@@ -151,7 +151,7 @@ func TestRefundOfTooMuch(t *testing.T) {
 	})
 }
 
-// Who was admitted last can give back after the next one was denied.
+// A caller can refund its admission after the next caller was denied.
 func TestRefundAfterADenial(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
 		last := allow(t, p.d)
@@ -290,7 +290,7 @@ func TestWaitAroundALease(t *testing.T) {
 }
 
 // Reset forgets what is held here. Another process spends its lease.
-func TestReset(t *testing.T) {
+func TestAResetForgetsWhatIsHeldHere(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
 		hold(t, p.other, 4)
 		held := p.other.Stats().Held
@@ -314,8 +314,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// What has happened is charged at once, for all to see. What is held stays held.
-func TestCharge(t *testing.T) {
+// A Charge is charged immediately and visible to all processes. Leases stay held.
+func TestAChargeIsSeenByAllAndLeavesWhatIsHeld(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
 		held := p.d.Stats().Held
 		left := remaining(t, p.plain)

@@ -42,8 +42,8 @@ func grow(t *testing.T, all *ratelimit.All, d *lease.Store) (charged int) {
 	return charged
 }
 
-// Who leaves while leases are fetched is charged nothing, and the leases are there for others. So
-// it is if the call fails or panics, where what was asked for may stay charged.
+// A caller that leaves while leases are fetched is charged nothing, and the leases are there for
+// others. The same holds if the call fails or panics, although what was requested may stay charged.
 func TestAnAllThatEndsWhileItsLeasesAreFetched(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestAnAllThatEndsWhileItsLeasesAreFetched(t *testing.T) {
 	})
 }
 
-// Who asks for one of the keys alone meanwhile is decided on by what comes.
+// A call for one of the keys alone, made in the meantime, is decided by the result.
 func TestACallForOneKeyDuringAnAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all, tight, _, d, s := two(t, "fixed_window")
@@ -162,8 +162,8 @@ func TestTheDenialAfterTheLastGrantOfAnAllIsKnown(t *testing.T) {
 	})
 }
 
-// What an All has spent of a lease goes back if another limit denies it, also when the lease was
-// closed meanwhile.
+// What an All has spent of a lease is refunded if another limit denies, even if the lease was
+// closed in the meantime.
 func TestCloseDuringAnAllThatIsDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all, _, wide, d, s := two(t, "sliding_log")
@@ -247,8 +247,8 @@ func (g gates) Decide(ctx context.Context, requests []store.Request, replies []s
 	return g.Store.Decide(ctx, requests, replies)
 }
 
-// The store decides whether a gate is open. What is held here does not tell that it was, after nothing was
-// charged.
+// The store decides whether a gate is open. Events held here do not show that it was, after nothing
+// was charged.
 func TestBehindAGateThatDeniesNothingIsAdmitted(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -276,7 +276,7 @@ func TestBehindAGateThatDeniesNothingIsAdmitted(t *testing.T) {
 	})
 }
 
-// said is what a Result says, but for who has decided.
+// said is the content of a Result, except for its Source.
 type said struct {
 	allowed                  bool
 	limit, remaining         int
@@ -291,7 +291,8 @@ func saysOf(r ratelimit.Result) []said {
 	return says
 }
 
-// What cannot be leased is told as by the store itself: of events, of looks, and of what another limit denies.
+// A limit that cannot be leased reports what the store itself would: about events, about looks, and
+// about what another limit denies.
 func TestSeveralLimitsWithoutALeaseAreToldWhatTheStoreSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := lease.New(memory(t), time.Second)
@@ -327,8 +328,8 @@ func TestSeveralLimitsWithoutALeaseAreToldWhatTheStoreSays(t *testing.T) {
 	})
 }
 
-// Who waits for a turn takes what is held, and else the turn that the store gives: to the microsecond, and
-// charged each time. Who does not wait has leases fetched as all others do.
+// A call that may wait takes events that are held, or otherwise the turn that the store gives, to
+// the microsecond, charged each time. A call that does not wait has leases fetched as usual.
 func TestTurnsAreGivenByTheStore(t *testing.T) {
 	for name, several := range map[string]bool{"alone": false, "in an All": true} {
 		t.Run(name, func(t *testing.T) {
@@ -404,8 +405,8 @@ func TestAKeyInUseIsNotForgotten(t *testing.T) {
 	}
 }
 
-// What other limits have said beside a denial is known for half of a life. It denies together with what
-// denies, and admits nothing.
+// What other limits have reported with a denial is known for half a TTL. It denies only together
+// with what denies, and admits nothing.
 func TestWhatIsKnownBesideADenialAdmitsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := onStopped(t, time.Second)

@@ -259,14 +259,14 @@ func (m *model) admit(at time.Duration) { m.admitted = append(m.admitted, at) }
 // tidy gives back what has lapsed.
 func (m *model) tidy(p *process, now time.Duration) {
 	for {
-		was := p.slot
+		was := p.lease
 		from, n := p.lapse(now)
 		if n == 0 {
 			return
 		}
 		if m.removed == returnedIsGone {
 			was.until = now + m.life
-			p.slot = was
+			p.lease = was
 		}
 		if at, ok := m.arrives(); ok {
 			m.at(at, func() {
@@ -541,9 +541,9 @@ func (s *steps) Pop() any {
 	return last
 }
 
-// TestMeter holds what judges the model to the definition: the most of n - x·rate/period, over
+// TestTheMeterFindsTheLargestExcess holds what judges the model to the definition: the most of n - x·rate/period, over
 // all intervals that begin and end with an event, where n is their number and x the length.
-func TestMeter(t *testing.T) {
+func TestTheMeterFindsTheLargestExcess(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 1_000 {
 		times := make([]time.Duration, 1+random.IntN(40))
@@ -657,7 +657,7 @@ func TestLeasesKeepTheirBounds(t *testing.T) {
 		}
 		t.Logf("%s: %d schedules from seed %d; the largest parts of the bounds are %v", c.name, c.n, *firstSeed, largest)
 		for algorithm, part := range largest {
-			if n >= 1_000 {
+			if n >= 10_000 { // fewer may miss it by chance
 				require.GreaterOrEqual(t, part, tight[algorithm], "%s: the model is too tame", algorithm)
 			}
 		}

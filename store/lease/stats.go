@@ -2,26 +2,26 @@ package lease
 
 import "sync/atomic"
 
-// counts are what [Stats] are made of. A call of the store is counted in one of asked, unleased
-// and lost, so that none of them falls.
+// counts are the counters for [Stats]. Each call to the store is counted in one of asked, unleased
+// and lost, so that none of them decreases.
 type counts struct {
 	local, asked, unleased, lost, granted, lapsed, givenBack, overdrawn atomic.Int64
 }
 
-// Stats are totals since New, but for Keys and Held.
+// Stats are totals since New, except for Keys and Held.
 type Stats struct {
-	Keys, Held int   // keys with a lease or a denial, and events that are held now
+	Keys, Held int   // keys with a lease or a denial, and events that are currently held
 	Local      int64 // decisions without the store
-	Asked      int64 // calls of the store for events
-	Granted    int64 // events that it has charged for leases
-	Lapsed     int64 // of these, not used in time
-	GivenBack  int64 // of these, given back: the others are charged until they leave the limit
+	Asked      int64 // calls to the store for events
+	Granted    int64 // events that the store has charged for leases
+	Lapsed     int64 // of Granted, not used in time
+	GivenBack  int64 // of Lapsed, refunded; the others stay charged until they leave the limit
 	Unleased   int64 // of Asked, for keys that cannot be leased: few events, a long key, or WithMaxKeys
-	Lost       int64 // of Asked, without an answer, whose events may be charged
-	Overdrawn  int64 // events admitted before the store knew
+	Lost       int64 // of Asked, without an answer; their events may be charged
+	Overdrawn  int64 // events admitted before the store had charged them
 }
 
-// Stats returns what has happened up to now.
+// Stats returns the current counts.
 func (d *Store) Stats() Stats {
 	c := &d.stats
 	s := Stats{

@@ -17,14 +17,14 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	if l.Before() > 1 {
 		return d.takeOne(ctx, store.Request{Namespace: ns, Key: key, Limit: l, N: n}, nil)
 	}
-	l = l.TurnBefore(0) // events of a bucket have their turn now if they are there
+	l = l.TurnBefore(0) // events of a bucket that are held are due now
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	e := d.entry(s, id, ns, key, l)
 	if e == nil {
 		s.mu.Unlock()
 		asked := &d.stats.unleased
-		if d.closed.Load() { // then no key can have a lease
+		if d.closed.Load() { // if it is closed, no key can have a lease
 			asked = &d.stats.asked
 		}
 		return d.ask(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life), n, asked)
@@ -40,7 +40,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	}
 	ls := e.limits
 	switch {
-	case n > 1: // by the store alone: exact, and what is held stays held
+	case n > 1: // only by the store, which is exact; events that are held stay held
 		s.mu.Unlock()
 		return d.ask(ctx, e.ns, e.key, ls, n, &d.stats.asked)
 	case now < e.denied:
@@ -56,7 +56,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return d.takeOne(ctx, store.Request{Namespace: e.ns, Key: e.key, Limit: l, N: n}, &lack{limits: ls, shard: s, entry: e})
 }
 
-// takeOne decides on r, which lacks all that it asks for if l is not nil.
+// takeOne decides on r. If l is not nil, none of the events of r are held.
 func (d *Store) takeOne(ctx context.Context, r store.Request, l *lack) (store.Reply, error) {
 	requests, replies := [1]store.Request{r}, [1]store.Reply{}
 	if l == nil {
@@ -68,20 +68,20 @@ func (d *Store) takeOne(ctx context.Context, r store.Request, l *lack) (store.Re
 	return replies[0], err
 }
 
-// lack is one of several requests, of which not all events are held.
+// lack is one of several requests for which not all events are held.
 type lack struct {
-	request store.Request // as it was asked for
+	request store.Request // as the caller asked
 	limits  *limits
-	at      int  // its place among the requests
-	known   bool // there is a reply without the store
+	at      int  // its index among the requests
+	known   bool // whether the reply is known without the store
 
 	shard *shard
-	entry *entry // nil if it cannot have a lease
+	entry *entry // nil if the key cannot have a lease
 }
 
-// Decide admits what is held. If that is not all, the store decides on the rest, on all of it or
-// none, and gives leases of it in the same call. Looks are answered as those alone, but for gates: what
-// is held here opens none, since the store decides on all.
+// Decide admits events that are held. If some are not, the store decides on these, all or none, and
+// grants leases of them in the same call. Looks are answered as if they were alone, except for
+// gates, because events held here must not open a gate if the store decides on all.
 func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	if store.Alternatives(requests) {
 		return store.InTurn(ctx, requests, replies, d.Decide)
@@ -102,13 +102,14 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return d.takeLacking(ctx, requests, replies, d.decideHere(requests, replies))
 }
 
-// takeLacking asks the store for what is lacking. What was spent of the rest goes back if that is denied.
+// takeLacking asks the store for what is lacking. If that is denied, the events spent for the rest
+// are taken back.
 func (d *Store) takeLacking(ctx context.Context, requests []store.Request, replies []store.Reply, lacks []lack) (err error) {
 	if len(lacks) == 0 {
 		return nil
 	}
 	all := false
-	defer func() { // also if the store panics
+	defer func() { // even if the store panics
 		if !all {
 			d.putBack(requests, replies, lacks)
 		}
@@ -121,13 +122,13 @@ func (d *Store) takeLacking(ctx context.Context, requests []store.Request, repli
 	return err
 }
 
-// alone reports whether l is asked for by one call alone.
+// alone reports whether l must be asked for in a call of its own.
 func (l lack) alone() bool {
 	return l.entry == nil || !l.request.Votes() || l.request.N > batch.MostEvents
 }
 
-// decideHere decides on requests by what is held and known, if it can. If not, it returns what is to be
-// asked for, and has spent what is held of the rest.
+// decideHere decides on requests by what is held and known, if it can. Otherwise, it returns what
+// to ask for, and has spent the events that are held for the rest.
 func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (lacks []lack) {
 	for i := range requests {
 		if l, held := d.spendFor(&requests[i], &replies[i]); !held {
@@ -150,14 +151,14 @@ func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (lac
 	return lacks
 }
 
-// spendFor spends the events of r, if they are held. If not, but if it is known what the store
-// would say, that is reply.
+// spendFor spends the events of r if they are held. If they are not, but the store's answer is
+// known, it sets reply.
 func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held bool) {
 	own := r.Limit.TurnBefore(0)
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo          // or else events of a bucket have their turn if they are there
+	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo          // otherwise events of a bucket are due if they are held
 	if r.Looks() || r.Reserved > 0 || leaseless && s.keys[id] == nil { // only the store knows what remains
 		return l, false
 	}
@@ -208,7 +209,7 @@ func (d *Store) lendFor(l *lack, reply *store.Reply) (lent bool) {
 	return lent
 }
 
-// lend is the admission of an event that e has borrowed.
+// lend returns the admission of an event that e has borrowed.
 func (d *Store) lend(s *shard, e *entry) store.Reply {
 	d.stats.overdrawn.Add(1)
 	if e.settle(&d.terms) {
@@ -217,7 +218,7 @@ func (d *Store) lend(s *shard, e *entry) store.Reply {
 	return store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
 }
 
-// denyAll reports whether all replies are known, and one denies.
+// denyAll reports whether all replies are known and one of them denies.
 func denyAll(lacks []lack, replies []store.Reply) bool {
 	denied := false
 	for i := range lacks {
@@ -230,7 +231,7 @@ func denyAll(lacks []lack, replies []store.Reply) bool {
 	return denied
 }
 
-// putBack takes back what was spent for requests, but for lacks.
+// putBack takes back what was spent for requests, except for lacks.
 func (d *Store) putBack(requests []store.Request, replies []store.Reply, lacks []lack) {
 	for i := range requests {
 		if len(lacks) > 0 && lacks[0].at == i {
@@ -243,7 +244,7 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, lacks [
 
 // takeAlone asks the store for what one call lacks.
 func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
-	if len(lacks) > 1 || lacks[0].request.Op != store.OpLook { // for events
+	if len(lacks) > 1 || lacks[0].request.Op != store.OpLook { // the call is for events
 		d.stats.asked.Add(1)
 	}
 	requests, told := make([]store.Request, len(lacks)), make([]store.Reply, len(lacks))
@@ -273,21 +274,21 @@ func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Rep
 	return all, nil
 }
 
-// shardOf is where key is, and its hash.
+// shardOf returns the shard of key, and the key's hash.
 func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) {
 	id := d.seeds.In(ns, key)
 	return &d.shards[id.Lo%shards], id
 }
 
-// ask asks the store, and counts that.
+// ask asks the store, and counts the call.
 func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64, asked *atomic.Int64) (store.Reply, error) {
 	asked.Add(1)
 	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
 	return ls.told(r, n, n), err
 }
 
-// entry is that of key, a new one if need be, under the limit l. It is nil if the key cannot be
-// leased, there are too many, or the lease is closed.
+// entry returns the entry of key under the limit l, and makes it if needed. It returns nil if the
+// key cannot be leased, if there are too many keys, or if the store is closed.
 func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string, l store.Limit) *entry {
 	e := s.keys[id]
 	switch {
@@ -318,33 +319,34 @@ func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string
 	return e
 }
 
-// change gives back all that is held under another limit than ls.
+// change releases everything that is held under a limit other than ls.
 func (d *Store) change(e *entry, ls *limits) {
 	d.giveUp(e)
-	e.limits, e.denied, e.last = ls, 0, nil // full stays: limits that take turns would lend each time
+	e.limits, e.denied, e.last = ls, 0, nil // full stays, because otherwise limits that alternate would lend each time
 }
 
-// spend admits n events of what is held of e, and returns of which grant. It is nil if they are not there.
-func (d *Store) spend(e *entry, now time.Duration, n int64) *slot[*grant] {
+// spend admits n events of what is held of e, and returns the grant they belong to, or nil if there
+// are not enough.
+func (d *Store) spend(e *entry, now time.Duration, n int64) *lease[*grant] {
 	e.used = now
 	d.tidy(e, now)
 	return e.spend(now, int(n))
 }
 
-// tidy gives back what has lapsed.
+// tidy releases what has lapsed.
 func (d *Store) tidy(e *entry, now time.Duration) {
 	for g, unspent := e.lapse(now); unspent > 0; g, unspent = e.lapse(now) {
 		d.giveBack(e, g, unspent)
 	}
 }
 
-// admit is the admission of n events that were spent of a grant.
-func (d *Store) admit(held *slot[*grant], n int64) store.Reply {
+// admit returns the admission of n events that were spent from a grant.
+func (d *Store) admit(held *lease[*grant], n int64) store.Reply {
 	d.stats.local.Add(1)
 	return held.grant.admit(store.AdmittedByLease, held.left, n)
 }
 
-// deny is the denial that is known.
+// deny returns the denial that is known.
 func (d *Store) deny(e *entry, now time.Duration) store.Reply {
 	d.stats.local.Add(1)
 	r := e.last.reply

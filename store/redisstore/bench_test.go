@@ -40,7 +40,7 @@ func BenchmarkTake(b *testing.B) {
 		{"PING", func() error { return client.Ping(context.Background()).Err() }},
 		{"Client", take(client)},
 		{"AutoPipeliner", take(async)},
-		{"Ring", take(ring)}, // a goroutine per call
+		{"Ring", take(ring)},
 	} {
 		b.Run(bench.name+"/1 caller", func(b *testing.B) {
 			b.ReportAllocs()

@@ -54,6 +54,18 @@ func (c *call) asks(d *call) bool {
 	return true
 }
 
+// meets reports whether c and d have a key in common.
+func (c *call) meets(d *call) bool {
+	for i := range c.size() {
+		for j := range d.size() {
+			if c.request(i).key == d.request(j).key {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // request is a decision on a key, with its arguments as in scripts/groups.lua.
 type request struct {
 	rule   *store.Rule
@@ -129,7 +141,7 @@ func renews(ns *store.Namespace, l store.Limit) bool { return ns.Rule.Held && l.
 // attempt is what a command for one key needs, in one allocation.
 type attempt struct {
 	writing carrier.Writing
-	waits   waves.Patient // the context that it is sent with, if its own has no end
+	waits   waves.EarlyDone // the context that it is sent with, if its own has no end
 	op      operation
 	args    [10]any
 }

@@ -23,7 +23,7 @@ func TestThePatienceOfAWaveEndsWithinAQuarterAndASixtyFourthOfTheTimeout(t *test
 		for _, timeout := range []time.Duration{time.Microsecond, time.Millisecond, 50 * time.Millisecond, time.Minute} {
 			var a attempt
 			var over time.Time
-			process := direct(client(func(ctx context.Context, _ redis.Cmder) error {
+			process := inline(client(func(ctx context.Context, _ redis.Cmder) error {
 				<-ctx.Done()
 				over = time.Now()
 				return ctx.Err()

@@ -58,25 +58,6 @@ func ExampleNew() {
 	}
 }
 
-// Call Check at the start of a service, for its log. No finding is a reason not to start.
-func ExampleStore_Check() {
-	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
-	defer func() { _ = client.Close() }()
-	shared, err := redisstore.New(client)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	findings, err := shared.Check(ctx)
-	for _, finding := range findings {
-		log.Print("rate limits: ", finding)
-	}
-	if err != nil {
-		log.Print("rate limits: not all servers could be checked: ", err)
-	}
-}
-
 // Call Ready at the start of a service whose Redis is some milliseconds away, after its
 // limiters are made. Then the first requests need not wait for connections.
 func ExampleStore_Ready() {

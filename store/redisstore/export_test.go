@@ -56,17 +56,11 @@ return replies`, "LUA", lua, 1)
 // RedisKey is the Redis key of key's state.
 func (s *Store) RedisKey(ns *store.Namespace, key string) string { return s.key(ns, key) }
 
-// CheckVersion is what Check says of a server whose INFO is this.
-func CheckVersion(info string) []string { return checkVersion(parseInfo(info)) }
-
-// Settings is what Check says of the client.
-func (s *Store) Settings() []string { return s.link.settings() }
-
-// TakeEach makes claims of one rule in one script. again tells which of those that failed
+// TakeEach makes requests of one rule in one script. again tells which of those that failed
 // would be tried again.
-func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []error, again []bool) {
-	b := s.Batch(claims[0].Namespace)
-	for _, c := range claims {
+func (s *Store) TakeEach(requests []store.Request) (replies []store.Reply, errs []error, again []bool) {
+	b := s.Batch(requests[0].Namespace)
+	for _, c := range requests {
 		b.Take(c.Key, c.Limit, c.N)
 	}
 	return b.Make()
@@ -101,17 +95,17 @@ func (b *Batch) All(requests []store.Request) { b.calls = append(b.calls, b.s.gr
 // Make makes the calls, in one script. It returns the replies of all requests, and of each call the error, and whether
 // it would be tried again.
 func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
-	v := b.s.link.plain
-	ctx, cancel := context.WithTimeout(context.Background(), lasting)
+	v := b.s.link.whole
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	g := group{calls: b.calls, op: operation{writing: new(carrier.Writing)}}
+	g := bundle{calls: b.calls, op: operation{writing: new(carrier.Writing)}}
 	for _, c := range b.calls {
 		if c.script, _ = b.s.scriptOf(c); c.script != b.calls[0].script {
 			panic("calls of different rules have no script in common")
 		}
 		g.requests += c.size()
 	}
-	_, _ = v.exec(ctx, []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
+	_, _ = v.exec(ctx, []bundle{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
 		reply := make([]store.Reply, c.size())
 		err, f := c.err, new(fault)
@@ -128,7 +122,7 @@ func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 }
 
 // of is what the carrier of the client's only server knows.
-func (s *Store) of() carrier.Stats { return s.link.plain.Stats() }
+func (s *Store) of() carrier.Stats { return s.link.whole.Stats() }
 
 // Waiting is how many calls wait for a connection.
 func (s *Store) Waiting() int { return s.of().Waiting }
@@ -144,18 +138,15 @@ func (s *Store) Late() int { return s.of().Late }
 
 // Fill has as many calls inside as there may be.
 func (s *Store) Fill() {
-	for b := s.link.plain.Begin(context.Background()); s.link.plain.Admit(&b) == nil; {
+	for b := s.link.whole.Begin(context.Background()); s.link.whole.Admit(&b) == nil; {
 	}
 }
 
 // Warmed has the store count on so many connections, and on trips that take so long.
-func (s *Store) Warmed(conns int, trip time.Duration) { s.link.plain.Warmed(conns, trip) }
+func (s *Store) Warmed(conns int, trip time.Duration) { s.link.whole.Warmed(conns, trip) }
 
 // Servers is how many servers of a cluster or a ring are known.
 func (s *Store) Servers() (n int) {
 	s.link.each(func(*server) { n++ })
 	return n - 1
 }
-
-// CheckTrip is what Check says of a round trip and a timeout.
-func CheckTrip(trip, timeout time.Duration) []string { return tripFindings(trip, timeout) }

@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -428,32 +427,4 @@ func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
 		l.report("killed for 0.7 s, " + name)
 		require.Positive(t, l.count("unavailable")+l.count("timeout"), "the fault bites")
 	}
-}
-
-// An evicting server forgets what keys have spent, and Check warns of it.
-func TestEvictionResetsLimits(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
-	client := server.Client(t)
-	s := newStore(t, client)
-	list, err := s.Check(t.Context())
-	require.NoError(t, err)
-	require.Contains(t, strings.Join(list, "\n"), "maxmemory-policy is allkeys-lru")
-
-	l, err := ratelimit.NewTokenBucket(s, ratelimit.PerDay(1))
-	require.NoError(t, err)
-	allow := func() bool {
-		r, err := l.Allow(t.Context(), "user")
-		require.NoError(t, err, "no OOM")
-		return r.Allowed
-	}
-	require.True(t, allow())
-	require.False(t, allow())
-	key := client.Keys(t.Context(), "*user*").Val()[0]
-	written := 0
-	for ; client.Exists(t.Context(), key).Val() == 1 && written < 100_000; written++ {
-		require.NoError(t, client.Set(t.Context(), fmt.Sprint("filler", written), make([]byte, 1000), 0).Err())
-	}
-	require.True(t, allow(), "the fault bites: the second event of the day")
-	t.Logf("the limit was forgotten when %d kB had passed through 4 MB", written)
 }

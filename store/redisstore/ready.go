@@ -1,29 +1,23 @@
 package redisstore
 
+// Ready, which makes connections ahead, and commands that are no decisions.
+
 import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimit-go/ratelimit/internal/redisview"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// Prepare implements [store.Store].
-func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
-	if s.link == nil {
-		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
-	}
-	if rule.Script != nil {
-		s.scripts.with(rule)
-	}
-	return nil
-}
+// readyTimeout is the time of a Ready, if its context has no nearer deadline.
+const readyTimeout = 5 * time.Second
 
 // Ready makes the connections that many callers at once will use, up to 16 to each
 // server. It also has each server load the scripts of the limiters made so far. Call it
@@ -39,25 +33,23 @@ func (s *Store) Ready(ctx context.Context) error {
 	if s.link == nil {
 		return errNotMade
 	}
-	limited, cancel := context.WithTimeout(ctx, checkTimeout)
+	limited, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	errs := s.warmAll(limited)
-	err := errors.Join(errs...)
+	err, class := s.warmAll(limited), store.ErrUnavailable
 	if err == nil {
 		return nil
 	}
 	if ended := (carrier.Budget{Context: ctx}).Over(); ended != nil {
 		return ended
 	}
-	class := store.ErrUnavailable
-	if slices.ContainsFunc(errs, rejected) {
+	if rejected(err) {
 		class = store.ErrStore
 	}
 	return fmt.Errorf("%w: %v", class, err) //nolint:errorlint // no context error may show
 }
 
 // warmAll is [Store.warm] of each client, for one caller at a time.
-func (s *Store) warmAll(ctx context.Context) []error {
+func (s *Store) warmAll(ctx context.Context) error {
 	select {
 	case s.link.turn <- struct{}{}:
 		defer func() { <-s.link.turn }()
@@ -65,7 +57,7 @@ func (s *Store) warmAll(ctx context.Context) []error {
 	}
 	clients, err := s.link.clients(ctx)
 	if len(clients) == 0 && err == nil { // they are not known, or all shards of a ring are down
-		if _, err = s.link.unknown().ask(ctx, "time"); answeredBy(err) && !rejected(err) {
+		if _, err = s.link.command(ctx, nil, "time"); answeredBy(err) && !rejected(err) {
 			err = nil
 		}
 	}
@@ -75,7 +67,7 @@ func (s *Store) warmAll(ctx context.Context) []error {
 		warm.Go(func() { errs[i] = s.warm(ctx, c) })
 	}
 	warm.Wait()
-	return append(errs, err)
+	return errors.Join(append(errs, err)...)
 }
 
 // warm makes connections of c and loads the scripts on the first of them. It makes them
@@ -83,7 +75,7 @@ func (s *Store) warmAll(ctx context.Context) []error {
 // [server.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	v := s.link.of(c)
-	c = deadlines(c, checkTimeout)
+	c = deadlines(c, readyTimeout)
 	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) || rejected(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
@@ -124,7 +116,9 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 }
 
 // rejected reports whether err is the answer of a server that lets this client do nothing.
-func rejected(err error) bool { return unauthenticated(err) || redis.HasErrorPrefix(err, "DENIED") }
+func rejected(err error) bool {
+	return redisview.Unauthenticated(err) || redis.HasErrorPrefix(err, "DENIED")
+}
 
 // load loads the scripts that are known by now.
 func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
@@ -136,4 +130,15 @@ func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
 		err = cmds[n-1].Err() // if a connection breaks, all the following commands fail too
 	}
 	return err
+}
+
+// command runs a command that is no decision on the server of c, or on one that the client itself chooses if c is nil.
+func (l *link) command(ctx context.Context, c *redis.Client, args ...any) (any, error) {
+	cmd, b, a := command{redis.NewCmd(ctx, args...)}, carrier.Budget{Context: ctx}, new(attempt)
+	b.End, _ = ctx.Deadline()
+	a.writing.Begin() // so that the call waits for its answer
+	if err := l.of(c).process(b, cmd, a); err != nil {
+		return nil, err
+	}
+	return cmd.Val(), nil
 }

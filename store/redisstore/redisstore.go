@@ -22,7 +22,7 @@
 //
 // # Clients
 //
-// Set ContextTimeoutEnabled in the client's options. [Store.Check] finds this and most other
+// Set ContextTimeoutEnabled in the client's options. Package redischeck finds this and most other
 // settings. [New] adds a hook to the client: before a connection over TLS is written to, it
 // checks whether the server has closed it. Make the store before you use the client.
 //
@@ -38,7 +38,7 @@
 //	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
 //
 // [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring +ping.
-// [Store.Check] also uses +info and +config|get if allowed.
+// Package redischeck also uses +info and +config|get if allowed.
 //
 // [The guide for operators]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/redis.md
 package redisstore
@@ -53,6 +53,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/redisview"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
@@ -66,8 +67,6 @@ const (
 	// layout is the version of what the scripts store. It is part of every key, so two
 	// versions of this library never read each other's state.
 	layout = "2"
-
-	maxPlainKey = 128 // bytes; longer user keys are hashed
 
 	// maxTime is how far from 1970 the clock may be, in µs: 231 years. Lua's integers are
 	// exact to 285, and states lie some years ahead.
@@ -85,6 +84,7 @@ const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) en
 // limits of one user share a slot ([WithHashTags] has other tags). User keys with braces, or longer than 128 bytes,
 // appear as a SHA-256, so no user key can set the tag of another.
 type Store struct {
+	shown
 	link    *link
 	prefix  string // up to the name of the rule
 	timeout time.Duration
@@ -98,6 +98,9 @@ type Store struct {
 
 	jitter func(most time.Duration) time.Duration // in place of that of carriers; nil if they take their own
 }
+
+// shown is for package redischeck.
+type shown = redisview.Shown
 
 // Option is an optional setting of [New].
 type Option func(*Store) error
@@ -151,7 +154,7 @@ func WithClock(now func() time.Time) Option {
 }
 
 // New returns a store that uses client. It does not wait for a server: one that is unreachable shows in
-// the first call, or in [Store.Check]. It adds a hook to the client, and closes idle
+// the first call, or in [Store.Ready]. It adds a hook to the client, and closes idle
 // connections over TLS that were made before. A nil client is [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
@@ -169,10 +172,14 @@ func New(client Client, opts ...Option) (*Store, error) {
 	if err := s.checkTags(client); err != nil {
 		return nil, err
 	}
+	prefix := s.prefix
 	s.prefix += ":" + layout + ":"
 	s.holder = sync.OnceValue(func() string { return holder(s.label) })
 	watch(client)
 	s.link = newLink(s, client)
+	s.shown = redisview.Show(redisview.View{
+		Client: client, Prefix: prefix, Keys: s.prefix, Clock: s.clock, Servers: s.link.clients, Owner: s.link.owner, Ask: s.link.command,
+	})
 	return s, nil
 }
 
@@ -181,22 +188,12 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	in := s.where(ns, key)
-	b, v, err := s.admit(ctx, renews(ns, l), in)
-	if err != nil {
-		return store.Reply{}, err
-	}
-	return s.call(b, v, in, ns, key, within("take", l), l, n)
+	return s.one(ctx, renews(ns, l), ns, key, within("take", l), l, n)
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	in := s.where(ns, key)
-	b, v, err := s.admit(ctx, true, in)
-	if err != nil {
-		return err
-	}
-	_, err = s.call(b, v, in, ns, key, refund(c), l, c.N)
+	_, err := s.one(ctx, true, ns, key, refund(c), l, c.N)
 	return err
 }
 
@@ -204,7 +201,7 @@ func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 // caller's time, and of slots with who holds them.
 func (s *Store) period(r *request) any {
 	if r.rule.Held {
-		return heldPeriod(r.limit, s.holder())
+		return periodOfHolder(r.limit, s.holder())
 	}
 	c := r.limit.Calendar()
 	if c == nil {
@@ -231,33 +228,29 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Bud
 	if s.link == nil {
 		return b, nil, errNotMade
 	}
-	b = s.link.plain.Begin(ctx)
+	b = s.link.whole.Begin(ctx)
 	b.Ahead = ahead
 	if err = b.Err(); err != nil {
 		return b, nil, err
 	}
 	if v, _ = s.link.server(b, in); v == nil { // then the call's attempts look for it
-		return b, nil, s.link.plain.Admit(&b)
+		return b, nil, s.link.whole.Admit(&b)
 	}
 	return b, v, v.Admit(&b)
 }
 
-// where is the key in Redis if the client has several servers, or else "": the key is then not needed
-// to admit a call.
-func (s *Store) where(ns *store.Namespace, key string) string {
-	if s.link == nil || s.link.many == nil {
-		return ""
+// one admits an operation on a key, ahead of others or not, and runs it.
+func (s *Store) one(ctx context.Context, ahead bool, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
+	in := s.where(ns, key)
+	b, v, err := s.admit(ctx, ahead, in)
+	if err != nil {
+		return store.Reply{}, err
 	}
-	return s.key(ns, key)
-}
-
-// call runs an operation on key, whose where is in, and leaves.
-func (s *Store) call(b carrier.Budget, v *server, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
 	defer b.Leave()
 	var c call
 	var reply [1]store.Reply
 	s.ask(&c.first, in, ns, key, op, l, n)
-	err := s.decide(b, v, &c, reply[:])
+	err = s.decide(b, v, &c, reply[:])
 	return reply[0], err
 }
 
@@ -281,6 +274,17 @@ func (s *Store) decide(b carrier.Budget, v *server, c *call, replies []store.Rep
 	return s.run(b, v, c, replies)
 }
 
+// Prepare implements [store.Store].
+func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
+	if s.link == nil {
+		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
+	}
+	if rule.Script != nil {
+		s.scripts.with(rule)
+	}
+	return nil
+}
+
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
 	b, v, err := s.admit(ctx, false, s.where(ns, key))
@@ -300,14 +304,6 @@ func (s *Store) resetOf(key string) *call {
 // noRule is that of a Reset.
 var noRule = new(store.Rule)
 
-// key returns the Redis key of key's state. Different user keys have different ones.
-func (s *Store) key(ns *store.Namespace, key string) string {
-	if s.tags != nil || len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
-		return s.prefix + ns.Rule.Name + ":" + ns.Name + ":" + s.tail(key)
-	}
-	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
-}
-
 var errReading = errors.New("outside 1740 to 2199, where Lua can count µs")
 
 // now reads the caller's clock, in Unix µs.
@@ -317,4 +313,28 @@ func (s *Store) now() (int64, error) {
 		return us, nil
 	}
 	return 0, fmt.Errorf("the clock reads %v: %w", t, errReading)
+}
+
+// Stats is what a [Store] knows of its calls, to all servers. The counts only grow.
+type Stats struct {
+	UnderWay   int64         // calls that have not returned
+	Overloaded int64         // calls that ended with [store.ErrOverloaded], and were not sent
+	TooShort   int64         // calls that had less time than a round trip, and were not sent
+	RoundTrip  time.Duration // the shortest of late, to the farthest server; 0: not known
+}
+
+// Stats returns what is known up to now.
+func (s *Store) Stats() Stats {
+	if s.link == nil {
+		return Stats{}
+	}
+	st := Stats{Overloaded: s.link.overloaded.Load(), TooShort: s.link.tooShort.Load()}
+	s.link.each(func(v *server) {
+		of := v.Stats()
+		st.UnderWay += of.UnderWay
+		st.Overloaded += of.Overloaded
+		st.TooShort += of.TooShort
+		st.RoundTrip = max(st.RoundTrip, of.RoundTrip)
+	})
+	return st
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -63,6 +64,64 @@ func used(t testing.TB, s store.Store, key string) int64 {
 	r, err := store.Peek(t.Context(), s, space, key, limit, 1)
 	require.NoError(t, err)
 	return r.X
+}
+
+var algorithms = ratelimit.PerSecond(1).Algorithms()
+
+// spy learns the namespace of a limiter.
+type spy struct {
+	store.Store
+	space *store.Namespace
+}
+
+func (*spy) Prepare(*store.Rule, store.Limit, bool) error { return nil }
+
+func (s *spy) Take(_ context.Context, ns *store.Namespace, _ string, _ store.Limit, _ int64) (store.Reply, error) {
+	s.space = ns
+	return store.Reply{}, store.ErrStore
+}
+
+func spaceOf(t testing.TB, algorithm string) *store.Namespace {
+	t.Helper()
+	s := new(spy)
+	lim, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(1))
+	require.NoError(t, err)
+	_, err = lim.Allow(t.Context(), "k")
+	require.ErrorIs(t, err, store.ErrStore)
+	return s.space
+}
+
+// minute is n events a minute, as a store.Limit.
+func minute(n int64) store.Limit { return store.Limit{Rate: n, Period: 60_000_000, Burst: n} }
+
+// hour is n events an hour: a state of one does not expire while a busy server pauses.
+func hour(n int64) store.Limit { return store.Limit{Rate: n, Period: 3_600_000_000, Burst: n} }
+
+// year is n events a year: none comes back while a test runs.
+func year(n int64) store.Limit {
+	return store.Limit{Rate: n, Period: 365 * 24 * 3600 * 1_000_000, Burst: n}
+}
+
+// servers returns the servers on which scripts must do the same.
+func servers(t *testing.T) map[string]*redis.Client {
+	return map[string]*redis.Client{"redis": redistest.Shared(t).Client(t), "miniredis": redistest.Mini(t).Client(t)}
+}
+
+// charged is how many events key has been charged, as the server sees it.
+func charged(t *testing.T, server *redistest.Server, ns *store.Namespace, key string) int64 {
+	t.Helper()
+	return missing(t, newStore(t, server.Client(t)), ns, key, year(100))
+}
+
+// missing is how many tokens are missing, or not whole yet.
+func missing(t *testing.T, s *redisstore.Store, ns *store.Namespace, key string, l store.Limit) int64 {
+	t.Helper()
+	r, err := store.Peek(t.Context(), s, ns, key, l, 1)
+	require.NoError(t, err)
+	if r.Z > 0 {
+		return r.Y + 1
+	}
+	return r.Y
 }
 
 func TestScriptGetsWhatTheContractSays(t *testing.T) {
@@ -273,4 +332,99 @@ func TestAClockThatLuaCannotCountIsAnError(t *testing.T) {
 		require.NotErrorIs(t, err, store.ErrUnavailable)
 		require.ErrorContains(t, s.Refund(t.Context(), space, "k", limit, store.Receipt{N: 1}), "ratelimit: store failed: the clock reads")
 	}
+}
+
+// FuzzRedisKey checks that equal bytes, and only they, have equal keys. The hash tag is
+// between the first pair of braces, and depends on the user's key alone.
+func FuzzRedisKey(f *testing.F) {
+	long := strings.Repeat("k", 129)
+	f.Add("a", "b", "a:b", "c")
+	f.Add("1000:=n", "1000:=n", "{x}", "#"+hexSHA256("{x}"))
+	f.Add("1000:=n:{=a", "1000:=n", "a}", "a")
+	f.Add("n", "n", long, "="+long)
+	f.Add("", "", "}{", "\xff\x00")
+	s, err := redisstore.New(redis.NewClient(&redis.Options{})) // which is never used
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, name1, name2, key1, key2 string) {
+		if strings.ContainsAny(name1+name2, "{}") {
+			t.Skip("the root package refuses such names")
+		}
+		one := store.NewNamespace(&store.Rule{Name: "rule"}, name1)
+		two := store.NewNamespace(&store.Rule{Name: "rule"}, name2)
+		require.Equal(t, name1 == name2 && key1 == key2, s.RedisKey(one, key1) == s.RedisKey(two, key2))
+		require.Equal(t, tag(s.RedisKey(one, key1)), tag(s.RedisKey(two, key1)))
+		require.Equal(t, key1 == key2, tag(s.RedisKey(one, key1)) == tag(s.RedisKey(one, key2)))
+	})
+}
+
+// tag is the part of key that Redis Cluster hashes.
+func tag(key string) string {
+	_, rest, _ := strings.Cut(key, "{")
+	inner, _, _ := strings.Cut(rest, "}")
+	return inner
+}
+
+func TestAStoreThatNewHasNotMadeAnswersErrors(t *testing.T) {
+	s, ctx := new(redisstore.Store), t.Context()
+	ask := func(n string, err error) {
+		require.ErrorIs(t, err, store.ErrStore, n)
+		require.ErrorContains(t, err, "not made by New", n)
+	}
+	_, err := s.Take(ctx, space, "k", limit, 1)
+	ask("Take", err)
+	_, err = store.TakeUpTo(ctx, s, space, "k", limit, 1)
+	ask("TakeUpTo", err)
+	_, err = store.Overdraw(ctx, s, space, "k", limit, 1, 1)
+	ask("Force", err)
+	_, err = store.Peek(ctx, s, space, "k", limit, 1)
+	ask("Peek", err)
+	ask("Refund", s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}))
+	ask("Reset", s.Reset(ctx, space, "k"))
+	ask("TakeAll", s.Decide(ctx, []store.Request{{Namespace: space, Key: "k", Limit: limit, N: 1}}, make([]store.Reply, 1)))
+	ask("TakeAll of none", s.Decide(ctx, nil, nil))
+	ask("Ready", s.Ready(ctx))
+	for _, held := range []bool{false, true} {
+		err = s.Prepare(&store.Rule{Name: "rule", Held: held}, limit, true)
+		require.ErrorIs(t, err, store.ErrInvalidOption, "a limiter that can never work")
+		require.ErrorContains(t, err, "not made by New")
+	}
+	require.True(t, s.Together("a", "a"))
+	require.False(t, s.Together("a", "b"))
+}
+
+// A pause of 100 ms is shorter than the default timeout: a server that forks, or a process
+// whose goroutines wait for a processor, costs no call.
+func TestAShortPauseOfTheServerCostsNoCall(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := server.Client(t)
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	require.NoError(t, s.Ready(t.Context()))
+	served := func() bool {
+		require.NoError(t, client.Do(t.Context(), "client", "pause", 100, "all").Err())
+		_, err := s.Take(context.Background(), space, "k", limit, 1)
+		return err == nil
+	}
+	require.Eventually(t, served, 10*time.Second, time.Millisecond) // a busy machine may pause too
+}
+
+// The nearer of the store's timeout and the caller's deadline ends a call. A fallback counts
+// only the store's as a failure, so a late deadline does not put that off.
+func TestTheNearerOfTimeoutAndDeadlineEndsACall(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, err := redisstore.New(server.Client(t))
+	require.NoError(t, err)
+	require.NoError(t, s.Ready(t.Context()))
+	server.Freeze()
+	defer server.Thaw()
+	take := func(deadline time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), deadline)
+		defer cancel()
+		_, err := s.Take(ctx, space, "k", limit, 1)
+		return err
+	}
+	require.ErrorIs(t, take(time.Hour), store.ErrTimeout)
+	require.Equal(t, context.DeadlineExceeded, take(20*time.Millisecond))
 }

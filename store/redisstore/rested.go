@@ -1,153 +1,26 @@
 package redisstore
 
+// Connections that were closed while they rested are found by themselves, before a call is written: see package rested. The
+// store hooks into its client for that.
+
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"net"
 	"runtime"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"time"
 	"weak"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/internal/rested"
 )
 
-// Servers and proxies close connections that rest for long. Before go-redis uses a connection it
-// looks whether the socket still lives, but not if another layer lies over the socket, such as
-// TLS. A call would then be written to nobody, and its outcome be unknown. So such a connection
-// looks by itself before it writes.
-
-// errRested is the error of a write for which the connection was found closed. Nothing was
-// sent. go-redis repeats users' own commands after an EOF.
-var errRested = fmt.Errorf("the connection was closed while it rested: %w", io.EOF)
+// errRested is the error of a call for which a connection was found closed. Nothing was sent.
+var errRested = rested.ErrClosed
 
 // mostRested is how many connections a call finds closed before it waits for a while.
 const mostRested = 64
-
-// grace is how long a connection waits for the rest of a record that has begun to arrive.
-const grace = 5 * time.Millisecond
-
-// resting is a connection in layers over a socket, of which the lowest can be looked at.
-type resting struct {
-	net.Conn
-	socket syscall.RawConn
-	look   func(fd uintptr) // looks at the socket, and notes what it saw in seen
-	rests  atomic.Bool      // the last that went over it was read
-
-	reading sync.Mutex // protects what is below
-	seen    arrival
-	ahead   [1]byte // has been read before it was asked for
-	isAhead bool
-
-	until atomic.Pointer[time.Time] // the deadline of reads
-}
-
-// arrival is what a socket has for its reader.
-type arrival uint8
-
-const (
-	nothing arrival = iota
-	something
-	theEnd
-)
-
-// watchRests returns conn, or a connection that looks before it writes if conn itself cannot be
-// looked at.
-func watchRests(conn net.Conn) net.Conn {
-	const layers = 8 // none has more, unless they are a circle
-	for c, n := conn, 0; c != nil && n < layers; n++ {
-		if socket, ok := c.(syscall.Conn); ok {
-			raw, err := socket.SyscallConn()
-			if n == 0 || err != nil {
-				return conn
-			}
-			r := &resting{Conn: conn, socket: raw}
-			r.look = func(fd uintptr) { r.seen = arrived(fd) }
-			return r
-		}
-		over, ok := c.(interface{ NetConn() net.Conn })
-		if _, watched := c.(*resting); watched || !ok {
-			return conn
-		}
-		c = over.NetConn()
-	}
-	return conn
-}
-
-// NetConn returns the connection below, as that of crypto/tls does.
-func (r *resting) NetConn() net.Conn { return r.Conn }
-
-func (r *resting) Read(b []byte) (int, error) {
-	r.reading.Lock()
-	defer r.reading.Unlock()
-	if r.isAhead && len(b) > 0 {
-		b[0], r.isAhead = r.ahead[0], false
-		return 1, nil
-	}
-	n, err := r.Conn.Read(b)
-	if n > 0 {
-		r.rests.Store(true)
-	}
-	return n, err
-}
-
-// Write writes b, or fails with errRested if the other side has closed the connection. While
-// somebody reads, that reader will see the end.
-func (r *resting) Write(b []byte) (int, error) {
-	if r.rests.Load() && r.reading.TryLock() {
-		closed := r.closed()
-		r.reading.Unlock()
-		if closed {
-			return 0, errRested
-		}
-	}
-	r.rests.Store(false)
-	return r.Conn.Write(b)
-}
-
-// closed reports whether the other side has closed the connection. Before the end there may be a
-// layer's own goodbye, or something else than an end: a message that nobody has asked for, which is
-// kept for the next Read, or one of the layer's own.
-func (r *resting) closed() bool {
-	const looks = 3
-	for range looks {
-		if r.socket.Control(r.look) != nil || r.seen == theEnd {
-			return true
-		}
-		if r.seen == nothing || r.isAhead || r.Conn.SetReadDeadline(time.Now().Add(grace)) != nil {
-			return false
-		}
-		n, err := r.Conn.Read(r.ahead[:])
-		r.isAhead = n > 0
-		_ = r.Conn.SetReadDeadline(r.deadline())
-		var timeout net.Error
-		if !r.isAhead && err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
-			return true
-		}
-	}
-	return false
-}
-
-func (r *resting) deadline() time.Time {
-	if t := r.until.Load(); t != nil {
-		return *t
-	}
-	return time.Time{}
-}
-
-func (r *resting) SetDeadline(t time.Time) error {
-	r.until.Store(&t)
-	return r.Conn.SetDeadline(t)
-}
-
-func (r *resting) SetReadDeadline(t time.Time) error {
-	r.until.Store(&t)
-	return r.Conn.SetReadDeadline(t)
-}
 
 // watcher is a hook that watches the connections which a client makes from now on.
 type watcher struct{}
@@ -158,7 +31,7 @@ func (watcher) DialHook(next redis.DialHook) redis.DialHook {
 		if err != nil || conn == nil {
 			return conn, err
 		}
-		return watchRests(conn), nil
+		return rested.Watch(conn), nil
 	}
 }
 
@@ -171,7 +44,7 @@ func (watcher) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 // watch has the connections of client look before they write. Of an AutoPipeliner of a
 // ClusterClient it finds no connections.
 func watch(client Client) {
-	if !canLook {
+	if !rested.CanLook {
 		return
 	}
 	switch c := client.(type) {
@@ -221,7 +94,7 @@ func retire(c *redis.Client) {
 	if c.Options().TLSConfig == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*grace)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*rested.Grace)
 	defer cancel()
 	c = c.WithTimeout(time.Nanosecond) // for one that would have to greet the server first
 	for n := c.PoolStats().IdleConns; n > 0 && c.PoolStats().IdleConns > 0; n-- {

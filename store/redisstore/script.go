@@ -138,7 +138,6 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 		return args, nil
 	}
 	op.name = "groups"
-	gather(calls)
 	keys := 0
 	for _, c := range calls {
 		keys += c.size()
@@ -167,12 +166,12 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 	return args, nil
 }
 
-// gather puts calls that ask the same beside each other, each kind in its order, so that they share a run.
+// gather puts calls that ask the same beside each other, so that they share a run. Those of one key stay in their order.
 func gather(calls []*call) {
 	for from := 0; from < len(calls); {
 		to := from + 1
 		for i := to; i < len(calls); i++ {
-			if c := calls[i]; calls[from].asks(c) {
+			if c := calls[i]; calls[from].asks(c) && !slices.ContainsFunc(calls[to:i], c.meets) {
 				copy(calls[to+1:i+1], calls[to:i])
 				calls[to] = c
 				to++
@@ -219,12 +218,12 @@ func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
 func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) {
 	var err error
 	if c.around {
-		v = s.link.plain
+		v = s.link.whole
 	} else if v == nil {
 		v, err = s.link.server(b, c.first.key)
 	}
 	if err != nil {
-		err = s.link.plain.Explain(err, false)
+		err = s.link.whole.Explain(err, false)
 	} else {
 		var after call
 		if after, err = v.Do(b, *c); err == nil {

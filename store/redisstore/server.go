@@ -1,5 +1,7 @@
 package redisstore
 
+// A server: its carrier, in which calls wait and share round trips, and its connections.
+
 import (
 	"context"
 	"errors"
@@ -34,7 +36,7 @@ const lasting = time.Second
 func (s *Store) server(c *redis.Client) *server {
 	o := c.Options()
 	v := &server{store: s, client: deadlines(c, max(s.timeout, lasting)), hooks: o.ContextTimeoutEnabled}
-	v.process = direct(v.client, s.timeout)
+	v.process = inline(v.client, s.timeout)
 	v.carry(carrier.Config[call]{
 		Conns: poolSize(c), DialTimeout: o.DialTimeout, OneFirst: v.hooks, Send: v.send,
 		Pool: func() (idle, total int) {

@@ -1,5 +1,7 @@
 package redisstore
 
+// A round trip: the scripts of its calls, and their replies.
+
 import (
 	"bytes"
 	"context"
@@ -14,15 +16,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// group is the calls of a trip that share a script.
-type group struct {
+// bundle is the calls of a trip that share a script.
+type bundle struct {
 	calls    []*call
 	requests int // of all calls
 	op       operation
 }
 
 // fail ends those calls with err that have no error yet.
-func (g *group) fail(err error) {
+func (g *bundle) fail(err error) {
 	for _, c := range g.calls {
 		if c.err == nil {
 			c.err = err
@@ -51,7 +53,7 @@ func refusesBatches(err error) bool {
 
 // send makes the calls of t.
 func (v *server) send(ctx context.Context, t *carrier.Trip[call]) error {
-	twice, err := v.sendGroups(ctx, v.groups(t))
+	twice, err := v.sendBundles(ctx, v.bundles(t))
 	if twice {
 		t.Twice()
 	}
@@ -64,18 +66,18 @@ func (v *server) send(ctx context.Context, t *carrier.Trip[call]) error {
 	return err
 }
 
-// sendGroups makes the calls of the groups. It returns the error of the connection, or the server's last answer, and
+// sendBundles makes the calls of the bundles. It returns the error of the connection, or the server's last answer, and
 // whether it took two round trips since the server did not have all scripts.
-func (v *server) sendGroups(ctx context.Context, groups []group) (twice bool, err error) {
-	switch len(groups) {
+func (v *server) sendBundles(ctx context.Context, bundles []bundle) (twice bool, err error) {
+	switch len(bundles) {
 	case 0:
 		return false, v.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
 	case 1: // costs less than a pipeline
-		return v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
+		return v.exec(ctx, bundles, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	}
 	conn, end := v.conn()
 	defer end()
-	return v.exec(ctx, groups, func(ctx context.Context, cmds []redis.Cmder) {
+	return v.exec(ctx, bundles, func(ctx context.Context, cmds []redis.Cmder) {
 		pipe := conn.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...)
 		_, err := pipe.Exec(ctx)
@@ -88,19 +90,22 @@ func (v *server) sendGroups(ctx context.Context, groups []group) (twice bool, er
 	})
 }
 
-// groups returns the scripts of t.
-func (v *server) groups(t *carrier.Trip[call]) (list []group) {
+// bundles returns the scripts of t.
+func (v *server) bundles(t *carrier.Trip[call]) (list []bundle) {
 	v.mu.Lock()
 	apart := v.apart.After(time.Now())
 	v.mu.Unlock()
 	for c := range t.Calls {
 		list = join(list, &c.Call, t.Len(), apart, t.Writing())
 	}
+	for i := range list {
+		gather(list[i].calls)
+	}
 	return list
 }
 
 // join returns the list with c, one of n calls, in a script with others, unless all are apart.
-func join(list []group, c *call, n int, apart bool, w *carrier.Writing) []group {
+func join(list []bundle, c *call, n int, apart bool, w *carrier.Writing) []bundle {
 	room := 1
 	if c.script.shared && !c.apart && !apart {
 		room = min(n, mostTogether)
@@ -111,26 +116,26 @@ func join(list []group, c *call, n int, apart bool, w *carrier.Writing) []group 
 			}
 		}
 	}
-	return append(list, group{calls: append(make([]*call, 0, room), c), requests: c.size(), op: operation{writing: w}})
+	return append(list, bundle{calls: append(make([]*call, 0, room), c), requests: c.size(), op: operation{writing: w}})
 }
 
-// exec runs the groups, in one round trip if the server has their scripts. It returns the
+// exec runs the bundles, in one round trip if the server has their scripts. It returns the
 // error of the connection, or the server's last answer.
-func (v *server) exec(ctx context.Context, groups []group, run func(context.Context, []redis.Cmder)) (twice bool, err error) {
-	for name := any(evalsha); len(groups) > 0; name = eval {
-		cmds := make([]redis.Cmder, len(groups))
-		for i := range groups {
-			if cmds[i], err = groups[i].command(ctx, v.store, name); err != nil {
-				for i := range groups {
-					groups[i].fail(err)
+func (v *server) exec(ctx context.Context, bundles []bundle, run func(context.Context, []redis.Cmder)) (twice bool, err error) {
+	for name := any(evalsha); len(bundles) > 0; name = eval {
+		cmds := make([]redis.Cmder, len(bundles))
+		for i := range bundles {
+			if cmds[i], err = bundles[i].command(ctx, v.store, name); err != nil {
+				for i := range bundles {
+					bundles[i].fail(err)
 				}
 				return twice, err
 			}
 		}
 		run(ctx, cmds)
-		var again []group
-		for i := range groups {
-			g := &groups[i]
+		var again []bundle
+		for i := range bundles {
+			g := &bundles[i]
 			switch err = cmds[i].Err(); { // if a connection breaks, all the following fail too
 			case err == nil:
 				g.end(cmds[i])
@@ -145,9 +150,9 @@ func (v *server) exec(ctx context.Context, groups []group, run func(context.Cont
 				g.end(cmds[i])
 			}
 		}
-		if groups = again; groups != nil { // it has a connection, and a script is told once for all
+		if bundles = again; bundles != nil { // it has a connection, and a script is told once for all
 			end, _ := ctx.Deadline()
-			ctx = patient{context.WithoutCancel(ctx), end}
+			ctx = earlyDone{context.WithoutCancel(ctx), end}
 			twice = true
 		}
 	}
@@ -155,7 +160,7 @@ func (v *server) exec(ctx context.Context, groups []group, run func(context.Cont
 }
 
 // end hands the reply to the calls.
-func (g *group) end(cmd redis.Cmder) {
+func (g *bundle) end(cmd redis.Cmder) {
 	err := cmd.Err()
 	switch cmd := cmd.(type) {
 	case numbers:
@@ -175,7 +180,7 @@ func (g *group) end(cmd redis.Cmder) {
 
 // read reads the reply of scripts/groups.lua to several calls: of each request four elements. They
 // are integers, but the first of a call is a text if that failed.
-func (g *group) read(reply []byte) error {
+func (g *bundle) read(reply []byte) error {
 	r := reader{reply}
 	n, _, ok := r.next('*')
 	if !ok || n != int64(4*g.requests) {
@@ -232,7 +237,7 @@ func (r *reader) next(kind byte) (n int64, text string, ok bool) {
 }
 
 // command returns the calls of g as an EVAL or EVALSHA.
-func (g *group) command(ctx context.Context, s *Store, name any) (redis.Cmder, error) {
+func (g *bundle) command(ctx context.Context, s *Store, name any) (redis.Cmder, error) {
 	args, err := s.arguments(nil, g.calls, name, &g.op)
 	if c := g.calls[0]; len(g.calls) == 1 && c.alternative(0) == c.size() {
 		return newNumbers(ctx, args), err

@@ -27,7 +27,7 @@ import (
 // replied returns calls of so many requests each, after a script of them all has answered reply.
 func replied(reply string, sizes ...int) []call {
 	calls := make([]call, len(sizes))
-	g := group{op: operation{writing: new(carrier.Writing)}}
+	g := bundle{op: operation{writing: new(carrier.Writing)}}
 	for i, size := range sizes {
 		calls[i].more = make([]request, size-1)
 		g.calls, g.requests = append(g.calls, &calls[i]), g.requests+size
@@ -173,7 +173,7 @@ func TestWhichCallsShareAScript(t *testing.T) {
 		writing, refused := new(carrier.Writing), rng.IntN(4) == 0
 		var want [][]*call
 		requests := map[*call]int{} // in the script that a call begins
-		var groups []group
+		var groups []bundle
 		calls := make([]call, 1+rng.IntN(600))
 	next:
 		for i := range calls {
@@ -224,7 +224,7 @@ func TestEachRequestIsAskedWhatItIsAskedAlone(t *testing.T) {
 			s, now = clocked, int64(1_234_567)
 		}
 		calls, runs := make([]call, 1+rng.IntN(80)*rng.IntN(2)), 1+rng.IntN(3)
-		var g group
+		var g bundle
 		for i := range calls {
 			c := &calls[i]
 			if c.script = sc; i > 0 && rng.IntN(3) < runs {
@@ -324,12 +324,12 @@ func tell(cmd redis.Cmder, answer error) {
 }
 
 // grouped returns groups of so many calls, with a script each. The calls have a request each, and every third has two.
-func grouped(sizes ...int) (groups []group) {
+func grouped(sizes ...int) (groups []bundle) {
 	writing := new(carrier.Writing)
 	for i, n := range sizes {
 		sc := newScript(fmt.Sprint("script ", i))
 		sc.shared = true
-		g := group{op: operation{writing: writing}}
+		g := bundle{op: operation{writing: writing}}
 		for j := range n {
 			r := request{rule: new(store.Rule), number: 1, op: "take", key: "k", limit: store.Limit{Rate: 1, Period: 1, Burst: 1}, n: 1}
 			c := &call{script: sc, first: r}
@@ -346,21 +346,21 @@ func grouped(sizes ...int) (groups []group) {
 // Scripts that the server does not have are sent again, as texts, and no others: those may have been charged. Calls
 // whose script was refused for its keys go again by themselves. Each other call has the answer to its script.
 func TestEachScriptOfATripIsAnswered(t *testing.T) {
-	v := unreached(t).link.plain
+	v := unreached(t).link.whole
 	rng := rand.New(rand.NewPCG(7, 8))
 	answers := []error{nil, nil, refusal("NOSCRIPT No matching script"), refusal("NOSCRIPT No matching script"),
 		refusal("CROSSSLOT Keys in request"), refusal("NOPERM no"), refusal("OOM no"), io.EOF}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel() // nobody would wait for a connection any more
 	end := time.Now().Add(time.Hour)
-	ctx := patient{ended, end}
+	ctx := earlyDone{ended, end}
 	for range 400 {
 		sizes := make([]int, 1+rng.IntN(4))
 		for i := range sizes {
 			sizes[i] = 1 + rng.IntN(4)*rng.IntN(2)
 		}
 		groups := grouped(sizes...)
-		all := append([]group(nil), groups...)
+		all := append([]bundle(nil), groups...)
 		early := rng.IntN(4) == 0
 		if early {
 			all[0].calls[0].err = io.ErrClosedPipe // it has failed before
@@ -435,7 +435,7 @@ func TestWithoutATimeNothingIsSent(t *testing.T) {
 	s.clock = func() time.Time { return time.Time{} }
 	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1}} {
 		groups := grouped(sizes...)
-		_, err := s.link.plain.exec(t.Context(), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
+		_, err := s.link.whole.exec(t.Context(), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
 		require.ErrorIs(t, err, errReading)
 		for _, g := range groups {
 			for _, c := range g.calls {
@@ -486,7 +486,7 @@ func TestWhatATripSends(t *testing.T) {
 			return io.EOF
 		})
 		groups := grouped(c.sizes...)
-		_, err := s.link.plain.sendGroups(t.Context(), groups)
+		_, err := s.link.whole.sendBundles(t.Context(), groups)
 		require.Equal(t, io.EOF, err)
 		require.Equal(t, c.want, sent)
 		for _, g := range groups {
@@ -507,7 +507,7 @@ func TestAnAnswerCountsWhateverAHookReturns(t *testing.T) {
 				return returned
 			})
 			groups := grouped(1, 2)
-			_, _ = s.link.plain.sendGroups(t.Context(), groups)
+			_, _ = s.link.whole.sendBundles(t.Context(), groups)
 			if failed == nil && returned != nil {
 				continue // for all that is known, no command was answered
 			}
@@ -553,7 +553,7 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		s, err := New(client, WithTimeout(time.Minute))
 		require.NoError(t, err)
-		v := s.link.plain
+		v := s.link.whole
 		for range 3 {
 			groups := grouped(1, 1, 2)
 			for i := range groups {
@@ -562,7 +562,7 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 					c.script = sc
 				}
 			}
-			_, err := v.sendGroups(t.Context(), groups)
+			_, err := v.sendBundles(t.Context(), groups)
 			require.NoError(t, err)
 			require.Equal(t, []uint32{1, 1}, []uint32{client.PoolStats().TotalConns, client.PoolStats().IdleConns})
 			require.Equal(t, []int64{1, 0, 0, 1}, groups[1].calls[0].values)

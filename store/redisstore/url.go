@@ -1,5 +1,7 @@
 package redisstore
 
+// The client of a URL.
+
 import (
 	"crypto/tls"
 	"errors"
@@ -56,7 +58,7 @@ func newClient(address string) (redis.UniversalClient, error) {
 	case err != nil:
 		return nil, errors.New("its parameters cannot be read: write & and % in a value as %26 and %25")
 	}
-	kind, err := kindOf(u, query)
+	kind, err := urlKindOf(u, query)
 	if err != nil {
 		return nil, err
 	}
@@ -80,8 +82,8 @@ type urlKind struct {
 	needed string // a parameter without which it is another kind
 }
 
-// kindOf finds the kind of a URL, and what is wrong with it before its parameters.
-func kindOf(u *url.URL, query url.Values) (k urlKind, err error) {
+// urlKindOf finds the kind of a URL, and what is wrong with it before its parameters.
+func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 	if u.Scheme == "unix" {
 		if u.Host != "" || u.Path == "" {
 			return k, errors.New("want the path of a socket, as in unix:///path/of/socket")

@@ -8,11 +8,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/rested"
 )
 
 // A second store on a client adds no second hook, and a client that is gone is forgotten.
 func TestAClientIsWatchedOnceAndForgotten(t *testing.T) {
-	if !canLook {
+	if !rested.CanLook {
 		t.Skip("sockets cannot be looked at here")
 	}
 	use := func() weak.Pointer[redis.Client] {

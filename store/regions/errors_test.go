@@ -44,7 +44,7 @@ func TestErrorsOfOthersAreNotTheCallers(t *testing.T) {
 	}
 }
 
-// What fails for one key, or for want of room in this process, says nothing about a region.
+// A failure for one key, or for lack of room in this process, does not mean that a region fails.
 func TestAnErrorOfAKeyRestsNoRegion(t *testing.T) {
 	for name, fault := range map[string]error{
 		"corrupt":    store.ErrCorrupt,
@@ -135,7 +135,7 @@ func TestARegionIsNotBlamedForTooLittleTime(t *testing.T) {
 	}
 }
 
-// What is lost between debit and credit is lost to all.
+// Events that are lost between debit and credit are lost to all regions.
 func TestALostCreditIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTwo(t, "fixed_window", ratelimit.PerDay(10))

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/regions"
 )
 
-// A limit of 6 a day is shared by two regions. All calls come to the EU, which takes what the
-// US does not use. In production each store is a redisstore.Store of its region.
+// Two regions share a limit of 6 per day. All calls arrive in the EU, which uses what the US does
+// not. In production, each store is the redisstore.Store of its region.
 func ExampleNew() {
 	stores := make(map[string]store.Store)
 	for _, region := range []string{"eu", "us"} {
@@ -22,7 +22,7 @@ func ExampleNew() {
 		}
 		stores[region] = st
 	}
-	limiterOf := func(region string) (ratelimit.Limiter, *regions.Store) { // by a process of that region
+	limiterOf := func(region string) (ratelimit.Limiter, *regions.Store) { // of a process in that region
 		shared, err := regions.New(region, stores)
 		if err != nil {
 			log.Fatal(err)

@@ -13,28 +13,28 @@ import (
 )
 
 const (
-	mostPause = 100_000     // µs, of a key for which nothing was found
-	rest      = time.Second // of a region that failed
+	mostPause = 100_000     // µs, for a key for which nothing was found
+	rest      = time.Second // for a region that failed
 )
 
-// now is the time since base.
+// now returns the time since base.
 func (s *Store) now() time.Duration { return time.Since(s.base) }
 
-// fetch is one for a key that lacks room.
+// fetch is a fetch for a key that lacks room.
 type fetch struct {
 	ns    *store.Namespace
 	key   string
-	limit store.Limit // of all regions
-	share store.Limit // of the own one
-	own   look        // as it was, less what has been fetched since
+	limit store.Limit // of all regions together
+	share store.Limit // of the own region
+	own   look        // the key before the fetch, minus what has been fetched
 	lacks int64       // events; 0 or less if there is room
 	*patience
 }
 
-// patience is what is left of the wait of one call, for all of its keys.
+// patience is the remaining wait of one call, for all of its keys.
 type patience struct {
 	deadline time.Time
-	whole    bool // whether the next region has all of the wait
+	whole    bool // whether the next region gets the whole wait
 }
 
 func (s *Store) patience(ctx context.Context) *patience {
@@ -45,13 +45,13 @@ func (s *Store) patience(ctx context.Context) *patience {
 	return p
 }
 
-// goesOn reports whether another region is to be asked.
+// goesOn reports whether to ask another region.
 func (f *fetch) goesOn(ctx context.Context) bool {
 	return f.lacks > 0 && f.lacks <= f.own.credit && ctx.Err() == nil && time.Now().Before(f.deadline)
 }
 
-// fetch moves room for want events of key to the own share, as far as there is any, if r denies
-// them. It reports whether the share is worth asking again.
+// fetch moves room for want events of key to the own share if r denies them, as far as there is
+// room. It reports whether the share is worth asking again.
 func (s *Store) fetch(ctx context.Context, p *patience, ns *store.Namespace, key string, l, share store.Limit, want int64, r store.Reply) (again bool) {
 	if r.OK() || want > share.Burst {
 		return false
@@ -95,8 +95,8 @@ func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 	switch {
 	case err == nil:
 	case !ofTheRegion(err):
-		o.until.CompareAndSwap(until, min(until, int64(s.now()))) // if this was to find out, the next one is
-	case whole && ctx.Err() == nil: // or else it may have had too little time
+		o.until.CompareAndSwap(until, min(until, int64(s.now()))) // if this was a probe, the next call is one
+	case whole && ctx.Err() == nil: // otherwise it may have had too little time
 		o.until.Store(int64(s.now() + rest))
 	}
 	if err != nil {
@@ -118,8 +118,8 @@ func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 	return true
 }
 
-// ofTheRegion reports whether err concerns a region as a whole. A corrupt state of one key does
-// not, nor does a clock, or a lack of room in this process.
+// ofTheRegion reports whether err concerns a region as a whole. A corrupt state of one key, clocks
+// that differ, and a full queue of this process do not.
 func ofTheRegion(err error) bool {
 	if errors.Is(err, errTooSlow) || errors.Is(err, context.DeadlineExceeded) {
 		return true
@@ -128,11 +128,11 @@ func ofTheRegion(err error) bool {
 		!errors.Is(err, store.ErrOverloaded)
 }
 
-// look is how a key stands.
+// look is the current state of a key.
 type look struct {
 	left   int64 // events that would be admitted now
-	credit int64 // events that can be given back
-	window int64 // when the current window has begun, Unix µs; 0 without windows
+	credit int64 // events that can be refunded
+	window int64 // when the current window began, Unix µs; 0 without windows
 }
 
 // look looks at a key under the share by. It changes nothing.
@@ -148,19 +148,20 @@ func (r *region) look(ctx context.Context, ns *store.Namespace, key string, by s
 	return l, nil
 }
 
-// rests reports whether r failed a short time ago. The first who finds that over asks it, while
-// it rests for others.
+// rests reports whether r failed recently. The first caller that finds the rest over asks r, which
+// then rests for all others.
 func (r *region) rests(now time.Duration) bool {
 	until := r.until.Load()
 	return until > 0 && (int64(now) < until || !r.until.CompareAndSwap(until, int64(now+rest)))
 }
 
-var errTooSlow = errors.New("regions: a debit would come too late")
+var errTooSlow = errors.New("regions: there is not enough time left to fetch events")
 
-// debit charges r with what it can give to f. The receipt is of 0 events if that is nothing.
+// debit charges r with the events that it can give to f. The receipt is for 0 events if that is
+// nothing.
 func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err error) {
 	by, err := r.share(f.ns.Rule, f.limit)
-	if err != nil { // which is no failure of the store
+	if err != nil { // not a failure of the store
 		return debit, nil //nolint:nilerr // see above
 	}
 	asked := time.Now()
@@ -171,11 +172,11 @@ func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err 
 		return debit, err
 	}
 	n := min(max(f.lacks, there.left-there.left/2), there.left, f.own.credit)
-	if n == 0 || there.window != f.own.window { // a credit in another window gives nothing back
+	if n == 0 || there.window != f.own.window { // a credit in another window refunds nothing
 		return debit, nil
 	}
-	// A debit whose reply is not waited for would be lost. So there must be time for it, and
-	// it is not canceled.
+	// If nobody waits for the reply of a debit, the debit is lost. Therefore there must be enough
+	// time for it, and it is not canceled.
 	if time.Until(f.deadline) < time.Since(asked) {
 		return debit, errTooSlow
 	}
@@ -189,7 +190,7 @@ func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err 
 	return told.Receipt(f.ns.Rule, by, n, n), nil
 }
 
-// pauses remembers for which keys nothing is to be fetched, and until when.
+// pauses remembers for which keys not to fetch, and until when.
 type pauses struct {
 	mu    sync.Mutex
 	until map[keyhash.Hash]time.Duration
@@ -200,7 +201,7 @@ const (
 	underWay  time.Duration = math.MaxInt64
 )
 
-// begin begins a fetch for a key, which must be ended, unless it has to pause.
+// begin begins a fetch for a key, which must be ended, unless the key pauses.
 func (p *pauses) begin(id keyhash.Hash, now time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,7 +216,7 @@ func (p *pauses) begin(id keyhash.Hash, now time.Duration) bool {
 	return true
 }
 
-// drop makes room by one pause, or reports that all are fetches.
+// drop makes room by removing one pause. It returns false if all are fetches in progress.
 func (p *pauses) drop() bool {
 	for id, until := range p.until { // in no particular order
 		if until != underWay {

@@ -1,4 +1,4 @@
-// Package regions shares limits among regions, each with a store of its own.
+// Package regions lets regions that each have their own store share limits.
 //
 //	stores := map[string]store.Store{"eu": redisEU, "us": redisUS} // the same in all regions
 //	...
@@ -6,9 +6,9 @@
 //	...
 //	limiter, err := ratelimit.NewFixedWindow(shared, ratelimit.PerSecond(1000), ratelimit.WithName("api"))
 //
-// The limit is that of all regions together. A decision asks the store of its own region, for its
-// share of the limit. Only what that denies asks the others, and moves to this region what they
-// do not use.
+// The limit applies to all regions together. A decision asks the store of the local region, which
+// has a share of the limit. Only if the share denies does it ask other regions, and move room that
+// they do not use to the local region.
 package regions
 
 import (
@@ -26,39 +26,39 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Store stands before the stores of some regions, and decides by the share that its own region has
-// of each limit. What that denies makes the region fetch one half of what another region has left,
-// or more if the call needs more. The events are charged there first, and then given back to the
-// own share, which is asked once more.
+// Store wraps the stores of all regions, and decides by its own region's share of each limit. If
+// the share denies, the region fetches half of what another region has left, or more if the call
+// needs more. The events are first charged there and then refunded to the local share, which is
+// then asked again.
 //
-// With 1000 a second in two regions, one of them alone can use nearly 1000. Cut off from each
-// other, each has its 500.
+// With 1000 events per second in two regions, one region alone can use nearly 1000. If they are cut
+// off from each other, each still has its 500.
 //
-// Bound: that of the limiter, also when regions are cut off. A bucket admits besides what is
-// refilled during one transfer. Clocks that differ add their difference to the interval. [Why it
+// Bound: that of the limiter, even when regions are cut off. A bucket can also admit what is
+// refilled during one transfer. If clocks differ, their difference adds to the interval. [Why it
 // holds].
 //
-// What the own share admits costs nothing more. A fetch costs the denied caller three calls of
-// the own store, and two of each region that it asks, for up to [WithWait]. One call at a time
-// fetches for a key, and others are denied meanwhile.
+// Admissions by the local share cost nothing extra. A fetch costs the denied caller three calls to
+// its own store, and two to each region that it asks, for up to [WithWait]. One call at a time
+// fetches for a key, and others are denied in the meantime.
 //
-// Limit and policies are those of the sum. Remaining and RetryAfter are those of the own share, and
-// a call for more than that can hold is denied. Peek, Charge, Refund and Reset are for the own
-// share.
+// Limit and policies are those of the whole limit. Remaining and RetryAfter are those of the local
+// share, and a call for more than it can hold is denied. Peek, Charge, Refund and Reset apply to
+// the local share.
 //
-// It remembers at most 65,536 keys, in 4 MB. Do not use it for limits of a few events, or where
-// all calls of a key come to one region. It is safe for concurrent use. Make it by [New].
+// A Store remembers 65,536 keys in 4 MB. Do not use it for limits of a few events, or if all calls
+// of a key arrive in one region. It is safe for concurrent use. Use [New] to create one.
 //
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Store struct {
 	traits
-	store.Store // of the own region: Together, Reset
+	store.Store // of the own region, for Together and Reset
 
 	own    *region
 	others []*region // by name
 	wait   time.Duration
 
-	base   time.Time // of all times, which are monotonic
+	base   time.Time // of all times
 	seeds  keyhash.Seeds
 	pauses pauses
 	turn   atomic.Uint32
@@ -82,9 +82,9 @@ const (
 // Option configures a [Store].
 type Option func(*settings) error
 
-// WithWait bounds the time in which a denied call asks other regions, to d in sum: 1 ms to
-// 1 min. The default is 500 ms. It must be more than two round trips to a region, or that gives
-// nothing.
+// WithWait limits the total time in which a denied call asks other regions to d, 1 ms to 1 min. The
+// default is 500 ms. It must be longer than two round trips to a region, because otherwise that
+// region cannot help.
 func WithWait(d time.Duration) Option {
 	return func(s *settings) error {
 		if d < leastWait || d > mostWait {
@@ -95,14 +95,14 @@ func WithWait(d time.Duration) Option {
 	}
 }
 
-// WithWeights says how large the shares of the regions are: that of one with a weight of 3 is three
-// times that of one with 1. Each weight is 1 to 1,000,000, and each region has one. They must be
-// the same in all regions. By default all are equal.
+// WithWeights sets the relative sizes of the regions' shares: a region with a weight of 3 has three
+// times the share of a region with 1. Each region needs a weight, 1 to 1,000,000. The weights must
+// be the same in all regions. By default all shares are equal.
 func WithWeights(weights map[string]int) Option {
 	return func(s *settings) error {
 		for name, w := range weights {
 			if w < 1 || w > mostWeight {
-				return fmt.Errorf("%w: WithWeights: %d of %q, want 1 to %d", store.ErrInvalidOption, w, name, mostWeight)
+				return fmt.Errorf("%w: WithWeights: %d for %q, want 1 to %d", store.ErrInvalidOption, w, name, mostWeight)
 			}
 		}
 		s.weights = weights
@@ -110,17 +110,19 @@ func WithWeights(weights map[string]int) Option {
 	}
 }
 
-// New returns the store of the region here, one of stores, which are those of all regions by name:
-// 2 to 1,000. Processes of all regions must have the same names, and limiters with the same
-// algorithm, limit and name. Its error is [store.ErrInvalidOption]: a region has no store, or
-// two have the same one, or an option is out of range.
+// New returns the store for the region here. stores has the stores of all regions by name, 2 to
+// 1,000 of them, including here. Processes in all regions must use the same names, and limiters
+// with the same algorithm, limit and name. It returns [store.ErrInvalidOption] if a region has no
+// store, if two regions have the same store, or if an option is out of range.
 //
-// A region's share of a limit is at least one event, and the rest is by weight. Of a bucket's Burst
-// it is at least two. The shares add up to the limit. A limit that is smaller cannot be shared, nor
-// can a [ratelimit.SlidingLog] or a [ratelimit.LeakyBucket], which take back only events of their
-// own. That is the error of the limiter's constructor, and of each call for a limit function. Nor can a limiter
-// reserve events, since no region knows what remains in the others.
+// A region's share of a limit is at least one event, or two events for a bucket's Burst, and the
+// rest is divided by weight. The shares add up to the limit. A limit that is too small for this
+// cannot be shared. Neither can a [ratelimit.SlidingLog] or a [ratelimit.LeakyBucket], which refund
+// only events of their own. The limiter's constructor then returns an error, or each call does if
+// the limit comes from a limit function. A limiter with [ratelimit.WithReserved] is refused as well,
+// because no region knows what remains in the others.
 //
+// [ratelimit.WithReserved]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#WithReserved
 // [ratelimit.SlidingLog]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#SlidingLog
 // [ratelimit.LeakyBucket]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#LeakyBucket
 func New(here string, stores map[string]store.Store, opts ...Option) (*Store, error) {
@@ -140,20 +142,20 @@ func New(here string, stores map[string]store.Store, opts ...Option) (*Store, er
 	s := &Store{traits: traits{Waits: true, Divides: true}, wait: by.wait, base: time.Now(), seeds: keyhash.New()}
 	own := slices.IndexFunc(all, func(r *region) bool { return r.name == here })
 	if own < 0 {
-		return nil, fmt.Errorf("%w: the region %q has no store", store.ErrInvalidOption, here)
+		return nil, fmt.Errorf("%w: the region %q is not among the stores", store.ErrInvalidOption, here)
 	}
 	s.own, s.Store = all[own], all[own].Store
 	s.others = slices.Delete(all, own, own+1)
 	return s, nil
 }
 
-// Prepare refuses what cannot be shared.
+// Prepare rejects what cannot be shared.
 func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if s.own == nil {
-		return fmt.Errorf("%w: a regions.Store is made by New", store.ErrInvalidOption)
+		return fmt.Errorf("%w: the regions.Store was not made by New", store.ErrInvalidOption)
 	}
 	if !credit.Has(rule) {
-		return fmt.Errorf("%w: a %s cannot be shared by regions: it takes back only events of its own", store.ErrInvalidOption, rule.Name)
+		return fmt.Errorf("%w: a %s cannot be shared by regions, because it refunds only events of its own", store.ErrInvalidOption, rule.Name)
 	}
 	for _, r := range append([]*region{s.own}, s.others...) {
 		share, err := l, error(nil)
@@ -189,8 +191,8 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return r.Plainly(ns.Rule, share, n, n), nil
 }
 
-// takeUpTo admits as many of n events as the own share has room for, and fetches if that has room
-// for none. If it has room for some, it fetches for the next call.
+// takeUpTo admits as many of n events as the own share has room for, and fetches if it has no room.
+// If it has room for some, it fetches for the next call.
 func (s *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	r, share, err := s.ask(ctx, store.TakeUpTo, ns, key, l, n, 1)
 	if err != nil {
@@ -205,7 +207,7 @@ func (s *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 	return r.Plainly(ns.Rule, share, fit, fit), nil
 }
 
-// ask asks the own share for n events, and once more if room for as many as want was fetched.
+// ask asks the own share for n events, and again if room for want events was fetched.
 func (s *Store) ask(ctx context.Context, op operation, ns *store.Namespace, key string, l store.Limit, n, want int64) (r store.Reply, share store.Limit, err error) {
 	if share, err = s.own.share(ns.Rule, l); err != nil {
 		return r, share, err
@@ -217,8 +219,8 @@ func (s *Store) ask(ctx context.Context, op operation, ns *store.Namespace, key 
 	return r, share, err
 }
 
-// Decide decides by the own shares. It fetches for each that denies. A look asks no other region, so
-// Take may admit what a look says is denied.
+// Decide decides by the own shares, and fetches for each share that denies. A look does not ask
+// other regions, so Take may admit what a look denies.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	switch {
 	case store.Alternatives(requests):
@@ -263,7 +265,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return nil
 }
 
-// fetchAll fetches for each of the shares that denies, unless one of those that vote finds nothing.
+// fetchAll fetches for each share that denies, unless one whose denial counts finds nothing.
 func (s *Store) fetchAll(ctx context.Context, requests, shares []store.Request, replies []store.Reply) (again bool) {
 	p := s.patience(ctx)
 	for i := range shares {
@@ -287,7 +289,7 @@ func (s *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	if err != nil {
 		return store.Reply{}, err
 	}
-	if rule.Burst { // or else the share would take longer than the limit to drain
+	if rule.Burst { // otherwise the share would take longer than the limit to drain
 		most, _ = exact.MulDiv(most, share.Rate, l.Rate)
 		most = max(most, share.Burst)
 	}
@@ -296,8 +298,8 @@ func (s *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 		return r, err
 	}
 	spent := rule.Spent(r)
-	if held := max(0, most-spent); held < n { // a plain reply would say that all n are charged
-		return r.After(rule, whole-held-spent), nil // of the limit as a whole, which is then as full
+	if held := max(0, most-spent); held < n { // a plain reply would mean that all n are charged
+		return r.After(rule, whole-held-spent), nil // of the whole limit, which is then equally full
 	}
 	told := store.Reply{Outcome: r.Outcome | store.DeniedPlainly, X: r.X, Y: r.Available(rule, share)}
 	r.Outcome = store.Admitted
@@ -305,16 +307,16 @@ func (s *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	return told, nil
 }
 
-// Refund gives back to the own share what was charged there, also where it was fetched.
+// Refund refunds to the own share what was charged there, even if it had been fetched.
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	share, err := s.own.anyShare(ns.Rule, l)
 	if err != nil {
 		return err
 	}
 	if ns.Rule.Burst {
-		// A limiter whose Rate is 0 for now gives back under the highest Burst that there is.
+		// A limiter whose Rate is 0 at the moment refunds under the highest possible Burst.
 		share.Burst = min(share.Burst, bucket.Most(share))
-		// The receipt is of the limit that was told.
+		// The receipt is for the limit that was reported.
 		l.Rate, l.Period = c.Rate, c.Period
 		charged, err := s.own.anyShare(ns.Rule, l)
 		if err != nil {
@@ -327,9 +329,9 @@ func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 
 // Stats counts what a [Store] has done with other regions.
 type Stats struct {
-	Fetches int64 // denied calls that asked them
-	Moved   int64 // events that were debited there and credited here
-	Failed  int64 // calls of stores, in fetches, that failed or were too slow
+	Fetches int64 // denied calls that asked other regions
+	Moved   int64 // events that were charged there and refunded here
+	Failed  int64 // calls to stores during fetches that failed or were too slow
 }
 
 // Stats returns the counts since New.

@@ -142,7 +142,7 @@ func TestNewRefusesWhatHasNoStores(t *testing.T) {
 	}{
 		"none":           {"a", nil, nil, "0 regions"},
 		"alone":          {"a", map[string]store.Store{"a": a}, nil, "1 regions"},
-		"elsewhere":      {"c", stores, nil, `"c" has no store`},
+		"elsewhere":      {"c", stores, nil, `the region "c" is not among the stores`},
 		"nil":            {"a", map[string]store.Store{"a": nil, "b": b}, nil, `"a" is nil`},
 		"typed nil":      {"a", map[string]store.Store{"a": a, "b": (*memstore.Store)(nil)}, nil, `"b" is nil`},
 		"itself":         {"a", map[string]store.Store{"a": a, "b": a}, nil, "the same store"},
@@ -152,8 +152,8 @@ func TestNewRefusesWhatHasNoStores(t *testing.T) {
 		"long wait":      {"a", stores, []regions.Option{regions.WithWait(time.Hour)}, "WithWait(1h0m0s)"},
 		"a few weights":  {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1})}, "1 regions have a weight"},
 		"other weights":  {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1, "c": 1})}, `"b" has no weight`},
-		"weight of 0":    {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1, "b": 0})}, `0 of "b"`},
-		"a great weight": {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1_000_001, "b": 1})}, `1000001 of "a"`},
+		"weight of 0":    {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1, "b": 0})}, `0 for "b"`},
+		"a great weight": {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1_000_001, "b": 1})}, `1000001 for "a"`},
 	} {
 		s, err := regions.New(test.here, test.stores, test.opts...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
@@ -183,13 +183,13 @@ func TestLimitsThatCannotBeSharedAreRefused(t *testing.T) {
 		algorithm string
 		limit     ratelimit.Limit
 	}{
-		"a sliding_log cannot":       {"sliding_log", ratelimit.PerHour(10)},
-		"a leaky_bucket cannot":      {"leaky_bucket", ratelimit.PerHour(10)},
-		"2 events and a burst of 2":  {"fixed_window", ratelimit.PerHour(2)},
-		"9 events and a burst of 5":  {"token_bucket", ratelimit.Limit{Rate: 9, Period: time.Hour, Burst: 5}},
-		"2 events and a burst of 9":  {"token_bucket", ratelimit.Limit{Rate: 2, Period: time.Hour, Burst: 9}},
-		`share of "c", 26 of 2 in`:   {"token_bucket", ratelimit.Limit{Rate: 4, Period: long, Burst: 30}},
-		"a regions.Store is made by": {"fixed_window", ratelimit.PerHour(10)},
+		"a sliding_log cannot":                                   {"sliding_log", ratelimit.PerHour(10)},
+		"a leaky_bucket cannot":                                  {"leaky_bucket", ratelimit.PerHour(10)},
+		"a limit of 2 with a burst of 2":                         {"fixed_window", ratelimit.PerHour(2)},
+		"a limit of 9 with a burst of 5":                         {"token_bucket", ratelimit.Limit{Rate: 9, Period: time.Hour, Burst: 5}},
+		"a limit of 2 with a burst of 9":                         {"token_bucket", ratelimit.Limit{Rate: 2, Period: time.Hour, Burst: 9}},
+		`share of region "c", a burst of 26 at 2 per 87600h0m0s`: {"token_bucket", ratelimit.Limit{Rate: 4, Period: long, Burst: 30}},
+		"the regions.Store was not made by":                      {"fixed_window", ratelimit.PerHour(10)},
 	} {
 		s := shared
 		if strings.Contains(text, "made by") {
@@ -938,8 +938,8 @@ func TestServedByHTTP(t *testing.T) {
 	require.Equal(t, map[int]int{http.StatusOK: 4, http.StatusTooManyRequests: 2}, codes)
 }
 
-// A share holds only so many events. What it could not hold is not told to be charged, or a Refund of that would
-// give back what others were charged with.
+// A share can hold only so many events. What it could not hold must not be reported as charged,
+// because a Refund of that would refund the charges of others.
 func TestWhatAShareCannotHoldIsNotGivenBack(t *testing.T) {
 	year := 365 * 24 * time.Hour
 	for _, tt := range []struct {

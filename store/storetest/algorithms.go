@@ -9,24 +9,25 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// algorithms are those that the suite runs. To add one, describe it with its model in a
+// algorithms are the algorithms that the suite runs. To add one, describe it with its model in a
 // file of its own, and add its name here.
 var algorithms = []algorithm{fixedWindow, slidingWindow, slidingLog, tokenBucket, leakyBucket}
 
-// algorithm is all that the suite knows of one. ratelimit.New decides whether a limit is
-// accepted.
+// algorithm is everything that the suite knows about an algorithm. ratelimit.New decides whether it
+// accepts a limit.
 type algorithm struct {
 	name     string       // as in ratelimit.New
-	newModel func() model // its promise about a key
+	newModel func() model // what it promises about a key
 
-	limits  []ratelimit.Limit // to try it with; see tried
-	refused []ratelimit.Limit // by its constructor, besides those that no algorithm accepts
+	limits  []ratelimit.Limit // the limits to run it with; see tried
+	refused []ratelimit.Limit // limits that its constructor rejects, in addition to those that no algorithm accepts
 
-	// bound is the most events that are admitted in any half-open interval of x µs, as
-	// its doc promises. 0 means no promise for so long an interval.
+	// bound returns the largest number of events that can be admitted in any half-open interval of
+	// x µs, as the algorithm's docs promise. 0 means that there is no promise for an interval of
+	// that length.
 	bound func(l limit, x int64) int64
-	// due, if not nil, is how many events of a new key are admitted in us µs, to a caller
-	// who always takes all there is before the key is full again.
+	// due, if not nil, returns how many events of a new key are admitted in us µs to a caller that
+	// always takes everything before the key is full again.
 	due func(l limit, us int64) int64
 
 	stories []story
@@ -38,8 +39,8 @@ func (a algorithm) takes(l ratelimit.Limit) bool {
 	return err == nil
 }
 
-// tried are the limits for all algorithms: primes, the largest, the smallest, and rates
-// that no unit of time divides.
+// tried are the limits for all algorithms: primes, the largest, the smallest, and rates that do not
+// divide any unit of time.
 var tried = []ratelimit.Limit{
 	{Rate: 3, Period: time.Second},
 	{Rate: 7, Period: time.Minute},
@@ -65,8 +66,8 @@ const (
 	day         = 24 * time.Hour
 )
 
-// withBursts returns the limits with the smallest Bursts, the largest, and some between.
-// Those that an algorithm does not accept are left out later.
+// withBursts returns the limits with the smallest Bursts, the largest, and some between. Those that
+// an algorithm does not accept are removed later.
 func withBursts(limits []ratelimit.Limit) (all []ratelimit.Limit) {
 	for _, l := range limits {
 		for _, l.Burst = range []int{0, 1, 2, 20, 1 << 20, math.MaxInt32} {
@@ -76,15 +77,15 @@ func withBursts(limits []ratelimit.Limit) (all []ratelimit.Limit) {
 	return all
 }
 
-// withBurst is refused by an algorithm that has no Burst.
+// withBurst is rejected by an algorithm that has no Burst.
 var withBurst = ratelimit.Limit{Rate: 1, Period: second, Burst: 1}
 
-// tenPerMinute is the limit of most hand-worked cases: its bucket holds 10 and drains one
+// tenPerMinute is the limit of most hand-worked cases. Its bucket holds 10 events and drains one
 // event in 6 s.
 var tenPerMinute = ratelimit.PerMinute(10)
 
-// story is a hand-worked case: calls on a new key, with every figure worked out by hand.
-// It begins at the epoch, which is the beginning of a minute, an hour and a day.
+// story is a hand-worked case: calls on a new key, in which every number was worked out by hand. It
+// begins at the epoch, which is the beginning of a minute, an hour and a day.
 type story struct {
 	what  string
 	limit ratelimit.Limit
@@ -123,13 +124,13 @@ func (k *tiers) at(d time.Duration) *tiers {
 	return k
 }
 
-// to changes the limit; the zero one is the constructor's.
+// to changes the limit. The zero limit stands for the constructor's.
 func (k *tiers) to(l ratelimit.Limit) *tiers {
 	k.limit = l
 	return k
 }
 
-// ask is a call of AllowWithin and its answer.
+// ask is a call of AllowWithin and its result.
 type ask struct {
 	at    time.Duration // since the epoch
 	n     int
@@ -151,8 +152,8 @@ func asks(calls ...ask) func(k *tiers) {
 	}
 }
 
-// turnsDoNotMatter is a story of windows and logs: AllowWithin is AllowN. three is the
-// RetryAfter of 3 events if 8 are spent. one is the RetryAfter of 1 event if all 10 are.
+// turnsDoNotMatter is a story of windows and logs, where AllowWithin is AllowN. three is the
+// RetryAfter of 3 events if 8 are spent, and one is the RetryAfter of 1 event if all 10 are.
 func turnsDoNotMatter(three, one time.Duration) func(k *tiers) {
 	return asks(
 		ask{n: 8},

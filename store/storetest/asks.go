@@ -11,16 +11,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// decidedByTheCall is a check: of limits that are chosen by the call, those that are asked for
-// events are charged together or not at all. A shadow is charged with them if it fits, and a
-// look never.
+// decidedByTheCall is a check: of limits that each call chooses, all are charged or none. A shadow
+// is charged together with them if it fits, and a look never is.
 func decidedByTheCall(t testing.TB, s *suite, _ algorithm) { askTogether(t, s, false) }
 
-// decidedByGates is a check: the same, where looks are gates. One that denies keeps all from
-// being charged, and none is charged itself.
+// decidedByGates is the same check with gates in place of looks. A gate that denies prevents all
+// others from being charged, and is never charged itself.
 func decidedByGates(t testing.TB, s *suite, _ algorithm) { askTogether(t, s, true) }
 
-// gates is a store to which each look is a gate.
+// gates is a store that turns each look into a gate.
 type gates struct{ store.Store }
 
 func (g gates) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
@@ -54,7 +53,7 @@ func askTogether(t testing.TB, s *suite, gated bool) {
 	}
 }
 
-// decideByTheCall asks some of limits for some events, and each of the reference alone.
+// decideByTheCall asks some of limits for some events, and the reference of each limit alone.
 func decideByTheCall(limits []pair, gated bool, rng *rand.Rand) error {
 	ctx, fits, votes := context.Background(), true, false
 	var asks []ratelimit.Ask
@@ -79,7 +78,7 @@ func decideByTheCall(limits []pair, gated bool, rng *rand.Rand) error {
 		return err
 	}
 	if got.Allowed != fits || len(got.Parts()) != len(asks) {
-		return fmt.Errorf("%+v fit: %v, and are decided as %+v", asks, fits, got)
+		return fmt.Errorf("asks %+v: fit is %v, but the decision is %+v", asks, fits, got)
 	}
 	if err := sameAsAlone(limits, asks, rooms, got, fits); err != nil {
 		return err
@@ -90,7 +89,8 @@ func decideByTheCall(limits []pair, gated bool, rng *rand.Rand) error {
 	return nil
 }
 
-// sameAsAlone checks each part of got beside its limit asked alone, which had those rooms before.
+// sameAsAlone compares each part of got with its limit asked alone. before has the rooms before the
+// call.
 func sameAsAlone(limits []pair, asks []ratelimit.Ask, rooms []ratelimit.Result, got ratelimit.Result, fits bool) (err error) {
 	ctx := context.Background()
 	for i, a := range asks {
@@ -99,17 +99,17 @@ func sameAsAlone(limits []pair, asks []ratelimit.Ask, rooms []ratelimit.Result, 
 			if want, err = limits[i].reference.AllowN(ctx, "key", a.N); err != nil {
 				return err
 			}
-		} else if a.N > 0 { // it would have been admitted, and nothing was charged
+		} else if a.N > 0 { // it would have been admitted, but nothing was charged
 			part.Allowed, part.RetryAfter, part.Delay, want.Delay = want.Allowed, want.RetryAfter, 0, 0
 		}
 		if part.Result != want {
-			return fmt.Errorf("of %+v part %d is\n%+v, and alone\n%+v", asks, i, part, want)
+			return fmt.Errorf("asks %+v: part %d is\n%+v, but alone it would be\n%+v", asks, i, part, want)
 		}
 	}
 	return nil
 }
 
-// giveBack gives back what was charged, together and alone.
+// giveBack refunds what was charged, together and alone.
 func giveBack(limits []pair, charged ratelimit.Result, asks []ratelimit.Ask) error {
 	ctx := context.Background()
 	if err := ratelimit.GiveBack(ctx, charged, asks...); err != nil {

@@ -10,12 +10,11 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// epoch is when the suite's time starts: the beginning of a minute, an hour and a day in
-// UTC.
+// epoch is when the suite's time starts, the beginning of a minute, an hour and a day in UTC.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// clock is a clock that is set by hand. Its readings are never whole microseconds; a
-// store drops the rest.
+// clock is a clock that is set by hand. Its readings are never whole microseconds, so a store must
+// drop the rest.
 type clock struct{ us atomic.Int64 }
 
 func newClock() *clock {
@@ -65,7 +64,7 @@ func (b *bench) like(lim ratelimit.Limiter, algorithm string, l ratelimit.Limit,
 	return other
 }
 
-// key is one key of one limiter. Its calls must not fail.
+// key is a key of a limiter. Its calls must not fail.
 type key struct {
 	*bench
 	lim  ratelimit.Limiter
@@ -111,7 +110,7 @@ func (k *key) peek() ratelimit.Result {
 	return r
 }
 
-// take admits n events.
+// take expects n events to be admitted.
 func (k *key) take(n int) ratelimit.Result {
 	k.t.Helper()
 	r := k.allow(n)

@@ -13,8 +13,8 @@ func boundHolds(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// boundOfLimitHolds takes all it can get when it hurts most: at the edges of windows, at
-// RetryAfter, at once and in bits.
+// boundOfLimitHolds takes everything it can get at the worst times: at the edges of windows, at
+// RetryAfter, all together and one by one.
 func boundOfLimitHolds(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limit) {
 	k := s.bench(t).key(a.name, l)
 	rng := rand.New(rand.NewPCG(uint64(i), 3))
@@ -37,7 +37,7 @@ func boundOfLimitHolds(t testing.TB, s *suite, a algorithm, i int, l ratelimit.L
 	}
 }
 
-// greed takes what is there, until the last event is denied.
+// greed takes everything, until the last event is denied.
 func greed(k *key, rng *rand.Rand) []entry {
 	k.t.Helper()
 	var got []entry
@@ -82,7 +82,7 @@ func longRun(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// longRunOfLimit takes all it can get, up to 400 times, at random distances of whole µs.
+// longRunOfLimit takes everything it can get, up to 400 times, at random intervals of whole µs.
 func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limit) {
 	k := s.bench(t).key(a.name, l)
 	rng := rand.New(rand.NewPCG(uint64(i), 4))
@@ -90,7 +90,7 @@ func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limi
 	start, sum, due := k.us.Load(), int64(0), int64(0)
 	most := exact.period // µs between two calls
 	if a.due != nil {
-		most = drainTime(exact, exact.burst-1) // it is never full again
+		most = drainTime(exact, exact.burst-1) // so that it is never full again
 	}
 	for range min(400, 2*s.traces) {
 		now := k.us.Load()
@@ -99,7 +99,7 @@ func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limi
 			sum += int64(r.Remaining)
 		}
 		due += chargeAll(m, exact, now)
-		if a.due != nil && most > 0 { // one division from the start gives the sum
+		if a.due != nil && most > 0 { // a single division from the start gives the sum
 			due = a.due(exact, now-start)
 		}
 		if sum != due {
@@ -123,8 +123,8 @@ func chargeAll(m model, l limit, now int64) int64 {
 	return sum
 }
 
-// refilled is how many whole events a bucket of l gets back in us µs.
+// refilled returns how many whole events flow into a bucket of l in us µs.
 func refilled(l limit, us int64) int64 { return down(l.flow(us)) }
 
-// drainTime is how long n events of a bucket of l take to drain, in whole µs.
+// drainTime returns how long n events of a bucket of l take to drain, in whole µs.
 func drainTime(l limit, n int64) int64 { return down(share(n, l.period, l.rate)) }

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// What the two buckets have in common.
+// This file has what the two buckets have in common.
 
 // tenYears is the longest Period.
 const tenYears = 10 * 365 * 24 * time.Hour
@@ -20,14 +20,14 @@ var refillTooLong = []ratelimit.Limit{
 	{Rate: 2, Period: tenYears / 10, Burst: 1 << 20},
 }
 
-// bucketBound is burst + rate·(x+1)/period.
+// bucketBound returns burst + rate·(x+1)/period.
 func bucketBound(l limit, x int64) int64 { return l.burst + refilled(l, x+1) }
 
-// bucketDue is burst + rate·us/period.
+// bucketDue returns burst + rate·us/period.
 func bucketDue(l limit, us int64) int64 { return l.burst + refilled(l, us) }
 
-// threePer100s drains an event in 33,333,333 1/3 µs. After 33,333,333 of them the
-// smallest part that there is remains: a 100,000,000th of an event.
+// threePer100s drains an event in 33,333,333 1/3 µs. After 33,333,333 µs, the smallest possible
+// part remains, 1/100,000,000 of an event.
 var threePer100s = ratelimit.Limit{Rate: 3, Period: 100 * second}
 
 var theLastPart = story{"the smallest part of an event holds its place, and can be given back", threePer100s, func(k *tiers) {
@@ -54,16 +54,16 @@ var refundOfWhatDrainedFaster = story{"what has drained under a faster limit is 
 	k.has(0)
 }}
 
-// bucketModel is a level that rises with each event and falls by rate each period. It is
-// what the token bucket lacks, and what the leaky bucket's queue holds.
+// bucketModel is a level that rises with each event and falls by rate per period. For a token
+// bucket it is the number of missing tokens, and for a leaky bucket it is the queue.
 type bucketModel struct {
-	queue bool // leaky
+	queue bool // whether it is a leaky bucket
 
-	level *big.Rat // events, as of time; nil if there are none
+	level *big.Rat // events, at time; nil if there are none
 	time  int64
 	limit limit // of the last admission
 
-	owing bool // charged past the capacity, so that the level is not cut to it
+	owing bool // whether it was charged past the capacity, so that the level is not reduced to it
 }
 
 func (m *bucketModel) seen(reading int64) int64 {
@@ -79,11 +79,11 @@ func (m *bucketModel) anchored(reading int64) model {
 	return &moved
 }
 
-// flow is how many events drain in us µs.
+// flow returns how many events drain in us µs.
 func (l limit) flow(us int64) *big.Rat { return share(us, l.rate, l.period) }
 
-// at is the level at t under l. Of another period it is rounded up to whole events. It starts at
-// no more than the capacity, and falls from there.
+// at returns the level at t under l. If the level is of another period, it is rounded up to whole
+// events. It starts at no more than the capacity, and falls from there.
 func (m *bucketModel) at(l limit, t int64) *big.Rat {
 	if m.level == nil {
 		return new(big.Rat)
@@ -99,7 +99,7 @@ func (m *bucketModel) at(l limit, t int64) *big.Rat {
 	return level
 }
 
-// capacity is how many events a level is cut to under l.
+// capacity returns the number of events to which a level is reduced under l.
 func (m *bucketModel) capacity(l limit) int64 {
 	if m.owing {
 		return mostDrained(l)
@@ -107,13 +107,13 @@ func (m *bucketModel) capacity(l limit) int64 {
 	return l.burst
 }
 
-// century is the longest that a level past the burst takes to drain, in µs.
+// century is the longest time in which a level past the burst drains, in µs.
 const century = 100 * 365 * 24 * 3600 * 1e6
 
-// mostDrained is how many events drain in 100 years, at most what a state holds.
+// mostDrained returns how many events drain in 100 years, but no more than a state can hold.
 func mostDrained(l limit) int64 { return min(down(l.flow(century)), most) }
 
-// cut cuts a level to that many whole events. A level that is owing keeps its part of an event.
+// cut reduces a level to that many whole events. A level that is owing keeps its part of an event.
 func cut(level *big.Rat, events int64, owing bool) *big.Rat {
 	n := down(level)
 	switch part := difference(level, whole(n)); {
@@ -129,8 +129,8 @@ func (m *bucketModel) fits(l limit, t, n int64) bool {
 	return sum(m.at(l, t), whole(n)).Cmp(whole(l.burst)) <= 0
 }
 
-// inTime: a queue must drain in time what is before n events. A token bucket must get in
-// time the tokens that are missing.
+// inTime: what is in a queue before n events must drain in time, and a token bucket must get the
+// missing tokens in time.
 func (m *bucketModel) inTime(l limit, t, n, d int64) bool {
 	level := m.at(l, t)
 	if m.queue {
@@ -153,9 +153,8 @@ func (m *bucketModel) charge(l limit, t, n int64) int64 {
 	return n
 }
 
-// refund gives back what is left of the level that c left behind, at most n. Of a queue
-// it gives back only the tail. The level stays counted as it was. In another period, it
-// gives back whole events.
+// refund refunds what remains of the level that c left behind, at most n. For a queue, it refunds
+// only the tail. The level is still counted as before. In another period, it refunds whole events.
 func (m *bucketModel) refund(l limit, t int64, c charge, n int64) {
 	if m.level == nil || t >= c.due || c.at > m.time || m.queue && !m.isTail(l, c) {
 		return
@@ -172,8 +171,8 @@ func (m *bucketModel) refund(l limit, t int64, c charge, n int64) {
 	m.owing = m.owing && m.level.Cmp(whole(1)) >= 0
 }
 
-// behind is the level that a charge left, as its ResetAfter tells. That is rounded up to a µs, and
-// no level is above what a state holds.
+// behind returns the level that a charge left, according to its ResetAfter. That is rounded up to a
+// µs, and no level is above what a state can hold.
 func (c charge) behind(owing bool) *bucketModel {
 	level := c.limit.flow(c.due - c.at)
 	if down(level) > most {
@@ -187,8 +186,8 @@ func (c charge) overdrawn() bool {
 	return c.limit.flow(c.due-c.at-1).Cmp(whole(c.limit.burst)) >= 0
 }
 
-// leftOf is what is left at t of the level that c left behind. No limit cuts one above
-// the capacity. If others have been admitted since, there was room for an event.
+// leftOf returns what remains at t of the level that c left behind. No limit reduces a level that
+// is above the capacity. If others have been admitted since, there was room for an event.
 func (m *bucketModel) leftOf(l limit, t int64, c charge) *big.Rat {
 	behind := c.behind(c.overdrawn())
 	if behind.owing && !m.owing {

@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// civil says on which dates windows begin, and in which zone. The zero one is none: windows
-// are a period long.
+// civil defines on which dates windows begin, and in which zone. The zero civil has no calendar:
+// windows have the length of a period.
 type civil struct {
 	unit string // day, week or month
 	from int    // a time.Weekday or a day of the month
@@ -64,7 +64,7 @@ func (c civil) begins(d date) bool {
 	return true
 }
 
-// clockAt is what clocks of the zone show at t, in seconds, as if it were UTC.
+// clockAt returns what clocks in the zone show at t, in seconds, as if it were UTC.
 func clockAt(zone *time.Location, t int64) int64 {
 	at := time.Unix(t, 0).In(zone)
 	year, month, day := at.Date()
@@ -72,8 +72,8 @@ func clockAt(zone *time.Location, t int64) int64 {
 	return time.Date(year, month, day, hour, minute, second, 0, time.UTC).Unix()
 }
 
-// midnight is the first instant, in Unix seconds, at which clocks of the zone show d or a later
-// date. It goes in steps in which no clock is changed, of 6 hours or of a second.
+// midnight returns the first instant, in Unix seconds, at which clocks in the zone show d or a
+// later date. It advances in steps of 6 hours or of a second in which no clock is changed.
 func midnight(zone *time.Location, d date) int64 {
 	want := int64(d) * 24 * 3600
 	for t := want - 30*3600; ; {
@@ -94,10 +94,10 @@ func midnight(zone *time.Location, d date) int64 {
 	}
 }
 
-// locations are those that have been loaded, by name.
+// locations are the zones that have been loaded, by name.
 var locations sync.Map
 
-// location is the zone. It is known, since a limit has it.
+// location returns the zone. It is known, because a limit has it.
 func (c civil) location() *time.Location {
 	if zone, found := locations.Load(c.zone); found {
 		return zone.(*time.Location)
@@ -110,7 +110,7 @@ func (c civil) location() *time.Location {
 	return zone
 }
 
-// window is the window that contains t, all in Unix µs.
+// window returns the window that contains t, all in Unix µs.
 func (c civil) window(t int64) (start, end int64) {
 	zone := c.location()
 	seconds := time.UnixMicro(t).Unix()
@@ -125,7 +125,7 @@ func (c civil) window(t int64) (start, end int64) {
 	return start * 1e6, midnight(zone, d) * 1e6
 }
 
-// windowEnd is the end of the window of l that contains t.
+// windowEnd returns the end of the window of l that contains t.
 func (l limit) windowEnd(t int64) int64 {
 	if l.civil == (civil{}) {
 		return windowEnd(t, l.period)
@@ -134,8 +134,8 @@ func (l limit) windowEnd(t int64) int64 {
 	return end
 }
 
-// shortest is how long the shortest window of l is, in µs: clocks are set forward by an hour at
-// most, but for a zone that moves across the date line.
+// shortest returns the length of the shortest window of l, in µs. Clocks are set forward by at most
+// an hour, except in a zone that moves across the date line.
 func (l limit) shortest() int64 {
 	const day = 24 * 3600e6
 	switch l.unit {

@@ -12,7 +12,7 @@ import (
 
 const goroutines = 64
 
-// together calls f in all goroutines, each with its number.
+// together calls f in several goroutines, each with its number.
 func together(f func(g int)) {
 	var all sync.WaitGroup
 	start := make(chan struct{})
@@ -27,7 +27,7 @@ func together(f func(g int)) {
 }
 
 func concurrentTakes(t testing.TB, s *suite, a algorithm) {
-	for _, most := range []int{1, 7} { // costs
+	for _, most := range []int{1, 7} { // largest costs
 		k := s.bench(t).key(a.name, ratelimit.PerHour(500))
 		var admitted, failed, leastDenied atomic.Int64
 		leastDenied.Store(math.MaxInt64)
@@ -69,7 +69,7 @@ func concurrentRefunds(t testing.TB, s *suite, a algorithm) {
 			}
 			kept.Add(3)
 			if queue || (g+i)%4 == 0 {
-				continue // a queue gives back only its tail, and it is not known whose that is
+				continue // a queue refunds only its tail, and it is not known whose that is
 			}
 			if k.lim.Refund(context.Background(), k.name, r, 2) != nil {
 				failed.Add(1)

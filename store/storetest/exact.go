@@ -11,8 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// fill spends all that a key has, in ways of different age and size. Each is called on a
-// new key.
+// fill spends everything a key has, in ways of different age and size. Each is called on a new key.
 var fill = []struct {
 	name string
 	do   func(k *key, l ratelimit.Limit, capacity int)
@@ -44,7 +43,7 @@ func (s *suite) eachKey(t testing.TB, a algorithm, f func(t testing.TB, k *key, 
 	}
 }
 
-// another is a new key of the same limiter.
+// another returns a new key of the same limiter.
 func (k *key) another() *key {
 	other := *k
 	other.name += "'"
@@ -107,11 +106,11 @@ func resetAfterIsExact(t testing.TB, s *suite, a algorithm) {
 				way.do(k, l, capacity)
 				k.advance(k.peek().ResetAfter - microsecond)
 				if r := k.peek(); r.ResetAfter != microsecond || r == unseen.peek() {
-					t.Fatalf("%v, %s: as never seen 1 µs before ResetAfter: %+v", l, way.name, r)
+					t.Fatalf("%v, %s: fully reset 1 µs before ResetAfter: %+v", l, way.name, r)
 				}
 				k.advance(microsecond)
 				if r := k.peek(); r != unseen.peek() {
-					t.Fatalf("%v, %s: not as never seen at ResetAfter: %+v", l, way.name, r)
+					t.Fatalf("%v, %s: not fully reset at ResetAfter: %+v", l, way.name, r)
 				}
 				k.take(capacity)
 			})
@@ -202,8 +201,8 @@ func peekAnswersAsTake(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// denialsChangeNothing plays traces with all calls, and without Peeks and denied calls.
-// The other calls have the same Results.
+// denialsChangeNothing plays traces with all calls, and without Peeks and denied calls. All other
+// calls must have the same Results.
 func denialsChangeNothing(t testing.TB, s *suite, a algorithm) {
 	for seed := range uint64(1 + s.traces/3) {
 		s.part(t, func(t testing.TB, s *suite) { denialsOfTraceChangeNothing(t, s, a, seed) })
@@ -260,18 +259,18 @@ func resetForgets(t testing.TB, s *suite, a algorithm) {
 		charged := k.take(capacity)
 		k.reset()
 		if r := k.peek(); r != unseen {
-			t.Fatalf("after Reset %+v, never seen %+v", r, unseen)
+			t.Fatalf("after Reset %+v, a new key %+v", r, unseen)
 		}
-		k.refund(charged, capacity) // nothing is still charged
+		k.refund(charged, capacity) // nothing is charged any more
 		if r := k.peek(); r != unseen {
-			t.Fatalf("after Reset and Refund %+v, never seen %+v", r, unseen)
+			t.Fatalf("after Reset and Refund %+v, a new key %+v", r, unseen)
 		}
 		k.take(capacity)
 		k.deny(1)
 	})
 }
 
-// endsAtZero refunds a part of a key whose end is 0 as a number, the beginning of 1970.
+// endsAtZero refunds a part of a key whose end is the number 0, the beginning of 1970.
 func endsAtZero(t testing.TB, s *suite, a algorithm) {
 	k := s.bench(t).key(a.name, tenPerMinute)
 	k.set(-k.another().take(10).ResetAfter.Microseconds())

@@ -19,7 +19,7 @@ var fixedWindow = algorithm{
 			k.at(minute-microsecond).refund(first, 4)
 			k.has(7)
 			k.at(minute).take(2)
-			k.refund(second, 3) // its window is over
+			k.refund(second, 3) // its window has ended
 			k.has(8)
 		}},
 		refundOfWhatHasExpired,
@@ -27,8 +27,8 @@ var fixedWindow = algorithm{
 	},
 }
 
-// calendars are limits whose windows begin at midnight, in zones with all that clocks do. Zones
-// that are not known here are left out.
+// calendars are limits whose windows begin at midnight, in zones where clocks do everything that
+// they can do. Zones that are not known here are left out.
 func calendars() (all []ratelimit.Limit) {
 	for _, text := range []string{
 		"10/month", "100/month from 31 in America/Sao_Paulo", "3/month from 15 in Asia/Kolkata", "7/week", "20/week from sunday in Europe/Berlin",
@@ -42,7 +42,7 @@ func calendars() (all []ratelimit.Limit) {
 	return all
 }
 
-// fixedModel is a fixed window: a count, in the window of the last admission.
+// fixedModel is a fixed window: a count in the window of the last admission.
 type fixedModel struct {
 	last  int64 // the last admission
 	limit limit // of it
@@ -57,8 +57,8 @@ func (m *fixedModel) seen(reading int64) int64 {
 	return max(reading, m.last)
 }
 
-// anchored has the same count in the window of reading. By a calendar it keeps the end that it
-// had, but no later than a store can keep it.
+// anchored has the same count in the window of reading. By a calendar, it keeps its end, but no
+// later than a store can keep it.
 func (m *fixedModel) anchored(reading int64) model {
 	moved := *m
 	if moved.last <= reading {
@@ -73,8 +73,8 @@ func (m *fixedModel) anchored(reading int64) model {
 	return &moved
 }
 
-// held is the true count at t. A count of another limit is in force until the window of
-// the last admission ends in either.
+// held returns the true count at t. A count of another limit is in force until the window of the
+// last admission ends, by either limit.
 func (m *fixedModel) held(l limit, t int64) int64 {
 	if m.ended(t) || t >= l.windowEnd(m.last) {
 		return 0
@@ -94,8 +94,8 @@ func (m *fixedModel) charge(l limit, t, n int64) int64 {
 	return m.count - held
 }
 
-// refund is of the window of the charge. Two calendars can have windows that end together. What
-// was charged before today's began is gone.
+// refund refunds to the window of the charge. Two calendars can have windows that end at the same
+// time. What was charged before today's window began is gone.
 func (m *fixedModel) refund(l limit, _ int64, c charge, n int64) {
 	if m.count == 0 || c.limit.period != m.limit.period || c.due != m.end {
 		return

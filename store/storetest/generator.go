@@ -10,16 +10,16 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// generator makes up traces, each from its seed.
+// generator generates traces, each from its seed.
 type generator struct {
 	*rand.Rand
 	base   ratelimit.Limit
-	limits []ratelimit.Limit // what WithLimitFunc returns, one after the other
+	limits []ratelimit.Limit // what WithLimitFunc returns, in this order
 	limit  ratelimit.Limit
 	last   ratelimit.Result
 	nextID int
 
-	late, setBack bool  // readings that come late, or that set the clock back
+	late, setBack bool  // whether readings come late, or set the clock back
 	backwards     int64 // by how many µs they may still do so
 }
 
@@ -61,7 +61,7 @@ func (g *generator) variant(pool []ratelimit.Limit) ratelimit.Limit {
 	return l
 }
 
-// next makes up the next op, from what p has seen.
+// next generates the next op, from what p has seen.
 func (g *generator) next(p *player) op {
 	g.nextID++
 	o := op{id: g.nextID, limit: g.nextLimit(), at: g.time(p), n: 1}
@@ -86,7 +86,7 @@ func (g *generator) next(p *player) op {
 		}
 	case x < 43 && o.at < lastDebt:
 		o.kind = "Charge"
-		if o.n = number(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state holds
+		if o.n = number(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state can hold
 			o.n = most - g.IntN(2)
 		}
 	default:
@@ -120,7 +120,7 @@ func (g *generator) nextLimit() ratelimit.Limit {
 	return g.limit
 }
 
-// part is how many of n events to refund: some, all, or more.
+// part returns how many of n events to refund: some, all, or more.
 func (g *generator) part(n int64) int64 {
 	switch g.IntN(4) {
 	case 0:
@@ -133,7 +133,7 @@ func (g *generator) part(n int64) int64 {
 	return n
 }
 
-// cost is from 1 to 2 above the capacity. Often it is just what is left, or one more.
+// cost returns a number from 1 to 2 above the capacity. Often it is just what is left, or one more.
 func (g *generator) cost(capacity int64) int64 {
 	switch g.IntN(9) {
 	case 0, 1, 2:
@@ -152,11 +152,11 @@ func (g *generator) cost(capacity int64) int64 {
 	return 1 + g.Int64N(capacity)
 }
 
-// number is n, or the largest int if int has 32 bits.
+// number returns n, or the largest int if int has 32 bits.
 func number(n int64) int { return int(min(n, math.MaxInt)) }
 
-// patience is how long the turn of events may take to come. Often it is just enough or
-// just not, and rarely whole µs.
+// patience returns how long events may wait. Often it is just enough or just too short, and rarely
+// whole µs.
 func (g *generator) patience() time.Duration {
 	near := time.Duration(g.Int64N(3)-1) * time.Microsecond
 	event := g.limit.Period / time.Duration(max(1, g.limit.Rate))
@@ -182,8 +182,8 @@ func (g *generator) patience() time.Duration {
 	return d + time.Duration(g.IntN(1000))
 }
 
-// back is where the clock is set back to from now: by little or by many Periods. A log may keep
-// times that are later by all of that, and a server knows none after 2199.
+// back returns to when the clock is set back from now: by little, or by many Periods. A log may
+// keep times that are later by all of that, and a server has no times after 2199.
 func (g *generator) back(now int64) int64 {
 	period := g.limit.Period.Microseconds()
 	by := 1 + g.Int64N(2*period)
@@ -200,8 +200,8 @@ func (g *generator) back(now int64) int64 {
 	return now - by
 }
 
-// time returns the next reading. Often it is the same or the very edge of something, and
-// now and then years later.
+// time returns the next reading. Often it is the same, or the exact edge of something, and
+// sometimes it is years later.
 func (g *generator) time(p *player) int64 {
 	now := max(p.latest, epoch.UnixMicro())
 	if p.setBack && p.now > 0 {
@@ -217,7 +217,7 @@ func (g *generator) time(p *player) int64 {
 	return now + step
 }
 
-// step is how much later than now the next reading may be.
+// step returns how much later than now the next reading may be.
 func (g *generator) step(now int64) (step int64) {
 	period := g.limit.Period.Microseconds()
 	event := 1 + period/int64(max(1, g.limit.Rate))
@@ -256,7 +256,7 @@ func (g *generator) step(now int64) (step int64) {
 	return step
 }
 
-// limits are the limits of a that the store can be tried with.
+// limits returns the limits of a that the store can be tried with.
 func (s *suite) limits(a algorithm) (valid []ratelimit.Limit) {
 	for _, l := range a.limits {
 		if s.valid(a, l) {
@@ -266,7 +266,7 @@ func (s *suite) limits(a algorithm) (valid []ratelimit.Limit) {
 	return valid
 }
 
-// someLimits are those of [suite.limits], or an even choice of them if the suite has few
+// someLimits returns those of [suite.limits], or an even selection of them if the suite runs few
 // traces.
 func (s *suite) someLimits(a algorithm) []ratelimit.Limit {
 	all := s.limits(a)

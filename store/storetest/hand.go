@@ -9,17 +9,17 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// The hand-worked cases that are the same for all algorithms, under a limit of 10 a
-// minute. An algorithm's own are its stories.
+// The hand-worked cases that are the same for all algorithms, under a limit of 10 per minute. The
+// cases of a single algorithm are its stories.
 
 // refunds checks Refund; each part has a new key.
 func refunds(t testing.TB, s *suite, a algorithm) {
 	part := func() *key { return s.bench(t).key(a.name, tenPerMinute) }
-	k := part() // all of it: the key is fresh again
+	k := part() // all of it: the key is like new again
 	unseen := k.peek()
 	k.refund(k.take(3), 3)
 	if r := k.peek(); r != unseen {
-		k.t.Fatalf("refunded whole: %+v, never seen: %+v", r, unseen)
+		k.t.Fatalf("after a refund of everything: %+v, a new key: %+v", r, unseen)
 	}
 
 	k = part() // in parts
@@ -29,12 +29,12 @@ func refunds(t testing.TB, s *suite, a algorithm) {
 	k.refund(charged, 3)
 	k.has(9)
 
-	k = part() // no more than was charged
+	k = part() // not more than was charged
 	k.take(5)
 	k.refund(k.take(2), 100)
 	k.has(5)
 
-	k = part() // never past full
+	k = part() // never more than full
 	charged = k.take(4)
 	k.refund(charged, 4)
 	k.refund(charged, 4)
@@ -42,7 +42,7 @@ func refunds(t testing.TB, s *suite, a algorithm) {
 	k.take(10)
 	k.deny(1)
 
-	k = part() // a refund never keeps a key for longer
+	k = part() // a refund never makes a key last longer
 	charged = k.take(9)
 	k.at(time.Second)
 	before := k.peek().ResetAfter
@@ -60,7 +60,7 @@ func refunds(t testing.TB, s *suite, a algorithm) {
 	k.has(10)
 }
 
-// limitChanges checks changes of the limit; each part has a new key.
+// limitChanges checks changes of the limit. Each part has a new key.
 func limitChanges(t testing.TB, s *suite, a algorithm) {
 	part := func() *tiers { return newTiers(t, s, a, tenPerMinute) }
 	limitFuncAnswers(part())
@@ -76,7 +76,7 @@ func limitChanges(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// limitFuncAnswers checks that the limit, or the error, is what the function returns.
+// limitFuncAnswers checks that the limit or the error is what the function returns.
 func limitFuncAnswers(k *tiers) {
 	k.take(6)
 	k.to(ratelimit.PerMinute(20)).has(14)
@@ -99,7 +99,7 @@ func limitFuncAnswers(k *tiers) {
 	k.has(4)
 }
 
-// limitFlaps checks that without an admission the limit may change any number of times.
+// limitFlaps checks that without an admission, the limit may change any number of times.
 func limitFlaps(k *tiers) {
 	k.take(6)
 	for range 20 {
@@ -129,7 +129,7 @@ func limitFalls(t testing.TB, k *tiers) {
 	k.deny(1)
 }
 
-// periodChanges checks that whole events, just spent, stay spent in every period.
+// periodChanges checks that whole events that were just spent stay spent in every period.
 func periodChanges(k *tiers) {
 	k.at(0).take(6)
 	for _, l := range []ratelimit.Limit{ratelimit.PerHour(10), ratelimit.PerSecond(10), ratelimit.PerDay(10), tenPerMinute} {
@@ -144,13 +144,12 @@ func periodChanges(k *tiers) {
 	}
 }
 
-// refundsAfterChange checks that what has expired or drained does not return under
-// another limit.
+// refundsAfterChange checks that what has expired or drained does not return under another limit.
 func refundsAfterChange(t testing.TB, s *suite, a algorithm) {
 	k := newTiers(t, s, a, tenPerMinute)
 	charged := k.at(0).take(5)
 	k.at(time.Hour).to(ratelimit.PerDay(10)).reset()
 	k.take(10)
-	k.refund(charged, 5) // was drained after 30 s, and gone after a minute
+	k.refund(charged, 5) // drained after 30 s, and was gone after a minute
 	k.has(0)
 }

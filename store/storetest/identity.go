@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// limitersAreApart exhausts a key of each limiter in turn. Those before have not touched
-// it.
+// limitersAreApart exhausts a key of each limiter in turn. The earlier limiters must not have
+// changed it.
 func limitersAreApart(t testing.TB, s *suite, _ algorithm) {
 	b := s.bench(t)
 	type one struct {
@@ -62,7 +62,7 @@ func namesShare(t testing.TB, s *suite, _ algorithm) {
 		second.has(20)
 
 		twin := b.key(a.name, ratelimit.PerHour(20))
-		b.key(a.name, ratelimit.PerHour(20)).take(5) // equal limiters are one
+		b.key(a.name, ratelimit.PerHour(20)).take(5) // equal limiters share their counts
 		twin.has(15)
 		second.has(20)
 	}
@@ -89,7 +89,7 @@ func lookAlikes() []string {
 	}
 }
 
-// keysAreExact spends a different number of events of each key, and then finds it.
+// keysAreExact spends a different number of events of each key, and then checks the numbers.
 func keysAreExact(t testing.TB, s *suite, _ algorithm) {
 	keys := lookAlikes()
 	for i := range 100 {

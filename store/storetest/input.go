@@ -71,11 +71,11 @@ func badCalls(k *key, charged, denied, peeked ratelimit.Result) {
 	}
 }
 
-// badLimits are refused by the constructor.
+// badLimits are rejected by the constructor.
 func badLimits(b *bench, a algorithm) {
 	b.t.Helper()
 	tooMany := math.MaxInt32
-	tooMany++ // below 0 where int has 32 bits
+	tooMany++ // negative if int has 32 bits
 	limits := []ratelimit.Limit{
 		{},
 		{Rate: -1, Period: time.Second},
@@ -91,7 +91,7 @@ func badLimits(b *bench, a algorithm) {
 		lim, err := ratelimit.New(a.name, b.store, l)
 		expect(b.t, l.String(), err, ratelimit.ErrInvalidLimit)
 		if lim != nil {
-			b.t.Fatalf("%v: a limiter beside the error", l)
+			b.t.Fatalf("%v: New returned a limiter and an error", l)
 		}
 	}
 }

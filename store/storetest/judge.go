@@ -7,8 +7,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// question is a request: n events, and if within is set, that their turn comes within d
-// µs.
+// question is a request for n events. If within is set, they may wait for at most d µs.
 type question struct {
 	n      int64
 	within bool
@@ -26,8 +25,8 @@ func (q question) admitted(m model, l limit, t int64) bool {
 	return m.fits(l, t, q.n+q.reserved)
 }
 
-// judge returns what is wrong with r, the answer to q at a reading of the clock. If r is
-// an admission and not a Peek, it charges the events to m.
+// judge returns what is wrong with r, the answer to q at a reading of the clock. If r is an
+// admission and not a Peek, it charges the events to m.
 func judge(m model, l limit, reading int64, q question, r ratelimit.Result) error {
 	now := m.seen(reading)
 	allowed := q.admitted(m, l, now)
@@ -66,7 +65,7 @@ func judge(m model, l limit, reading int64, q question, r ratelimit.Result) erro
 func judgeCharge(m model, l limit, reading, n, reserved int64, r ratelimit.Result) (charged int64, err error) {
 	now := m.seen(reading)
 	if most := max(0, l.burst-reserved); !r.Allowed || r.Limit != int(most) || r.RetryAfter != 0 {
-		return 0, fmt.Errorf("a Charge is allowed at once, of a Limit of %d", most)
+		return 0, fmt.Errorf("a Charge must be Allowed without RetryAfter, and with a Limit of %d", most)
 	}
 	queued := func(d int64) bool { return m.fresh(l, now+d) }
 	if !m.delays() {
@@ -78,7 +77,7 @@ func judgeCharge(m model, l limit, reading, n, reserved int64, r ratelimit.Resul
 	case charged > 0 && delay != nil:
 		return charged, delay
 	case charged == 0 && r.Delay != 0:
-		return charged, fmt.Errorf("Delay is %v, of nothing", r.Delay)
+		return charged, fmt.Errorf("Delay is %v, but nothing was charged", r.Delay)
 	}
 	if err := judgeRemaining(m, l, now, int64(r.Remaining), reserved); err != nil {
 		return charged, err
@@ -108,7 +107,7 @@ func judgeRemaining(m model, l limit, now, k, reserved int64) error {
 	return fmt.Errorf("Remaining is %d, want %d", k, room(m, l, now, l.burst, reserved))
 }
 
-// room is how many of n events fit at now besides those reserved.
+// room returns how many of n events fit at now, besides those reserved.
 func room(m model, l limit, now, n, reserved int64) int64 {
 	k := int64(0)
 	for step := int64(1) << 31; step > 0; step /= 2 {
@@ -119,8 +118,8 @@ func room(m model, l limit, now, n, reserved int64) int64 {
 	return k
 }
 
-// earliest returns what is wrong with d. d must be the first whole µs from low on at
-// which ok holds; ok then holds for good.
+// earliest returns what is wrong with d, which must be the first whole µs from low on at which ok
+// holds. Once ok holds, it must hold forever.
 func earliest(name string, d time.Duration, low int64, ok func(us int64) bool) error {
 	us := d.Microseconds()
 	if d%time.Microsecond == 0 && us >= low && ok(us) && (us == low || !ok(us-1)) {
@@ -136,7 +135,7 @@ func earliest(name string, d time.Duration, low int64, ok func(us int64) bool) e
 		}
 	}
 	if high == forever {
-		return fmt.Errorf("%s is %v, want none: it never holds", name, d)
+		return fmt.Errorf("%s is %v, but waiting never helps", name, d)
 	}
 	return fmt.Errorf("%s is %d µs, want %d µs", name, us, high)
 }

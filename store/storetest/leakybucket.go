@@ -15,14 +15,14 @@ var leakyBucket = algorithm{
 		refundOfWhatDrainedFaster,
 		{"a refund is of the tail", tenPerMinute, func(k *tiers) {
 			first, tail := k.at(0).take(3), k.take(2)
-			k.refund(first, 3) // the turns behind it are already given out
+			k.refund(first, 3) // the places behind it are already taken
 			k.has(5)
 			k.refund(tail, 2)
 			k.has(7)
 		}},
 		{"the tail drains", tenPerMinute, func(k *tiers) {
 			first := k.at(0).take(3)
-			tail := k.at(12 * second).take(2) // behind 1, and of 18 s to 30 s
+			tail := k.at(12 * second).take(2) // behind 1, with places from 18 s to 30 s
 			if tail.Delay != 6*second {
 				k.t.Fatalf("Delay is %v, want 6s", tail.Delay)
 			}
@@ -53,8 +53,8 @@ var leakyBucket = algorithm{
 				k.t.Fatalf("Delay is %v, want 17s", r.Delay)
 			}
 		}},
-		// In 1 µs, 1.3 events drain. A charge knows in which µs its level has drained,
-		// and so knows the level only to 1.3 events.
+		// In 1 µs, 1.3 events drain. A charge stores in which µs its level has drained, so it knows
+		// the level only to 1.3 events.
 		{"what was just before the tail is not it", ratelimit.PerMinute(78_000_000), func(k *tiers) {
 			k.at(0).take(39_000_010)
 			first := k.at(microsecond).take(1) // leaves 39,000,009.7 behind, by its ResetAfter 39,000,010.4
@@ -65,7 +65,7 @@ var leakyBucket = algorithm{
 		{"each waits for those before", tenPerMinute, asks(
 			ask{n: 1, d: 0},
 			ask{n: 1, d: 0, retry: 6 * second},
-			ask{n: 1, d: 6*second - 1, retry: microsecond}, // 999 ns of it are no whole µs
+			ask{n: 1, d: 6*second - 1, retry: microsecond}, // 999 ns of it are not a whole µs
 			ask{n: 2, d: 6 * second, delay: 6 * second},
 			ask{n: 1, d: 6 * second, retry: 12 * second}, // 3 in the queue
 			ask{n: 1, d: minute, delay: 18 * second},

@@ -12,10 +12,10 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Several limits at once, and debts. The limits have long Periods, so real time uses up
-// nothing.
+// This file tests several limits together, and debts. The limits have long Periods, so that the
+// time of the test does not matter.
 
-// pair is a limiter on the store under test, and its equal on the reference store.
+// pair is a limiter on the store under test, and an equal one on the reference store.
 type pair struct{ tested, reference ratelimit.Limiter }
 
 // limitOf returns a limit of some hours.
@@ -23,8 +23,7 @@ func limitOf(rng *rand.Rand) ratelimit.Limit {
 	return ratelimit.Limit{Rate: 1 + rng.IntN(20), Period: time.Duration(1+rng.IntN(7)) * 53 * time.Minute}
 }
 
-// pairs returns limiters on both stores. They are not watched, because their Periods are
-// long.
+// pairs returns limiters on both stores. They are not watched, because their Periods are long.
 func pairs(t testing.TB, b *bench, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) pair {
 	t.Helper()
 	tested, err := ratelimit.New(algorithm, b.store, l, opts...)
@@ -38,8 +37,8 @@ func pairs(t testing.TB, b *bench, algorithm string, l ratelimit.Limit, opts ...
 	return pair{tested, reference}
 }
 
-// decidedTogether is a check: a call of several limits charges each as a call of its own
-// would, or none. Each Result is that limit's own.
+// decidedTogether is a check: a call of several limits charges each as a separate call would, or
+// none. Each Result is that of its own limit.
 func decidedTogether(t testing.TB, s *suite, _ algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 1))
@@ -80,7 +79,7 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 		return err
 	}
 	if got.Allowed != fits || len(got.Parts()) != len(parts) {
-		return fmt.Errorf("%d events fit: %v, and are decided as %+v", n, fits, got)
+		return fmt.Errorf("%d events: fit is %v, but the decision is %+v", n, fits, got)
 	}
 	for i, p := range parts {
 		want, err := p.reference.Peek(ctx, "key")
@@ -92,11 +91,11 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 			if want, err = p.reference.AllowN(ctx, "key", n); err != nil {
 				return err
 			}
-		} else { // it would have been admitted, and nothing was charged
+		} else { // it would have been admitted, but nothing was charged
 			part.ResetAfter, part.Delay, want.ResetAfter, want.Delay = 0, 0, 0, 0
 		}
 		if part.Result != want {
-			return fmt.Errorf("limit %d says of %d events\n%+v, and alone\n%+v", i, n, part, want)
+			return fmt.Errorf("limit %d, %d events:\n%+v, but alone it would be\n%+v", i, n, part, want)
 		}
 	}
 	return nil
@@ -195,7 +194,7 @@ func debts(t testing.TB, s *suite, a algorithm) {
 		var admissions []ratelimit.Result
 		for i := range traceLen {
 			n, kind := 1+rng.IntN(25), rng.IntN(8)
-			if rng.IntN(20) == 0 { // more than drains in 100 years, and more than a state holds
+			if rng.IntN(20) == 0 { // more than drains in 100 years, and more than a state can hold
 				n = math.MaxInt32 - rng.IntN(2)
 			}
 			var of ratelimit.Result
@@ -209,7 +208,7 @@ func debts(t testing.TB, s *suite, a algorithm) {
 				t.Fatal(err)
 			}
 			if got != want || (err == nil) != (wanted == nil) {
-				t.Fatalf("seed %d, call %d: %+v, %v, and the reference store says %+v, %v", seed, i, got, err, want, wanted)
+				t.Fatalf("seed %d, call %d: %+v, %v, but the reference store returns %+v, %v", seed, i, got, err, want, wanted)
 			}
 			if got.Allowed && kind != 1 {
 				admissions = append(admissions, got)

@@ -10,9 +10,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// reference is a complete store: a map of bytes, a mutex and a clock. Copy it to begin a
-// store of your own. Replace the map with a database, and the mutex with a transaction
-// around each call. If the database lets keys expire, end says when.
+// reference is a complete store: a map of bytes, a mutex and a clock. Copy it to begin a store of
+// your own. Replace the map by a database, and the mutex by a transaction around each call. If the
+// database can expire keys, end returns when.
 type reference struct {
 	clock func() time.Time
 
@@ -24,18 +24,18 @@ func newReference(clock func() time.Time) *reference {
 	return &reference{clock: clock, values: map[string][]byte{}}
 }
 
-// address is where the value of a key is. Equal namespaces have the same ID, of 16 bytes.
+// address identifies the value of a key. Equal namespaces have the same ID, of 16 bytes.
 func address(ns *store.Namespace, key string) string {
 	hi, lo := ns.ID()
 	id := binary.BigEndian.AppendUint64(nil, hi)
 	return string(binary.BigEndian.AppendUint64(id, lo)) + key
 }
 
-// value is what is kept of a key. The zero value is that of a new key.
+// value is what is stored for a key. The zero value is that of a new key.
 type value struct {
 	state store.State
 	limit store.Limit // under which state was counted
-	log   store.Log   // nil if the rule needs none
+	log   store.Log   // nil if the rule needs no log
 }
 
 // parse is the inverse of bytes. It returns a new value if b is nil.
@@ -58,7 +58,7 @@ func (v value) bytes() ([]byte, error) {
 	return store.AppendState(nil, v.state, v.limit), nil
 }
 
-// end is when v may be dropped, in Unix µs: from then on the key counts as new. It is
+// end returns when v may be deleted, in Unix µs. From then on, the key counts as new. It is
 // math.MinInt64 if nothing is charged.
 func (v value) end(rule *store.Rule) int64 {
 	switch {
@@ -70,7 +70,7 @@ func (v value) end(rule *store.Rule) int64 {
 	return v.state.At + rule.TTL(v.state, v.limit)
 }
 
-// get returns the value of a key, or a new one if it has ended.
+// get returns the value of a key, or a new value if it has ended.
 func (m *reference) get(ns *store.Namespace, key string, now int64) (value, error) {
 	v, err := parse(ns.Rule, m.values[address(ns, key)])
 	if err == nil && v.end(ns.Rule) <= now {
@@ -79,19 +79,19 @@ func (m *reference) get(ns *store.Namespace, key string, now int64) (value, erro
 	return v, err
 }
 
-// put keeps what step has returned, if anything.
+// put stores what step has returned, if anything.
 func (m *reference) put(ns *store.Namespace, key string, next []byte) {
 	if next != nil {
 		m.values[address(ns, key)] = next
 	}
 }
 
-// now reads the clock, once for each call.
+// now reads the clock, once per call.
 func (m *reference) now() int64 { return m.clock().UnixMicro() }
 
-// step decides on n events and those reserved, and returns the value with the n events charged,
-// for put. It returns nil if the reply is not OK. If most is above 0 it is an overdraft, and
-// charges the events anyway.
+// step decides on n events and those reserved, and returns the value with the n events charged, for
+// put. It returns nil if the reply is not OK. If most is above 0, it is an overdraft, and charges
+// the events in any case.
 func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n, reserved, most int64) (next []byte, r store.Reply, err error) {
 	v, err := m.get(ns, key, now)
 	if err != nil {
@@ -155,7 +155,7 @@ func (m *reference) Reset(_ context.Context, ns *store.Namespace, key string) er
 	return nil
 }
 
-// Together implements [store.Store]. All keys are in one map.
+// Together implements [store.Store]. All keys are in the same map.
 func (m *reference) Together(string, string) bool { return true }
 
 // Decide implements [store.Store].
@@ -187,5 +187,5 @@ func (m *reference) decide(_ context.Context, requests []store.Request, replies 
 	return nil
 }
 
-// Prepare implements [store.Store]: there is nothing to prepare.
+// Prepare implements [store.Store]. There is nothing to prepare.
 func (m *reference) Prepare(*store.Rule, store.Limit, bool) error { return nil }

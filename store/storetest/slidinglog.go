@@ -18,7 +18,7 @@ var slidingLog = algorithm{
 			first, other := k.at(0).take(3), k.at(10*second).take(4)
 			k.at(20*second).refund(other, 4)
 			k.has(7)
-			k.refund(other, 4) // its entry is gone, and the one that is left is not its own
+			k.refund(other, 4) // its entry is gone, and the one that is left belongs to another charge
 			k.has(7)
 			k.at(minute - microsecond).has(7)
 			k.at(minute).take(10)
@@ -40,7 +40,7 @@ type entry struct{ at, n int64 }
 
 func (m *logModel) seen(reading int64) int64 { return max(reading, m.newest()) }
 
-// anchored is as old as it was, by its newest event.
+// anchored keeps the ages, relative to the newest event.
 func (m *logModel) anchored(reading int64) model {
 	moved := logModel{period: m.period}
 	by := min(0, reading-m.newest())
@@ -57,7 +57,7 @@ func (m *logModel) newest() int64 {
 	return m.entries[len(m.entries)-1].at
 }
 
-// held is how many events lie in the period that ends at t.
+// held returns how many events are in the period that ends at t.
 func (m *logModel) held(l limit, t int64) int64 {
 	sum := int64(0)
 	for _, e := range m.entries {
@@ -74,7 +74,7 @@ func (m *logModel) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) 
 
 func (m *logModel) fresh(l limit, t int64) bool { return m.held(l, t) == 0 }
 
-// charge forgets for good what does not count.
+// charge removes events that no longer count.
 func (m *logModel) charge(l limit, t, n int64) int64 {
 	var living []entry
 	for _, e := range m.entries {
@@ -86,7 +86,7 @@ func (m *logModel) charge(l limit, t, n int64) int64 {
 	return n
 }
 
-// refund is of the events of the same instant, the last of them first.
+// refund refunds events of the same instant, the last of them first.
 func (m *logModel) refund(l limit, t int64, c charge, n int64) {
 	var left []entry
 	for i := len(m.entries) - 1; i >= 0; i-- {

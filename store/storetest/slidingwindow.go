@@ -16,22 +16,22 @@ var slidingWindow = algorithm{
 		{"a refund is of the window of its charge, also of the previous one", tenPerMinute, func(k *tiers) {
 			charged := k.at(0).take(10)
 			k.at(minute).has(0)
-			k.refund(charged, 4) // of the previous window: 6 are left of it
+			k.refund(charged, 4) // of the previous window: 6 of it are left
 			k.has(4)
-			k.at(90 * second).has(7) // they weigh half
+			k.at(90 * second).has(7) // they count half
 			k.at(95 * second).take(3)
 			k.at(2 * minute).take(2)
-			k.refund(charged, 6) // its window has no weight any more; that of the 3 has full weight
+			k.refund(charged, 6) // its window no longer counts; that of the 3 counts fully
 			k.has(5)
 		}},
 		refundOfWhatHasExpired,
-		// In the next window 8 weigh 7 after 7.5 s, and 10 weigh 9 after 6 s.
+		// In the next window, 8 count as 7 after 7.5 s, and 10 count as 9 after 6 s.
 		{"turns do not matter", tenPerMinute, turnsDoNotMatter(67*second+second/2, 66*second)},
 	},
 }
 
-// slidingModel is a sliding window: counts in the window of the last admission and the one
-// before.
+// slidingModel is a sliding window: counts in the window of the last admission and the previous
+// one.
 type slidingModel struct {
 	last, period int64 // of the last admission
 	prev, cur    int64
@@ -48,8 +48,8 @@ func (m *slidingModel) anchored(reading int64) model {
 	return &slidingModel{min(m.last, reading), m.period, m.prev, m.cur}
 }
 
-// held is the two true counts in the windows of l at t. Counted in another period, what
-// weighs at t is in the current window, rounded up. It is in force until the window of
+// held returns the two true counts in the windows of l at t. If they were counted in another
+// period, what counts at t is in the current window, rounded up. It is in force until the window of
 // the last admission ends in l's period.
 func (m *slidingModel) held(l limit, t int64) (prev, cur int64) {
 	if m.prev+m.cur == 0 {
@@ -70,8 +70,8 @@ func (m *slidingModel) held(l limit, t int64) (prev, cur int64) {
 	return 0, cur + up(weight(min(prev, l.burst), t, m.period))
 }
 
-// weight is what prev events of the last window of period weigh at t: they came evenly, and
-// those before t less a period have left.
+// weight returns how much prev events of the previous window of period count at t: they are taken
+// as evenly spread, and those before t minus a period have left.
 func weight(prev, t, period int64) *big.Rat { return share(prev, windowEnd(t, period)-t, period) }
 
 func (m *slidingModel) fits(l limit, t, n int64) bool {
@@ -92,7 +92,7 @@ func (m *slidingModel) charge(l limit, t, n int64) int64 {
 	return m.cur - cur
 }
 
-// refund is of the window of the charge, now the current one or the one before.
+// refund refunds to the window of the charge, which is now the current one or the previous one.
 func (m *slidingModel) refund(_ limit, _ int64, c charge, n int64) {
 	if m.prev+m.cur == 0 || c.limit.period != m.period {
 		return

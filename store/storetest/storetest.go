@@ -1,6 +1,5 @@
-// Package storetest is the conformance suite for stores. A store that passes it decides
-// as the laws of package ratelimit say, for every algorithm and every limit, and as all
-// other stores do:
+// Package storetest is the conformance suite for stores. A store that passes it decides as package
+// ratelimit promises, for every algorithm and every limit, and as all other stores do:
 //
 //	func TestConformance(t *testing.T) {
 //		storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
@@ -8,11 +7,11 @@
 //		})
 //	}
 //
-// The suite compares decisions with a slow and plain model, which knows what each algorithm
-// promises and not how the library computes it: model.go has its contract, and the file of each
-// algorithm what that promises, in exact fractions. It also compares
-// them, in every field, with a reference store, which keeps bytes in a map. Copy it from
-// reference.go to begin a store of your own.
+// The suite compares decisions with a slow and plain model, which is independent of how the library
+// computes: model.go has the model's contract, and the file of each algorithm has what the
+// algorithm promises, in exact fractions. The suite also compares them, in every field, with a
+// reference store, which keeps bytes in a map. Copy it from reference.go to begin a store of your
+// own.
 package storetest
 
 import (
@@ -28,31 +27,30 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Open returns an empty store that reads the time only from clock. It is called many
-// times, and releases resources with t.Cleanup. Stores on one server are empty if they
-// have different prefixes.
+// Open returns an empty store that reads the time only from clock. It is called many times, and
+// should release resources with t.Cleanup. Stores on the same server are empty if they have
+// different prefixes.
 type Open func(t testing.TB, clock func() time.Time) store.Store
 
-// Option is an optional setting of [Run].
+// Option configures [Run].
 type Option func(*suite)
 
-// Traces sets how many random traces of each kind are run for each algorithm, 1 or more. The
-// default is 300. A trace has up to 60 calls.
+// Traces sets how many random traces of each kind are run per algorithm, 1 or more. The default is
+// 300. A trace has up to 60 calls.
 func Traces(n int) Option { return func(s *suite) { s.traces = n } }
 
-// ExpiresInRealTime is for a store that forgets keys by a clock of its own that cannot be
-// set, such as a server with TTLs. The suite then uses only windows of a minute and more.
-// If a check fails after that clock may have expired state, it is run again.
+// ExpiresInRealTime is for a store that expires keys by its own clock, which cannot be set, such as
+// a server with TTLs. The suite then uses only windows of a minute and more, and repeats a check
+// that fails after that clock may have expired state.
 func ExpiresInRealTime() Option { return func(s *suite) { s.realTime = true } }
 
 // SetBack is for a store whose clock can be set back, such as a server's. Random traces then set it
-// back, and expect that the store re-anchors as package store says. Nothing else is checked: run
-// the suite without it too.
+// back, and expect the store to re-anchor as package store describes. Nothing else is checked, so
+// run the suite without SetBack too.
 func SetBack() Option { return func(s *suite) { s.setBack = true } }
 
-// Without leaves out algorithms that the store cannot keep, by their names as in
-// [ratelimit.New]. A store with no place for a log leaves out "sliding_log". An unknown
-// name fails the test.
+// Without leaves out algorithms that the store cannot keep, by their names as in [ratelimit.New]. A
+// store that cannot keep a log leaves out "sliding_log". An unknown name fails the test.
 func Without(names ...string) Option {
 	return func(s *suite) { s.without = append(s.without, names...) }
 }
@@ -84,7 +82,7 @@ type check struct {
 	run  func(t testing.TB, s *suite, a algorithm)
 }
 
-// traceChecks are those that play random traces against the model.
+// traceChecks are the checks that play random traces against the model.
 var traceChecks = []check{
 	{"random traces agree with exact arithmetic", tracesAgree},
 	{"random traces with changing limits agree with exact arithmetic", changingTracesAgree},
@@ -136,7 +134,7 @@ type suite struct {
 	traces     int
 	realTime   bool
 	setBack    bool
-	alone      bool // Results are not compared with those of the reference store
+	alone      bool // whether Results are not compared with those of the reference store
 	late       *atomic.Bool
 }
 
@@ -151,7 +149,7 @@ func newSuite(open Open, opts ...Option) *suite {
 	return s
 }
 
-// checks are those to run for each algorithm.
+// checks returns the checks to run for each algorithm.
 func (s *suite) checks() []check {
 	if s.setBack {
 		return traceChecks
@@ -159,7 +157,7 @@ func (s *suite) checks() []check {
 	return checks
 }
 
-// leaveOut leaves out what the store cannot keep.
+// leaveOut removes what the store cannot keep.
 func (s *suite) leaveOut() error {
 	var left []algorithm
 	for _, name := range s.without {
@@ -187,10 +185,10 @@ func (s *suite) run(t testing.TB, a algorithm, c check) {
 	s.part(t, func(t testing.TB, s *suite) { c.run(t, s, a) })
 }
 
-// part runs f, a check or a part of one. It runs f again if the store may have lost state
-// to its own clock. State with 1 µs to live is kept for the next millisecond. A short
-// part can be decided sooner on a busy machine. Each part stands on its own: it uses its
-// t and s, and only stores and keys that it has made.
+// part runs f, a check or a part of one. It runs f again if the store may have lost state because
+// of its own clock. State with 1 µs to live is kept for the next millisecond, and even a short part
+// can take longer than that on a busy machine. Each part is independent: it uses its t and s, and
+// only stores and keys that it has made.
 func (s *suite) part(t testing.TB, f func(t testing.TB, s *suite)) {
 	t.Helper()
 	if !s.realTime {

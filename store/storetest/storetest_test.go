@@ -88,8 +88,8 @@ func TestWithoutIsOfAlgorithmsThatThereAre(t *testing.T) {
 	}
 }
 
-// FuzzReference replaces a value with bytes. Whatever they are, calls fail with
-// ErrCorrupt or answer, and after Reset the key is new.
+// FuzzReference replaces a value with arbitrary bytes. Calls then fail with ErrCorrupt or return an
+// answer, and after a Reset the key is new.
 func FuzzReference(f *testing.F) {
 	clock := newClock()
 	m := newReference(clock.read)

@@ -56,7 +56,7 @@ var tokenBucket = algorithm{
 		{"tokens come in time", tenPerMinute, asks(
 			ask{n: 10, d: 0},
 			ask{n: 1, d: 0, retry: 6 * second},
-			ask{n: 1, d: 6*second - 1, retry: microsecond}, // 999 ns of it are no whole µs
+			ask{n: 1, d: 6*second - 1, retry: microsecond}, // 999 ns of it are not a whole µs
 			ask{n: 1, d: 6 * second, delay: 6 * second},
 			ask{n: 1, d: 6 * second, retry: 6 * second},
 			ask{n: 2, d: 18*second + 999, delay: 18 * second}, // 13 charged
@@ -93,7 +93,7 @@ var tokenBucket = algorithm{
 			}
 			k.refund(last, 3)
 			if r := k.deny(1); r.RetryAfter != 6*second {
-				k.t.Fatalf("full, and none ahead: %+v", r)
+				k.t.Fatalf("full, and nothing ahead of its time: %+v", r)
 			}
 			k.at(minute).has(10)
 		}},

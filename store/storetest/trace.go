@@ -12,25 +12,25 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// traceLen is the most calls of a random trace.
+// traceLen is the largest number of calls in a random trace.
 const traceLen = 60
 
-// horizon is the end of time for traces, Unix µs: the end of 2199.
+// horizon is the end of time for traces, in Unix µs, which is the end of 2199.
 var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// lastDebt is the last instant of a Charge in traces, Unix µs. A debt may take 100 years
-// to drain, and Lua counts to 2^53 µs, which is in 2255.
+// lastDebt is the last instant of a Charge in traces, in Unix µs. A debt may take 100 years to
+// drain, and Lua can count to 2^53 µs, which is in 2255.
 var lastDebt = time.Date(2155, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// firstBack is the earliest instant to which the clock is set back, Unix µs, and lastBack the last of
-// a trace in which it is.
+// firstBack is the earliest instant to which the clock is set back, in Unix µs, and lastBack is the
+// last one of a trace in which it is.
 var (
 	firstBack = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 	lastBack  = horizon - century
 )
 
-// op is one call of a trace. It is complete in itself, so a trace without some of its ops
-// is still a trace.
+// op is a call in a trace. Each op is complete, so a trace without some of its ops is still a
+// trace.
 type op struct {
 	id    int
 	kind  string // "AllowN", "AllowUpTo", "AllowWithin", "Charge", "Peek", "Refund" or "Reset"
@@ -63,8 +63,8 @@ func (o op) String() string {
 	return text
 }
 
-// errUnspecified ends a trace if its next answer depends on when a store drops state that
-// it may drop.
+// errUnspecified ends a trace if its next answer depends on when a store drops state that it may
+// drop.
 var errUnspecified = errors.New("unspecified")
 
 // player plays a trace on a store, on the reference store and on the model.
@@ -80,7 +80,7 @@ type player struct {
 	together  bool                                 // the store decides on several keys at once
 
 	now     int64 // the last reading of the clock
-	latest  int64 // the latest one, or of a clock that can be set back that since the state was written
+	latest  int64 // the latest one, or if the clock can be set back, the latest since the state was written
 	results map[int]ratelimit.Result
 	charges map[int]charge
 	ids     []int // of admissions
@@ -110,15 +110,14 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 	}
 	p.lim = of(*b)
 	p.wide = b.limiter("fixed_window", ratelimit.PerDay(math.MaxInt32), ratelimit.WithName("wide"))
-	if !s.alone && !s.setBack { // the reference store re-anchors nothing
+	if !s.alone && !s.setBack { // the reference store does not re-anchor
 		b.store = newReference(b.read)
 		p.reference = of(*b)
 	}
 	return p
 }
 
-// unspecified reports whether o comes late, when the state that it needs may have been
-// dropped.
+// unspecified reports whether o comes late, when the state that it needs may have been dropped.
 func (p *player) unspecified(o op) bool {
 	if o.limit.Rate == 0 {
 		return false
@@ -127,7 +126,8 @@ func (p *player) unspecified(o op) bool {
 	return now < p.latest && p.model.ended(p.latest) && !m.fresh(integers(o.limit), now)
 }
 
-// at is the key as o finds it, and the time that o counts as. A Refund moves no state.
+// at returns the key as o finds it, and the time that o counts as. A Refund does not move the
+// state.
 func (p *player) at(o op) (model, int64) {
 	m := p.model
 	if p.setBack && o.kind != "Refund" {
@@ -136,7 +136,7 @@ func (p *player) at(o op) (model, int64) {
 	return m, m.seen(o.at)
 }
 
-// play calls o and returns what is wrong with its answer.
+// play calls o and returns what is wrong with its result.
 func (p *player) play(o op) error {
 	if p.unspecified(o) && o.kind != "Reset" {
 		return errUnspecified
@@ -202,7 +202,7 @@ func callWith(ctx context.Context, lim, wide ratelimit.Limiter, o op) (r ratelim
 func (p *player) judge(o op, r ratelimit.Result) error {
 	if o.limit.Rate == 0 && o.kind != "Reset" {
 		if want := (ratelimit.Result{RetryAfter: ratelimit.Never}); r != want && o.kind != "Refund" {
-			return fmt.Errorf("a rate of 0 denies with Never, and knows nothing else")
+			return fmt.Errorf("a rate of 0 must deny with RetryAfter Never, and with 0 in all other fields")
 		}
 		return nil
 	}
@@ -244,8 +244,8 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 	return nil
 }
 
-// moves reports whether o finds a state of the future. If the state is written, readings count from
-// now on.
+// moves reports whether o finds a state from the future. If that state is written, later readings
+// are compared with it.
 func (p *player) moves(o op, r ratelimit.Result) bool {
 	moved := p.setBack && p.model.seen(o.at) > o.at
 	if p.setBack && o.kind != "Peek" && o.kind != "Refund" && (moved || r.Allowed) {
@@ -260,13 +260,13 @@ func (p *player) keep(o op, c charge) {
 	p.ids = append(p.ids, o.id)
 }
 
-// upTo has what the five types have besides Limiter.
+// upTo has the methods that the built-in algorithms have in addition to Limiter.
 type upTo interface {
 	AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error)
 }
 
-// call calls o; charged is the Result that it refunds. It ignores the error of a refund of a
-// denied Result.
+// call calls o. charged is the Result that it refunds. It ignores the error of a refund of a denied
+// Result.
 func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Result, error) {
 	ctx := context.Background()
 	switch o.kind {

@@ -12,12 +12,12 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Events whose turn must come in time: ratelimit.AllowWithin. The store sees a
-// store.Limit with a turn.
+// This file tests events that may wait for a limited time, with ratelimit.AllowWithin. The store
+// sees a store.Limit with a turn.
 
-// turnsOfRequests checks that each of several requests has its own turn. Two keys have
-// spent the same. One is asked for a turn at any time, and the other for one within 6
-// minutes, an event's time.
+// turnsOfRequests checks that each of several requests has its own turn. Two keys have spent the
+// same. One is asked for events at any time, and the other for events within 6 minutes, the time of
+// an event.
 func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 	for _, spent := range []int{3, 10} {
 		b := s.bench(t)
@@ -69,7 +69,7 @@ func retryAfterWithinIsExact(t testing.TB, s *suite, a algorithm) {
 		for _, n := range []int{1, 1 + capacity/2, capacity} {
 			k = k.another()
 			k.at(0).take(capacity)
-			// Perhaps further than the capacity, and with a part of an event.
+			// Perhaps beyond the capacity, and with a part of an event.
 			k.advance(time.Duration(rng.Int64N(drainTime(integers(l), 1)+1)) * microsecond)
 			k.allowWithin(1+rng.IntN(capacity), l.Period*time.Duration(rng.IntN(3)))
 			now := k.allow(n)
@@ -96,13 +96,12 @@ func retryAfterWithinIsExact(t testing.TB, s *suite, a algorithm) {
 	})
 }
 
-// horizonAfter is the longest that traces go on.
+// horizonAfter is the longest time that traces continue.
 func horizonAfter(k *key) time.Duration {
 	return min(time.Duration(horizon-k.us.Load())*microsecond, 90*365*24*time.Hour)
 }
 
-// turnsKeepTheBound takes all it can get within random times. An event counts at its
-// turn.
+// turnsKeepTheBound takes everything it can get within random times. An event counts at its turn.
 func turnsKeepTheBound(t testing.TB, s *suite, a algorithm) {
 	for i, l := range s.someLimits(a) {
 		k := s.bench(t).key(a.name, l)
@@ -148,8 +147,8 @@ func turnsKeepTheBound(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// turnsTogether checks that several limits answer on the store under test as on the
-// reference store. They admit what each of them would admit alone.
+// turnsTogether checks that several limits answer on the store under test as on the reference
+// store, and admit what each of them would admit alone.
 func turnsTogether(t testing.TB, s *suite, _ algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 7))
@@ -175,9 +174,8 @@ func turnsTogether(t testing.TB, s *suite, _ algorithm) {
 	}
 }
 
-// haveTurnsTogether asks all, and each of its parts alone, for n events within d. It
-// gives back the events that parts are charged in vain, each of which is the tail of its
-// queue.
+// haveTurnsTogether asks all, and each of its parts alone, for n events within d. It refunds the
+// events that only some parts were charged, each of which is the tail of its queue.
 func haveTurnsTogether(all *ratelimit.All, alone []ratelimit.Limiter, n int, d time.Duration) error {
 	ctx := context.Background()
 	got, err := all.AllowWithin(ctx, "key", n, d)
@@ -197,13 +195,13 @@ func haveTurnsTogether(all *ratelimit.All, alone []ratelimit.Limiter, n int, d t
 		delay = 0
 	}
 	if got.Allowed != fits || got.Delay != delay || got.RetryAfter != retry {
-		return fmt.Errorf("%d events within %v: %+v, and alone %+v", n, d, got, want)
+		return fmt.Errorf("%d events within %v: %+v, but alone it would be %+v", n, d, got, want)
 	}
 	for i, l := range alone {
 		part := got.Parts()[i]
 		if fits || !want[i].Allowed {
 			if part.Result != want[i] {
-				return fmt.Errorf("limit %d says of %d events within %v\n%+v, and alone\n%+v", i, n, d, part, want[i])
+				return fmt.Errorf("limit %d, %d events within %v:\n%+v, but alone it would be\n%+v", i, n, d, part, want[i])
 			}
 			continue
 		}
@@ -211,7 +209,7 @@ func haveTurnsTogether(all *ratelimit.All, alone []ratelimit.Limiter, n int, d t
 			return err
 		}
 		if !part.Allowed || part.Delay != want[i].Delay {
-			return fmt.Errorf("limit %d says of %d events within %v\n%+v, and alone\n%+v", i, n, d, part, want[i])
+			return fmt.Errorf("limit %d, %d events within %v:\n%+v, but alone it would be\n%+v", i, n, d, part, want[i])
 		}
 	}
 	return nil

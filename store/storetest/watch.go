@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// watch is a limiter that notices if the store may have forgotten a key that is in force
-// by the suite's clock.
+// watch is a limiter that notices if the store may have expired a key that is in force by the
+// suite's clock.
 type watch struct {
 	ratelimit.Limiter
 	*watched
@@ -92,7 +92,7 @@ func (w *watch) end(key string, end time.Time) {
 	w.ends[key] = end
 }
 
-// slack is by how much the server's clock may differ from what it was, for it can be set.
+// slack is how much the server's clock may differ from its earlier value, because it can be set.
 const slack = 100 * time.Millisecond
 
 func (w *watch) check(key string) {

@@ -213,7 +213,7 @@ func follow(t *testing.T, r *repository, page string) (said string, ok bool) {
 // can fetch each module, which the script itself tries, and run the command.
 func TestTheScriptReleasesEachModule(t *testing.T) {
 	needLong(t)
-	const version = "v0.1.1002"
+	const version = "v0.1.1002-rc.1"
 	r := newRepository(t)
 	for _, oldest := range modules(t) {
 		if oldest != unreleased {
@@ -232,12 +232,12 @@ func TestTheScriptReleasesEachModule(t *testing.T) {
 		}
 	}
 
-	refused("CHANGELOG.md has no ## [0.1.1002]")
+	refused("CHANGELOG.md has no ## [0.1.1002-rc.1]")
 	changes, err := os.OpenFile(filepath.Join(clone.dir, "CHANGELOG.md"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := changes.WriteString("\n## [0.1.1002] - 2026-01-02\n"); err != nil {
+	if _, err := changes.WriteString("\n## [0.1.1002-rc.1] - 2026-01-02\n"); err != nil {
 		t.Fatal(err)
 	}
 	if err := changes.Close(); err != nil {
@@ -261,6 +261,36 @@ func TestTheScriptReleasesEachModule(t *testing.T) {
 	s.env = append(s.env, "GOBIN="+s.dir)
 	s.run(t, "go", "install", root+"/cmd/ratelimit@"+version)
 	s.run(t, filepath.Join(s.dir, "ratelimit"), "help")
+}
+
+// The notes of a release are its part of the changelog.
+func TestTheNotesOfAReleaseAreItsPartOfTheChangelog(t *testing.T) {
+	s := place{dir: t.TempDir()}
+	script := filepath.Join("tools", "release", "notes")
+	if err := os.MkdirAll(filepath.Join(s.dir, filepath.Dir(script)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	copyFile(t, filepath.Join(s.dir, script), "notes")
+	write := func(text string) {
+		if err := os.WriteFile(filepath.Join(s.dir, "CHANGELOG.md"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	write("# Changelog\n\n## [Unreleased]\n\nnot yet\n\n## [1.0.0] - 2026-03-04\n\nThe first.\n\n### observe\n\n- a page\n\n" +
+		"## [1.0.0-rc.1] - 2026-02-03\n\nFor a try.\n\n## [0.1.0] - 2026-01-02\n")
+	for version, want := range map[string]string{
+		"v1.0.0": "The first.\n\n### observe\n\n- a page", "v1.0.0-rc.1": "For a try.", "v0.1.0": "",
+	} {
+		if got := s.run(t, "bash", script, version); got != want {
+			t.Errorf("%s: %q, not %q", version, got, want)
+		}
+	}
+	for _, version := range []string{"v1.0.1", "v1.0", "v1x0.0", "Unreleased"} {
+		if said := s.fail(t, "bash", script, version); !strings.Contains(said, "CHANGELOG.md has no ## [") {
+			t.Errorf("%s: it says %q", version, said)
+		}
+	}
 }
 
 // A command, and the playground's WebAssembly, have the same bytes when they are built in two folders.

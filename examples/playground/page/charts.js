@@ -18,9 +18,9 @@ function splits(result, end, width) {
 const lined = (result, outcome) => result.pasted || outcome.algorithm.endsWith("_window");
 
 /** Adds up the bars, so that each kind stands on the one before. The tallest is drawn first. */
-function stack({ within, beyond, denied }) {
+function stack({ within, beyond, denied, important }) {
   const admitted = within.map((n, i) => n + beyond[i]);
-  return [admitted.map((n, i) => n + denied[i]), admitted, within];
+  return [admitted.map((n, i) => n + denied[i]), admitted, within, important];
 }
 
 /** Returns the height of the tallest bar of all algorithms: they share one scale. */
@@ -80,7 +80,7 @@ export function draw(element, result, outcome, top) {
         space: 36, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000], values: (u, at) => at.map(String),
       },
     ],
-    series: [{}, series("denied"), series("beyond"), series("within")],
+    series: [{}, series("denied"), series("beyond"), series("within"), series("important")],
     hooks: { draw: [average(result)] },
   }, [times, ...stack(outcome.bars)], element);
 }

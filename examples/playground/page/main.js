@@ -3,7 +3,7 @@ import { draw, tallest } from "./charts.js";
 import { duration } from "./time.js";
 
 const $ = (id) => document.getElementById(id);
-const fields = { limit: $("limit"), traffic: $("traffic"), cost: $("cost"), log: $("log") };
+const fields = { limit: $("limit"), traffic: $("traffic"), cost: $("cost"), reserve: $("reserve"), log: $("log") };
 const buttons = ["one", "ten", "wait", "clear", "share"].map($);
 
 const kinds = {
@@ -29,11 +29,13 @@ function restore() {
   fields.traffic.value = link.get("traffic") ?? "edge";
   if (fields.traffic.selectedIndex < 0) fields.traffic.value = "edge";
   fields.cost.value = link.get("cost") ?? "1";
+  fields.reserve.value = link.get("reserve") ?? "0";
   steps = (link.get("steps") ?? "").split(",").filter(Boolean);
 }
 
 function keepInLink() {
   const link = new URLSearchParams({ limit: fields.limit.value, traffic: fields.traffic.value, cost: fields.cost.value });
+  if (fields.reserve.value !== "0") link.set("reserve", fields.reserve.value);
   if (steps.length) link.set("steps", steps.join(","));
   history.replaceState(null, "", `#${link.toString().replaceAll("%2F", "/").replaceAll("%2C", ",")}`);
 }
@@ -45,6 +47,7 @@ function update() {
   const result = library.simulate({
     limit: fields.limit.value,
     cost: Number(fields.cost.value),
+    reserve: Number(fields.reserve.value),
     traffic: fields.traffic.value,
     log: fields.log.value,
     steps: steps.join(","),
@@ -79,6 +82,8 @@ function show() {
   $("bin").textContent = `a bar is ${duration(shown.bin)}`;
   $("wait").textContent = `Wait ${duration(shown.bin)}`;
   $("summary").textContent = summary();
+  $("reserved").textContent = `for important requests: ${shown.reserved ? `${shown.reserved} (${fields.reserve.value}%)` : "nothing"}`;
+  document.body.classList.toggle("reserving", shown.reserved > 0);
   const top = tallest(shown);
   for (const outcome of shown.outcomes) showOutcome(card(outcome.algorithm), outcome, top);
 }
@@ -100,6 +105,14 @@ function refusal(error) {
   return error;
 }
 
+/** Returns how many requests of each class were allowed. */
+function classes(outcome) {
+  if (!shown.reserved || outcome.error) return "";
+  const important = outcome.important + outcome.refused;
+  const others = shown.requests - important;
+  return `Allowed: ${outcome.important} of ${important} important, ${outcome.within + outcome.beyond - outcome.important} of ${others} others.`;
+}
+
 /** Returns what the algorithm said to what was sent last. */
 function answer(outcome) {
   if (shown.last <= 1) return outcome.answer;
@@ -115,10 +128,11 @@ function showOutcome(element, outcome, top) {
   }
   element.querySelector(".most-label").textContent = `most in any ${duration(shown.period)}`;
   element.querySelector(".said").textContent = outcome.error ? refusal(outcome.error) : answer(outcome);
+  element.querySelector(".classes").textContent = classes(outcome);
   const chart = element.querySelector(".chart");
   chart.hidden = Boolean(outcome.error);
   if (outcome.error) return;
-  chart.setAttribute("aria-label", `Chart over time: ${counts.allowed} allowed, ${counts.beyond} of them more than the limit within one period, ${counts.denied} denied`);
+  chart.setAttribute("aria-label", `Chart over time: ${counts.allowed} allowed, ${counts.beyond} of them more than the limit within one period, ${counts.denied} denied. ${classes(outcome)}`.trim());
   draw(chart, shown, outcome, top);
 }
 

@@ -19,12 +19,16 @@ const (
 	maxSteps    = 100
 	maxYears    = 100 // of a log
 	perPeriod   = 10  // bars
+	mostReserve = 90  // percent
+
+	importantOf = 5 // one in so many requests of a traffic
 )
 
 // request is one of a client, at a time since the start.
 type request struct {
-	client string
-	at     time.Duration
+	client    string
+	at        time.Duration
+	important bool // if some events are reserved
 }
 
 // plan is the requests of an Input in the order of their times.
@@ -32,6 +36,7 @@ type plan struct {
 	limit      ratelimit.Limit
 	scale      ratelimit.Limit // limit, or what stands for it if it has no Rate or Period
 	cost       int
+	reserved   int
 	start      time.Time
 	requests   []request
 	last       int // how many of them are the last step by hand
@@ -51,6 +56,12 @@ func newPlan(in Input) (*plan, error) {
 	p := &plan{limit: limit, scale: limit, cost: in.Cost}
 	if limit == ratelimit.Unlimited() {
 		p.scale = ratelimit.PerSecond(10)
+	}
+	if in.Reserve < 0 || in.Reserve > mostReserve {
+		return nil, fmt.Errorf("a reserve of %d %%, want 0 to %d", in.Reserve, mostReserve)
+	}
+	if in.Traffic != Pasted && limit != ratelimit.Unlimited() {
+		p.reserved = int(int64(cmp.Or(limit.Burst, limit.Rate)) * int64(in.Reserve) / 100)
 	}
 	p.bin = binOf(p.scale.Period)
 	end, err := p.addTraffic(in)
@@ -117,8 +128,9 @@ func (p *plan) addTraffic(in Input) (time.Duration, error) {
 	if n := 2 * perPeriod * periods; n > maxRequests {
 		return 0, tooMany(int(n))
 	}
-	for _, at := range Traffics[i].times(perPeriod) {
-		p.requests = append(p.requests, request{"you", time.Duration(at * float64(p.scale.Period)).Round(time.Microsecond)})
+	for i, at := range Traffics[i].times(perPeriod) {
+		important := p.reserved > 0 && i%importantOf == importantOf-1
+		p.requests = append(p.requests, request{"you", time.Duration(at * float64(p.scale.Period)).Round(time.Microsecond), important})
 	}
 	return periods * p.scale.Period, nil
 }
@@ -153,7 +165,7 @@ func (p *plan) addLog(text string) (end time.Duration, err error) {
 	p.bin = max(p.bin, least)
 	p.start = first.Truncate(p.bin)
 	for _, l := range lines {
-		p.requests = append(p.requests, request{l.client, l.at.Sub(p.start)})
+		p.requests = append(p.requests, request{l.client, l.at.Sub(p.start), false})
 	}
 	return p.requests[len(p.requests)-1].at, nil
 }
@@ -178,7 +190,7 @@ func (p *plan) addSteps(text string, now time.Duration) (time.Duration, error) {
 		if err != nil || n < 1 || n > 1000 {
 			return 0, fmt.Errorf("%.40q is no step: a number up to 1000, or w to wait", step)
 		}
-		p.requests = append(p.requests, slices.Repeat([]request{{"you", now}}, n)...)
+		p.requests = append(p.requests, slices.Repeat([]request{{"you", now, p.reserved > 0}}, n)...)
 		p.last = n
 	}
 	return now, nil

@@ -16,6 +16,7 @@ import (
 type Input struct {
 	Limit   string // as ratelimit.ParseLimit reads it
 	Cost    int    // of each request, in events
+	Reserve int    // percent of the limit, 0 to 90, that only important requests may use; not of Pasted
 	Traffic string // the Name of a Traffic, or Pasted
 	Log     string // lines of the common or the combined format, for Pasted
 	Steps   string // what is sent by hand after the traffic: see steps
@@ -29,6 +30,7 @@ type Output struct {
 	Unreadable string        // how many lines of the Log were left out, and the first of them
 	Period     time.Duration // of the limit
 	Bin        time.Duration // the length of each bar
+	Reserved   int           // events; 0 if no request is more important than another
 	Average    float64       // requests in a Bin at the limit, for one client; 0 if unlimited
 	Outcomes   []Outcome     // in the order of ratelimit.Algorithms
 }
@@ -42,6 +44,9 @@ type Outcome struct {
 	Beyond int // admitted beyond an exact log
 	Denied int
 
+	Important        int // admitted, of the important requests; all of them are in the counts above
+	ImportantRefused int
+
 	DeniedClients int    // clients with a denial
 	Most          int    // events of one client that went through within one Period
 	Granted       int    // requests of the last step by hand that were admitted
@@ -50,8 +55,8 @@ type Outcome struct {
 	Bars []Bar // from the start on
 }
 
-// Bar counts the requests of one Bin. Admitted ones are in the Bin in which they go.
-type Bar struct{ Within, Beyond, Denied int }
+// Bar counts the requests of one Bin. Admitted ones are in the Bin in which they go. Important ones are within.
+type Bar struct{ Within, Beyond, Denied, Important int }
 
 // Cost is what a page's number says of the cost of a request.
 func Cost(x float64) (int, error) {
@@ -74,6 +79,7 @@ func Run(in Input) (*Output, error) {
 		Unreadable: p.unreadable,
 		Period:     p.scale.Period,
 		Bin:        p.bin,
+		Reserved:   p.reserved,
 		Average:    float64(max(0, p.limit.Rate)) / float64(in.Cost) * float64(p.bin) / float64(p.scale.Period),
 	}
 	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
@@ -98,15 +104,25 @@ func (p *plan) run(algorithm string) (Outcome, error) {
 	if err != nil {
 		return o, err
 	}
-	limiter, err := ratelimit.New(algorithm, mem, p.limit)
+	all, err := ratelimit.New(algorithm, mem, p.limit, ratelimit.WithName("all"))
 	if err != nil {
 		return o, err
+	}
+	others := all
+	if p.reserved > 0 {
+		if others, err = ratelimit.New(algorithm, mem, p.limit, ratelimit.WithName("all"), ratelimit.WithReserved(p.reserved)); err != nil {
+			return o, err
+		}
 	}
 
 	o.Bars = make([]Bar, p.bars)
 	logs, denied := map[string]*exactLog{}, map[string]bool{}
 	for i, q := range p.requests {
 		now = q.at
+		limiter := others
+		if q.important {
+			limiter = all
+		}
 		r, err := limiter.AllowN(context.Background(), q.client, p.cost)
 		if err != nil {
 			return o, err
@@ -117,6 +133,9 @@ func (p *plan) run(algorithm string) (Outcome, error) {
 			o.Denied++
 			denied[q.client] = true
 			o.bar(q.at/p.bin).Denied++
+			if q.important {
+				o.ImportantRefused++
+			}
 		}
 		if i >= len(p.requests)-p.last {
 			o.Answer = r.String()
@@ -139,12 +158,18 @@ func (o *Outcome) admit(p *plan, q request, delay time.Duration, logs map[string
 	goes := q.at + delay
 	spent := log.add(goes, p.scale.Period) * p.cost
 	o.Most = max(o.Most, spent)
+	if q.important {
+		o.Important++
+	}
 	if bar := o.bar(goes / p.bin); spent > p.scale.Rate && p.limit != ratelimit.Unlimited() {
 		o.Beyond++
 		bar.Beyond++
 	} else {
 		o.Within++
 		bar.Within++
+		if q.important {
+			bar.Important++
+		}
 	}
 }
 

@@ -49,11 +49,47 @@ func TestBarsHaveEachRequestOnce(t *testing.T) {
 		for _, o := range out.Outcomes {
 			var sum Bar
 			for _, b := range o.Bars {
-				sum = Bar{sum.Within + b.Within, sum.Beyond + b.Beyond, sum.Denied + b.Denied}
+				sum = Bar{sum.Within + b.Within, sum.Beyond + b.Beyond, sum.Denied + b.Denied, 0}
 			}
-			require.Equal(t, Bar{o.Within, o.Beyond, o.Denied}, sum, "%s %s", traffic.Name, o.Algorithm)
+			require.Equal(t, Bar{o.Within, o.Beyond, o.Denied, 0}, sum, "%s %s", traffic.Name, o.Algorithm)
 			require.Equal(t, out.Requests, o.Within+o.Beyond+o.Denied, "%s %s", traffic.Name, o.Algorithm)
 		}
+	}
+}
+
+// At twice the limit, one request in five is important, and so are those sent by hand.
+func TestImportantRequestsHaveWhatIsReserved(t *testing.T) {
+	in := Input{Limit: "100/s", Cost: 1, Traffic: "steady"}
+	without, err := Run(in)
+	require.NoError(t, err)
+	require.Zero(t, without.Reserved)
+	in.Reserve, in.Steps = 30, "10"
+	with, err := Run(in)
+	require.NoError(t, err)
+	require.Equal(t, 30, with.Reserved)
+	for i, o := range with.Outcomes {
+		before := without.Outcomes[i]
+		require.Zero(t, before.Important+before.ImportantRefused, o.Algorithm)
+		require.Equal(t, 800/5+10, o.Important+o.ImportantRefused, o.Algorithm)
+		require.Equal(t, 810, o.Within+o.Beyond+o.Denied, o.Algorithm)
+		require.Zero(t, o.ImportantRefused, o.Algorithm)
+		require.GreaterOrEqual(t, o.Within+o.Beyond, before.Within+before.Beyond-30*periods, "%s: others have all but what is reserved", o.Algorithm)
+		bars := 0
+		for _, b := range o.Bars {
+			require.LessOrEqual(t, b.Important, b.Within, o.Algorithm)
+			bars += b.Important
+		}
+		require.LessOrEqual(t, bars, o.Important, o.Algorithm)
+	}
+	for reserve, want := range map[int]int{0: 0, 10: 1, 50: 7, 90: 13} {
+		out, err := Run(Input{Limit: "10/s burst 15", Cost: 1, Traffic: "edge", Reserve: reserve})
+		require.NoError(t, err)
+		require.Equal(t, want, out.Reserved)
+	}
+	for _, limit := range []string{"unlimited", "0/s", "1/s"} {
+		out, err := Run(Input{Limit: limit, Cost: 1, Traffic: "edge", Reserve: 90})
+		require.NoError(t, err)
+		require.Zero(t, out.Reserved, limit)
 	}
 }
 
@@ -217,6 +253,8 @@ func TestErrors(t *testing.T) {
 	}{
 		{func(in *Input) { in.Limit = "abc/s" }, `ratelimit: invalid limit: "abc/s": rate "abc" is not made of digits`},
 		{func(in *Input) { in.Cost = 0 }, "ratelimit: invalid number of events: 0"},
+		{func(in *Input) { in.Reserve = 91 }, "a reserve of 91 %, want 0 to 90"},
+		{func(in *Input) { in.Reserve = -1 }, "a reserve of -1 %, want 0 to 90"},
 		{func(in *Input) { in.Traffic = "jam" }, `no traffic is named "jam"`},
 		{func(in *Input) { in.Limit = "2147483647/s" }, "requests are too many for this page, which draws up to 50000: raise the cost or lower the rate"},
 		{func(in *Input) { in.Traffic = Pasted }, "paste lines of an access log: there are none yet"},

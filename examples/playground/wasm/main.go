@@ -2,7 +2,7 @@
 
 // Command wasm is the library in a browser. It gives the page one function:
 //
-//	simulate({limit, cost, traffic, log, steps}) → the Output, or {error}
+//	simulate({limit, cost, reserve, traffic, log, steps}) → the Output, or {error}
 package main
 
 import (
@@ -33,6 +33,7 @@ func simulate(in js.Value) any {
 	out, err := simulation.Run(simulation.Input{
 		Limit:   in.Get("limit").String(),
 		Cost:    cost,
+		Reserve: in.Get("reserve").Int(),
 		Traffic: in.Get("traffic").String(),
 		Log:     in.Get("log").String(),
 		Steps:   in.Get("steps").String(),
@@ -51,15 +52,17 @@ func simulate(in js.Value) any {
 		"unreadable": out.Unreadable,
 		"period":     seconds(out.Period),
 		"bin":        seconds(out.Bin),
+		"reserved":   out.Reserved,
 		"average":    out.Average,
 		"outcomes":   outcomes,
 	}
 }
 
 func outcome(o simulation.Outcome) any {
-	var within, beyond, denied []any
+	var within, beyond, denied, important []any
 	for _, b := range o.Bars {
 		within, beyond, denied = append(within, b.Within), append(beyond, b.Beyond), append(denied, b.Denied)
+		important = append(important, b.Important)
 	}
 	return map[string]any{
 		"algorithm":     o.Algorithm,
@@ -68,10 +71,12 @@ func outcome(o simulation.Outcome) any {
 		"beyond":        o.Beyond,
 		"denied":        o.Denied,
 		"deniedClients": o.DeniedClients,
+		"important":     o.Important,
+		"refused":       o.ImportantRefused,
 		"most":          o.Most,
 		"granted":       o.Granted,
 		"answer":        o.Answer,
-		"bars":          map[string]any{"within": within, "beyond": beyond, "denied": denied},
+		"bars":          map[string]any{"within": within, "beyond": beyond, "denied": denied, "important": important},
 	}
 }
 

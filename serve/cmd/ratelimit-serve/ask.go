@@ -15,12 +15,12 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// ask sends one request to a server, without TLS, and prints the answer.
+// ask sends one request to a server, without TLS, and prints the response.
 func ask(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := newFlags("ratelimit-serve ask", stderr)
 	address := flags.String("grpc", "localhost:8081", "`address` of the server")
-	hits := flags.Uint64("hits", 1, "how many events; 0 only looks")
-	back := flags.Bool("back", false, "give them back")
+	hits := flags.Uint64("hits", 1, "how many events; 0 looks without charging")
+	back := flags.Bool("back", false, "refund the events")
 	timeout := flags.Duration("timeout", 5*time.Second, "how long to wait")
 	if err := parseFlags(flags, args, stdout, stderr); err != nil {
 		return err
@@ -50,8 +50,8 @@ func ask(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	for i, st := range answer.GetStatuses() {
-		if st.GetCurrentLimit() == nil && st.GetLimitRemaining() == 0 { // which is the greatest if it is unlimited
-			fmt.Fprintf(stderr, "ratelimit-serve ask: no limit counts %s. /rules of the private port has what there is\n", flags.Arg(1+i))
+		if st.GetCurrentLimit() == nil && st.GetLimitRemaining() == 0 { // LimitRemaining is the largest number if it is unlimited
+			fmt.Fprintf(stderr, "ratelimit-serve ask: no limit counts %s; the private port lists all rules at /rules\n", flags.Arg(1+i))
 		}
 	}
 	_, err = fmt.Fprintln(stdout, protojson.MarshalOptions{Multiline: true}.Format(answer))

@@ -73,7 +73,7 @@ func TestDockerfile(t *testing.T) {
 	}
 	require.Equal(t, "scratch", argument("FROM"))
 	require.NotContains(t, argument("USER"), "root")
-	require.Contains(t, argument("RUN"), "CGO_ENABLED=0 go build")
+	require.Contains(t, argument("RUN"), "GOOS=$TARGETOS GOARCH=$TARGETARCH CGO_ENABLED=0 go build")
 	require.DirExists(t, path.Join(deploy, "..", argument("RUN")[strings.LastIndexByte(argument("RUN"), ' ')+1:]))
 	var entry, args []string
 	require.NoError(t, json.Unmarshal([]byte(argument("ENTRYPOINT")), &entry))
@@ -193,6 +193,10 @@ func TestKubernetes(t *testing.T) {
 	require.Equal(t, map[string]any{"matchLabels": pod.Metadata.Labels}, byKind["Deployment"].Spec.Selector)
 	require.Equal(t, pod.Metadata.Labels, service.Selector)
 	one := pod.Spec.Containers[0]
+	image, _, _ := strings.Cut(one.Image, ":")
+	release, err := os.ReadFile("../../../.github/workflows/release.yml")
+	require.NoError(t, err)
+	require.Contains(t, string(release), "IMAGE: "+image+" ", "nobody publishes this image")
 	set, byName := ports(t, one.Args)
 	require.Greater(t, pod.Spec.Grace, one.Lifecycle.PreStop.Sleep.Seconds+int(set.drain.Seconds()))
 	named := map[string]string{}

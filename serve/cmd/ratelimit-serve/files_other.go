@@ -2,5 +2,6 @@
 
 package main
 
-// maxFiles is how many files the process may have open at once, 0 if that is not known.
+// maxFiles returns how many files the process may have open at the same time, or 0 if that is not
+// known.
 func maxFiles() int { return 0 }

@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// maxFiles is how many files the process may have open at once, 0 if that is not known.
+// maxFiles returns how many files the process may have open at the same time, or 0 if that is not
+// known.
 func maxFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

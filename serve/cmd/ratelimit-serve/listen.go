@@ -10,14 +10,14 @@ import (
 	"syscall"
 )
 
-// listenOn listens on an address such as localhost:8080 or unix:/run/ratelimit.sock. A socket that a process
-// has left behind is removed.
+// listenOn listens on an address such as localhost:8080 or unix:/run/ratelimit.sock. It removes a
+// socket that a dead process left behind.
 func listenOn(ctx context.Context, address string) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, "unix:")
 	if !isUnix {
 		return new(net.ListenConfig).Listen(ctx, "tcp", address)
 	}
-	path = strings.TrimPrefix(path, "//") // as in the names of grpc
+	path = strings.TrimPrefix(path, "//") // as in grpc's names
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if errors.Is(err, syscall.EADDRINUSE) && isLeft(ctx, path) && os.Remove(path) == nil {
 		return new(net.ListenConfig).Listen(ctx, "unix", path)
@@ -25,7 +25,7 @@ func listenOn(ctx context.Context, address string) (net.Listener, error) {
 	return l, err
 }
 
-// isLeft reports whether a path is a socket at which nobody listens.
+// isLeft reports whether path is a socket on which nobody listens.
 func isLeft(ctx context.Context, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != os.ModeSocket {
@@ -38,14 +38,15 @@ func isLeft(ctx context.Context, path string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// bounded takes so many connections at once that files are left for the other ports and for Redis: a quarter of those that the
-// process may open for each of the two ports of callers, and an eighth for the private one. More connections wait.
+// bounded limits the number of open connections, so that files are left for the other ports and for
+// Redis. Each of the two ports of callers gets a quarter of the files that the process may open,
+// and the private port gets an eighth. Further connections wait.
 func bounded(l net.Listener, name string) net.Listener {
 	share := maxFiles() / 8
 	if name != "private" {
 		share *= 2
 	}
-	if share == 0 { // it is not known
+	if share == 0 { // not known
 		return l
 	}
 	return &boundedListener{Listener: l, open: make(chan struct{}, share), closed: make(chan struct{})}
@@ -88,7 +89,8 @@ func (c *boundedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite is what package http closes a connection by whose request it has not read. Without it the answer may be lost.
+// CloseWrite is used by package http to close a connection whose request it has not read. Without
+// it, the response could be lost.
 func (c *boundedConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -12,23 +12,23 @@ import (
 	"google.golang.org/grpc/grpclog"
 )
 
-// libraries logs what go-redis and grpc-go have to say in the form of the server's own lines. One line of another form
-// breaks what reads a log of JSON.
+// libraries logs the messages of go-redis and grpc-go in the format of the server's own log,
+// because a line in another format breaks readers of a JSON log.
 type libraries struct{ grpclog.LoggerV2 }
 
-// adoptLibraries makes them log by [slog.Default].
+// adoptLibraries makes both libraries log to [slog.Default].
 func adoptLibraries() {
-	l := libraries{grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr)} // errors alone, as by default
+	l := libraries{grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr)} // only errors, as by default
 	redis.SetLogger(l)
 	grpclog.SetLoggerV2(l)
 }
 
-// Printf is for go-redis, most of whose lines are failures.
+// Printf is for go-redis. Most of its messages are failures.
 func (libraries) Printf(ctx context.Context, format string, args ...any) {
 	slog.WarnContext(ctx, fmt.Sprintf(format, args...), "library", "go-redis")
 }
 
-// Error is for grpc-go, and so are the others.
+// Error and the methods below are for grpc-go.
 func (libraries) Error(args ...any) { slog.Error(fmt.Sprint(args...), "library", "grpc-go") }
 
 func (l libraries) Errorln(args ...any) {

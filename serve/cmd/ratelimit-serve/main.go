@@ -24,32 +24,32 @@ import (
 	"github.com/ratelimit-go/ratelimit/serve"
 )
 
-const usage = `Ratelimit-serve decides on rate limits over gRPC, as Envoy asks, and over HTTP.
+const usage = `Ratelimit-serve decides on rate limits over gRPC, for Envoy, and over HTTP.
 
 usage: ratelimit-serve -config limits.yaml [flags]
        ratelimit-serve ask [flags] domain key=value[,key=value]...
 
-Its files are those of github.com/envoyproxy/ratelimit. Limits are in memory, or on Redis with
--store. It reads the files again when they change, and on SIGHUP.
+It reads the files of github.com/envoyproxy/ratelimit. Limits are in memory, or on Redis with
+-store. Files are read again when they change, and on SIGHUP.
 
-"ask" sends one request to a server, with a descriptor for each argument, and prints the answer.
+"ask" sends one request to a server, with a descriptor for each argument, and prints the response.
 
 `
 
 func main() {
 	adoptLibraries()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process without more ado
+	context.AfterFunc(ctx, stop) // a second signal ends the process immediately
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// errUsage says that the arguments are wrong. The reason has been printed.
+// errUsage means that the arguments are invalid. The reason has been printed.
 var errUsage = errors.New("usage")
 
-// errLogged says that a server failed. The log has the reason.
+// errLogged means that a server failed. The log has the reason.
 var errLogged = errors.New("logged")
 
-// run returns the exit code: 0, 1 if something fails, or 2 for wrong usage.
+// run returns the exit code: 0, 1 if something fails, or 2 for invalid usage.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	command := start
 	if len(args) > 0 && args[0] == "ask" {
@@ -67,7 +67,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// texts is a flag that may come several times.
+// texts is a flag that can be given several times.
 type texts []string
 
 func (t *texts) String() string { return strings.Join(*t, ",") }
@@ -77,7 +77,7 @@ func (t *texts) Set(s string) error {
 	return nil
 }
 
-// settings are what the flags say.
+// settings are set by the flags.
 type settings struct {
 	config, proxies          texts
 	fields                   string
@@ -98,32 +98,32 @@ type settings struct {
 func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	var set settings
 	flags := newFlags("ratelimit-serve", stderr)
-	flags.Var(&set.config, "config", "`file` of limits, or a directory of .yaml files; may come several times")
-	flags.BoolVar(&set.merge, "merge-domain-config", false, "files with one domain are one, in the order of their names")
-	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
+	flags.Var(&set.config, "config", "`file` of limits, or a directory of .yaml files; can be given several times")
+	flags.BoolVar(&set.merge, "merge-domain-config", false, "merge files with the same domain, in the order of their names")
+	flags.BoolVar(&set.check, "check", false, "only check the files, and print what is wrong in them")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, redis://…?master_name=m of Sentinels, or postgres://host/database")
 	flags.StringVar(&set.storeFile, "store-file", "", "`file` with the URL of the store, in place of -store: others can see the arguments of a process, and a URL may have a password")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis, or the table on Postgres, where rl stands for ratelimit")
-	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; also at most four fifths of a request's own deadline")
-	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC, or unix:/path of a socket; none if empty")
-	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP, or unix:/path of a socket; none if empty")
-	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators, or unix:/path of a socket: /metrics, /healthz, /readyz, /rules, /limits; none if empty")
-	flags.Var(&set.proxies, "proxies", "`networks` of proxies, whose X-Forwarded-For and -fields are believed in /check, such as 10.0.0.0/8; or unix")
-	flags.StringVar(&set.fields, "fields", "", "`family` in which they say method, path and host in /check: original (X-Original-*) or forwarded (X-Forwarded-*)")
-	flags.BoolVar(&set.headers, "headers", false, "put fields for clients into answers over gRPC")
+	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest time that a call to the store may take; always at most four fifths of a request's own deadline")
+	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC, or unix:/path of a socket; empty for none")
+	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP, or unix:/path of a socket; empty for none")
+	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators, or unix:/path of a socket: /metrics, /healthz, /readyz, /rules, /limits; empty for none")
+	flags.Var(&set.proxies, "proxies", "`networks` of proxies, whose X-Forwarded-For and -fields are trusted in /check, such as 10.0.0.0/8; or unix")
+	flags.StringVar(&set.fields, "fields", "", "`family` of fields in which the proxies report method, path and host in /check: original (X-Original-*) or forwarded (X-Forwarded-*)")
+	flags.BoolVar(&set.headers, "headers", false, "add header fields for clients to responses over gRPC")
 	flags.StringVar(&set.names.Limit, "header-limit", "", "`name` of the field with the limit, RateLimit-Limit by default")
 	flags.StringVar(&set.names.Remaining, "header-remaining", "", "`name` of the field with what is left, RateLimit-Remaining by default")
 	flags.StringVar(&set.names.Reset, "header-reset", "", "`name` of the field with the seconds, RateLimit-Reset by default")
-	flags.BoolVar(&set.metadata, "metadata", false, "put dynamic metadata into answers")
-	flags.BoolVar(&set.shadow, "shadow", false, "answer OK to all requests: only statuses, logs and metrics say what would be denied")
+	flags.BoolVar(&set.metadata, "metadata", false, "add dynamic metadata to responses")
+	flags.BoolVar(&set.shadow, "shadow", false, "answer OK to all requests; only statuses, logs and metrics show what would be denied")
 	flags.BoolVar(&set.reflection, "reflection", true, "describe the gRPC services to tools such as grpcurl")
-	flags.IntVar(&set.topKeys, "top-keys", 0, "`entries` of each domain, 16 to 65536, to find the keys that are denied most and that ask most, and show them at /limits; none if 0")
-	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read; a change is taken once two reads in a row have seen the same")
-	flags.DurationVar(&set.age, "max-connection-age", 30*time.Minute, "after which a gRPC connection is asked to end, so that load moves to new servers")
-	flags.DurationVar(&set.drain, "drain", 10*time.Second, "how long requests under way are waited for at the end; a second signal ends the process immediately")
+	flags.IntVar(&set.topKeys, "top-keys", 0, "`entries` per domain, 16 to 65536, to track the keys that are denied most and that ask most, and show them at /limits; 0 for none")
+	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read; a change takes effect when two consecutive reads have seen the same")
+	flags.DurationVar(&set.age, "max-connection-age", 30*time.Minute, "time after which a gRPC connection is asked to end, so that load moves to new servers")
+	flags.DurationVar(&set.drain, "drain", 10*time.Second, "how long to wait at the end for requests in progress; a second signal ends the process immediately")
 	flags.StringVar(&set.cert, "tls-cert", "", "`file` of the certificate, for gRPC and HTTP; it is read again when it changes")
 	flags.StringVar(&set.key, "tls-key", "", "`file` of its key")
-	flags.StringVar(&set.clients, "tls-clients", "", "`file` of the authorities of clients, which must then have a certificate")
+	flags.StringVar(&set.clients, "tls-clients", "", "`file` of the certificate authorities of clients, which must then present a certificate")
 	flags.StringVar(&set.logs, "log", "text", "`form` of the log: text or json")
 	flags.BoolVar(&set.version, "version", false, "print the versions of this command, of the library and of Go")
 	if err := parseFlags(flags, args, stdout, stderr); err != nil {
@@ -140,22 +140,22 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	return &set, nil
 }
 
-// wrong says what is wrong about the flags, or nothing.
+// wrong returns what is wrong with the flags, or "".
 func (set *settings) wrong(more int) string {
 	for _, flaw := range []struct {
 		is  bool
 		why string
 	}{
-		{more > 0, "there are arguments beside the flags"},
-		{len(set.config) == 0, "which -config?"},
-		{set.grpc == "" && set.http == "", "neither -grpc nor -http: nobody could ask"},
-		{set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0, "a time is not above 0"},
-		{set.storeTwice, "want -store or -store-file, and not both"},
-		{(set.cert == "") != (set.key == ""), "want -tls-cert and -tls-key together"},
+		{more > 0, "unexpected arguments after the flags"},
+		{len(set.config) == 0, "-config is missing"},
+		{set.grpc == "" && set.http == "", "-grpc and -http are both empty, so nothing could be asked"},
+		{set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0, "-timeout, -reload and -max-connection-age must be above 0, and -drain 0 or more"},
+		{set.storeTwice, "-store and -store-file cannot be combined"},
+		{(set.cert == "") != (set.key == ""), "-tls-cert and -tls-key must be given together"},
 		{set.clients != "" && set.cert == "", "-tls-clients has no effect without -tls-cert"},
-		{!set.headers && set.names != (serve.Headers{}), "the names of fields have no effect without -headers"},
+		{!set.headers && set.names != (serve.Headers{}), "-header-limit, -header-remaining and -header-reset have no effect without -headers"},
 		{set.http == "" && len(set.proxies) > 0, "-proxies has no effect without -http"},
-		{slices.Contains(set.proxies, "unix") && !strings.HasPrefix(set.http, "unix:"), "-proxies unix has no effect: -http is no Unix socket"},
+		{slices.Contains(set.proxies, "unix") && !strings.HasPrefix(set.http, "unix:"), "-proxies unix has no effect, because -http is not a Unix socket"},
 		{set.fields != "" && len(set.proxies) == 0, "-fields has no effect without -proxies"},
 		{set.private == "" && set.topKeys != 0, "-top-keys has no effect without -private"},
 		{set.logs != "text" && set.logs != "json", "-log: want text or json"},
@@ -174,7 +174,7 @@ func (set *settings) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, nil))
 }
 
-// versions are those of this command, of the library and of Go.
+// versions returns the versions of this command, of the library and of Go.
 func versions() string {
 	own, library := "unknown", "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -182,7 +182,7 @@ func versions() string {
 		for _, m := range info.Deps {
 			switch {
 			case m.Path != "github.com/ratelimit-go/ratelimit":
-			case m.Replace != nil: // as in this tree
+			case m.Replace != nil: // as in this repository
 				library = cmp.Or(m.Replace.Version, "(devel)")
 			default:
 				library = m.Version
@@ -198,7 +198,7 @@ func newFlags(name string, stderr io.Writer) *flag.FlagSet {
 	return flags
 }
 
-// parseFlags reads the flags. Help that is asked for is output, and no error.
+// parseFlags reads the flags. Help that was requested is printed to stdout, and is not an error.
 func parseFlags(flags *flag.FlagSet, args []string, stdout, stderr io.Writer) error {
 	var printed strings.Builder
 	flags.SetOutput(&printed)

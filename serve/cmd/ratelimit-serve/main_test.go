@@ -154,7 +154,7 @@ func TestServer(t *testing.T) {
 	require.Regexp(t, `"overallCode":\s*"OK"`, stdout.String())
 	require.Equal(t, 0, run(t.Context(), []string{"ask", "-grpc", s.grpc, "edge", "user=ann", "other=x,more=y"}, &stdout, &stderr))
 	require.Regexp(t, `"overallCode":\s*"OVER_LIMIT"`, stdout.String())
-	require.Equal(t, "ratelimit-serve ask: no limit counts other=x,more=y. /rules of the private port has what there is\n", stderr.String())
+	require.Equal(t, "ratelimit-serve ask: no limit counts other=x,more=y; the private port lists all rules at /rules\n", stderr.String())
 	require.Equal(t, 0, run(t.Context(), []string{"ask", "-grpc", s.grpc, "-back", "-hits", "2", "edge", "user=ann"}, &stdout, &stderr))
 	require.Equal(t, 1, run(t.Context(), []string{"ask", "-grpc", s.grpc, "", "user=ann"}, &stdout, &stderr))
 
@@ -178,7 +178,7 @@ func TestServer(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
-// What is too large is refused before it has come: the bodies here never end.
+// Requests that are too large are rejected before they have arrived. The bodies here never end.
 func TestAbsurdSizes(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits))
@@ -190,8 +190,8 @@ func TestAbsurdSizes(t *testing.T) {
 		says              string
 	}{
 		"a gRPC message of 1 GiB":   {"http://" + s.grpc + pb.RateLimitService_ShouldRateLimit_FullMethodName, "application/grpc", "\x00\x40\x00\x00\x00", 200, "8 grpc: received message larger than max (1073741824 vs. 262144)"},
-		"JSON of 1 GiB":             {"http://" + s.http + "/json", "", strings.Repeat(" ", serve.MaxBody+1), 413, "over 262144 bytes"},
-		"an ask of 1 GiB":           {"http://" + s.http + "/v1/decide", "", strings.Repeat(" ", serve.MaxBody+1), 413, "over 262144 bytes"},
+		"JSON of 1 GiB":             {"http://" + s.http + "/json", "", strings.Repeat(" ", serve.MaxBody+1), 413, "more than 262144 bytes"},
+		"an ask of 1 GiB":           {"http://" + s.http + "/v1/decide", "", strings.Repeat(" ", serve.MaxBody+1), 413, "more than 262144 bytes"},
 		"a path of 64 KiB":          {"http://" + s.http + "/check/" + strings.Repeat("x", 1<<16), "", "", 431, "Request Header Fields Too Large"},
 		"a path of 64 KiB, private": {"http://" + s.private + "/" + strings.Repeat("x", 1<<16), "", "", 431, "Request Header Fields Too Large"},
 	} {
@@ -225,13 +225,13 @@ func TestAbsurdSizes(t *testing.T) {
 	many := user("ann")
 	many.Descriptors = slices.Repeat(many.Descriptors, 10_000)
 	_, err = client.ShouldRateLimit(t.Context(), many)
-	require.ErrorContains(t, err, "10000 descriptors, over 64")
+	require.ErrorContains(t, err, "10000 descriptors, more than 64")
 	answer, err := client.ShouldRateLimit(t.Context(), user("ann"))
 	require.NoError(t, err)
 	require.EqualValues(t, 2, answer.GetStatuses()[0].GetLimitRemaining(), "nothing was counted")
 }
 
-// Who forgets the proxies is told of the flag.
+// If the proxies are missing, the log names the flag.
 func TestAProxyThatIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	config := writeFile(t, "limits.yaml", limits+"checks:\n  client: [{user: address}]\n")
@@ -248,13 +248,14 @@ func TestAProxyThatIsNotTrusted(t *testing.T) {
 	}
 }
 
-// Who forgets the family of fields that a check needs is told of the flag, and nothing starts.
+// If the family of fields that a check needs is missing, the error names the flag, and nothing
+// starts.
 func TestFieldsThatNobodyHasNamed(t *testing.T) {
 	t.Parallel()
 	config := writeFile(t, "limits.yaml", limits+"checks: {client: [{user: path}]}\n")
 	var stderr output
 	require.Equal(t, 1, run(t.Context(), []string{"-config", config, "-proxies", "10.0.0.1"}, io.Discard, &stderr))
-	require.Contains(t, stderr.String(), `limits.yaml: check "client" counts a method, a path or a host: -fields must name`)
+	require.Contains(t, stderr.String(), `limits.yaml: check "client" counts a method, a path or a host: set -fields`)
 }
 
 // A port that is taken, and a store that is away when the server starts.
@@ -352,15 +353,15 @@ func TestArguments(t *testing.T) {
 		code int
 		says string
 	}{
-		"":                                              {2, "which -config?"},
-		"-config GOOD more":                             {2, "there are arguments"},
-		"-config GOOD -grpc= -http=":                    {2, "nobody could ask"},
-		"-config GOOD -timeout 0s":                      {2, "a time is not above 0"},
+		"":                                              {2, "-config is missing"},
+		"-config GOOD more":                             {2, "unexpected arguments"},
+		"-config GOOD -grpc= -http=":                    {2, "nothing could be asked"},
+		"-config GOOD -timeout 0s":                      {2, "-timeout, -reload and -max-connection-age must be above 0, and -drain 0 or more"},
 		"-config GOOD -tls-cert x":                      {2, "together"},
 		"-config GOOD -tls-clients x":                   {2, "no effect"},
 		"-config GOOD -header-limit X-Limit":            {2, "no effect without -headers"},
 		"-config GOOD -http= -proxies 10.0.0.0/8":       {2, "no effect without -http"},
-		"-config GOOD -proxies 10.0.0.1,unix":           {2, "no effect: -http is no Unix socket"},
+		"-config GOOD -proxies 10.0.0.1,unix":           {2, "no effect, because -http is not a Unix socket"},
 		"-config GOOD -fields original":                 {2, "no effect without -proxies"},
 		"-config GOOD -proxies 10.0.0.1 -fields both":   {1, "want original or forwarded"},
 		"-config GOOD -private= -top-keys 100":          {2, "no effect without -private"},
@@ -369,7 +370,7 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -none":                            {2, "-none"},
 		"-config GOOD -store http://x":                  {1, "want redis://"},
 		"-config GOOD -store redis://:/secret@h":        {1, "no host"},
-		"-config GOOD -store memory: -store-file URL":   {2, "not both"},
+		"-config GOOD -store memory: -store-file URL":   {2, "cannot be combined"},
 		"-config GOOD -store-file URL":                  {1, "no host"},
 		"-config GOOD -store-file none":                 {1, "none: no such file"},
 		"-config GOOD -proxies 0.0.0.0/0":               {1, "proxy"},

@@ -137,7 +137,8 @@ func TestHalfOpenConnections(t *testing.T) {
 	require.NotContains(t, s.stderr.String(), "too many open files")
 }
 
-// Each port may be a socket of Unix. One that a process has left behind is no obstacle, and one in use stays.
+// Each port may be a Unix socket. A socket that a dead process left behind is replaced, and one in
+// use stays.
 func TestUnixSockets(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "rl") // whose name is short enough

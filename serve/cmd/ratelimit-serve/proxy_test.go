@@ -276,7 +276,8 @@ func TestAClientDoesNotChooseWhatIsCounted(t *testing.T) {
 	})
 }
 
-// What a proxy, the service or both cannot read is refused. What is only long may be counted like others.
+// Requests that the proxy, the service or both cannot read are rejected. Requests that are only
+// long may be counted like others.
 func TestWhatCannotBeReadIsNotLetThrough(t *testing.T) {
 	eachProxy(t, func(t *testing.T, p proxy) {
 		_, address := behind(t, p, strings.ReplaceAll(byPath, "requests_per_unit: 3", "requests_per_unit: 1"))
@@ -318,7 +319,7 @@ func newService(t *testing.T) *service {
 
 func (s *service) address() string { return strings.TrimPrefix(s.URL, "http://") }
 
-// What a client gets for each answer of the service is what the page says.
+// The page lists what a client gets for each answer of the service.
 func TestTheTableOfAnswers(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../../docs/serve.md")
@@ -393,7 +394,7 @@ func TestProxiesWhileRedisIsAway(t *testing.T) {
 	})
 }
 
-// What a client says to the site alone does not go to the service, whatever its size.
+// What a client sends to the site alone is not sent to the service, whatever its size.
 func TestSecretsStayBetweenClientAndSite(t *testing.T) {
 	eachProxy(t, func(t *testing.T, p proxy) {
 		s := newService(t)

@@ -27,7 +27,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/serve"
 )
 
-// start is the server, until ctx ends.
+// start runs the server until ctx ends.
 func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set, err := parse(args, stdout, stderr)
 	if err != nil {
@@ -39,13 +39,13 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	log := set.logger(stderr)
 	if err = set.start(ctx, log, stdout); err != nil && set.logs == "json" {
-		log.Error("the server has failed", "error", err)
+		log.Error("the server failed", "error", err)
 		return errLogged
 	}
 	return err
 }
 
-// start is the server with these settings, until ctx ends.
+// start runs the server with these settings until ctx ends.
 func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writer) error {
 	files, err := serve.ReadFiles(set.config...)
 	if err != nil {
@@ -78,7 +78,7 @@ func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writ
 		return err
 	}
 	defer func() { _ = st.Close() }()
-	slog.SetDefault(log) // for libraries
+	slog.SetDefault(log) // for the libraries
 	for _, note := range rules.Notes() {
 		log.Warn(note)
 	}
@@ -116,18 +116,18 @@ func (set *settings) options(log *slog.Logger) []serve.Option {
 	return opts
 }
 
-// server is what listens.
+// server has everything that listens.
 type server struct {
 	*settings
 	service *serve.Service
-	ready   func(context.Context) error // whether the store answers; nil for memory
+	ready   func(context.Context) error // returns whether the store answers; nil for memory
 	log     *slog.Logger
 
 	grpcServer    *grpc.Server
 	health        *health.Server
 	httpServer    *http.Server
 	privateServer *http.Server
-	serving       []func() error // each until the end
+	serving       []func() error // each returns at the end
 	stopping      atomic.Bool
 }
 
@@ -175,7 +175,8 @@ func (s *server) listen(ctx context.Context) (err error) {
 	return err
 }
 
-// unlessStopping makes /readyz 503 while the server stops, whose other private paths answer until its end.
+// unlessStopping makes /readyz return 503 while the server stops. The other private paths work
+// until the end.
 func (s *server) unlessStopping(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.stopping.Load() && r.URL.Path == "/readyz" {
@@ -186,12 +187,12 @@ func (s *server) unlessStopping(h http.Handler) http.Handler {
 	})
 }
 
-// newGRPC makes a server that keeps what a caller can take within bounds.
+// newGRPC makes a server that limits the resources that a caller can use.
 func (s *server) newGRPC(opts ...grpc.ServerOption) {
 	opts = append(opts,
 		grpc.ForceServerCodecV2(serve.Codec()),
 		grpc.MaxRecvMsgSize(serve.MaxBody),
-		grpc.MaxHeaderListSize(64<<10), // more than Envoy takes of a client, whose tracestate it passes on
+		grpc.MaxHeaderListSize(64<<10), // more than Envoy accepts from a client, whose tracestate it passes on
 		grpc.MaxConcurrentStreams(1024),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: s.age, MaxConnectionAgeGrace: s.drain, Time: time.Minute, Timeout: 20 * time.Second}),
@@ -257,8 +258,8 @@ func (s *server) run(ctx context.Context, files []serve.File, st *serve.Stored) 
 	return nil
 }
 
-// checkStore makes connections, and says which settings of the store's servers are wrong. It asks until
-// there is an answer.
+// checkStore connects to the store, retries until the store answers, and logs which settings of its
+// servers are wrong.
 func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 	if st.Ready == nil {
 		return
@@ -266,14 +267,14 @@ func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 	again := time.NewTicker(time.Second)
 	defer again.Stop()
 	for told := false; ; told = true {
-		limited, cancel := context.WithTimeout(ctx, 2*time.Second) // as a client that hangs does not see the end of ctx
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second) // because a client that hangs does not notice the end of ctx
 		err := st.Ready(limited)
 		cancel()
 		if err == nil {
 			break
 		}
 		if !told && ctx.Err() == nil {
-			s.log.Warn("the store does not answer yet", "error", err)
+			s.log.Warn("the store does not answer yet, retrying", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -289,11 +290,11 @@ func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 		s.log.Warn(finding)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.log.Warn("the settings of the store are not known", "error", err)
+		s.log.Warn("the settings of the store cannot be checked", "error", err)
 	}
 }
 
-// stop ends the requests under way, gives back leases, and closes the private port last.
+// stop waits for the requests in progress, releases leases, and closes the private port last.
 func (s *server) stop() {
 	s.stopping.Store(true)
 	s.log.Info("stopping")
@@ -310,17 +311,17 @@ func (s *server) stop() {
 	}
 	all.Go(func() { shutdown(ctx, s.httpServer) })
 	all.Wait()
-	late, cancel := context.WithTimeout(context.Background(), s.timeout) // also if requests took all of the time
+	late, cancel := context.WithTimeout(context.Background(), s.timeout) // even if requests took all of the time
 	defer cancel()
 	if err := s.service.Close(late); err != nil {
-		s.log.Warn("leases are not given back", "error", err)
+		s.log.Warn("leases could not be released", "error", err)
 	}
 	ended, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	shutdown(ended, s.privateServer)
 }
 
-// shutdown waits for the requests of a server, if there is one, until ctx ends.
+// shutdown waits until ctx ends for the requests of a server, if there is one.
 func shutdown(ctx context.Context, srv *http.Server) {
 	if srv != nil && srv.Shutdown(ctx) != nil {
 		_ = srv.Close()

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// certificates are those of the files, which are read again when they have changed.
+// certificates are read from files, and read again when these have changed.
 type certificates struct {
 	cert, key, clients string
 	log                *slog.Logger
@@ -22,7 +22,7 @@ type certificates struct {
 	now     *tls.Config
 }
 
-// tls returns the certificates, nil if there are none.
+// tls returns the certificates, or nil if there are none.
 func (s *server) tls() (*certificates, error) {
 	if s.cert == "" {
 		return nil, nil
@@ -38,7 +38,7 @@ func (c *certificates) listener(l net.Listener) net.Listener {
 	return tls.NewListener(l, c.config("http/1.1"))
 }
 
-// config is that of a server that speaks one protocol.
+// config returns the configuration of a server for one protocol.
 func (c *certificates) config(protocol string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -51,19 +51,19 @@ func (c *certificates) config(protocol string) *tls.Config {
 	}
 }
 
-// current is what the files say, as of at most a second ago.
+// current returns the configuration in the files, at most a second old.
 func (c *certificates) current() *tls.Config {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if time.Since(c.checked) > time.Second && c.changed() {
 		if err := c.load(); err != nil {
-			c.log.Error("the certificate has changed, and cannot be used", "error", err)
+			c.log.Error("the certificate has changed, but the new one cannot be used: the old one stays in force", "error", err)
 		}
 	}
 	return c.now
 }
 
-// changed reports whether a file is newer than what was read.
+// changed reports whether a file is newer than the configuration.
 func (c *certificates) changed() bool {
 	c.checked = time.Now()
 	return c.times() != c.read
@@ -92,7 +92,7 @@ func (c *certificates) load() error {
 		}
 		next.ClientCAs, next.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 		if !next.ClientCAs.AppendCertsFromPEM(text) {
-			return errors.New(c.clients + ": no certificate")
+			return errors.New(c.clients + ": contains no certificate")
 		}
 	}
 	c.now = next

@@ -33,13 +33,14 @@ type Server struct {
 // Stop ends the server.
 func (s *Server) Stop() { _ = s.process.Kill(); <-s.ended }
 
-// Freeze stops its process. The kernel still takes connections and bytes.
+// Freeze stops its process. The kernel still accepts connections and bytes.
 func (s *Server) Freeze() { _ = s.process.Signal(syscall.SIGSTOP) }
 
-// Thaw lets it go on.
+// Thaw continues a frozen server.
 func (s *Server) Thaw() { _ = s.process.Signal(syscall.SIGCONT) }
 
-// StartRedis is [Redis] with a server that can be stopped, and with arguments before those of all servers.
+// StartRedis is like [Redis], but returns a server that can be stopped, and takes arguments in
+// addition to those of all servers.
 func StartRedis(t *testing.T, args ...string) *Server {
 	t.Helper()
 	binary, err := exec.LookPath("redis-server")
@@ -47,7 +48,7 @@ func StartRedis(t *testing.T, args ...string) *Server {
 		t.Skip("redis-server is missing")
 	}
 	require.NoError(t, err)
-	for range 10 { // another process may take the port
+	for range 10 { // another process may take the port first
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		address := l.Addr().String()
@@ -69,7 +70,7 @@ func StartRedis(t *testing.T, args ...string) *Server {
 	return nil
 }
 
-// Far is a way to a server that takes so long, there and back together.
+// Far is a connection to a server with this round-trip time.
 func Far(t *testing.T, server string, roundTrip time.Duration) (address string) {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -95,7 +96,8 @@ func Far(t *testing.T, server string, roundTrip time.Duration) (address string) 
 	return l.Addr().String()
 }
 
-// carry writes to one what it reads of the other, so much later. What is under way holds up nothing.
+// carry writes to one connection what it reads from the other, after the delay. Bytes in flight do
+// not hold up others.
 func carry(to, from net.Conn, later time.Duration) {
 	type chunk struct {
 		bytes []byte
@@ -120,8 +122,9 @@ func carry(to, from net.Conn, later time.Duration) {
 	_, _ = to.Close(), from.Close()
 }
 
-// Original starts envoyproxy/ratelimit on a Redis, with files by their names, and returns its address for
-// gRPC and its process. RATELIMIT_ORIGINAL is its program. Without that the test is skipped:
+// Original starts envoyproxy/ratelimit on a Redis, with files by their names. It returns the
+// address for gRPC, and the process. RATELIMIT_ORIGINAL is the path of the program. Without it the
+// test is skipped:
 //
 //	go install github.com/envoyproxy/ratelimit/src/service_cmd@main
 func Original(t *testing.T, redis string, files map[string]string, env ...string) (address string, process *os.Process) {

@@ -1,7 +1,7 @@
 // Code generated from internal/yamltree by go generate ./internal/copies; DO NOT EDIT.
 
-// Package yamltree reads a text in YAML as a tree of nodes, and collects what is wrong with it, each error with its
-// line and column. Packages config and serve say what the nodes mean.
+// Package yamltree reads YAML text as a tree of nodes and collects the errors in it, each with its
+// line and column. Packages config and serve define what the nodes mean.
 package yamltree
 
 import (
@@ -20,23 +20,23 @@ import (
 )
 
 const (
-	maxErrors = 20 // that are returned
-	maxQuoted = 48 // bytes of a text that an error repeats
+	maxErrors = 20 // the most errors that are returned
+	maxQuoted = 48 // bytes of a text that an error quotes
 )
 
-// Dialect says how texts of one kind are written.
+// Dialect describes how texts of one kind are written.
 type Dialect struct {
-	Noun     string // what errors call one, such as "file"
+	Noun     string // what errors call a text, such as "file"
 	MaxDepth int    // of nesting
-	// Loose is whether they are read as programs read YAML 1.1. Then any scalar is a text, yes and 0x10 have
-	// their meanings, a mapping may be empty, and anchors, aliases, tags and merge keys are read. Otherwise all
-	// that only hides what is meant is an error.
+	// Loose texts are read as programs read YAML 1.1: any scalar is a text, yes and 0x10 have their
+	// meanings, a mapping may be empty, and anchors, aliases, tags and merge keys are read.
+	// Otherwise, everything that can hide the meaning is an error.
 	Loose     bool
-	MaxValues int               // that are read of a loose text, those of aliases each time
-	Absent    map[string]string // fields that there are not, and why
+	MaxValues int               // the most values in a loose text, counting aliases each time
+	Absent    map[string]string // fields that are not supported, and why
 }
 
-// Error says what is wrong at one place.
+// Error is an error at one place.
 type Error struct {
 	File   string
 	Line   int // from 1
@@ -53,15 +53,15 @@ type Reader struct {
 	values int // read so far
 }
 
-// Field is one of a mapping.
+// Field is one field of a mapping.
 type Field struct{ Key, Value *yaml.Node }
 
-// Fail notes what is wrong at n.
+// Fail records an error at n.
 func (r *Reader) Fail(n *yaml.Node, format string, args ...any) {
 	r.FailAt(n.Line, n.Column, fmt.Errorf(format, args...))
 }
 
-// FailAt notes what is wrong at a place.
+// FailAt records an error at a line and column.
 func (r *Reader) FailAt(line, column int, err error) {
 	r.Errors = append(r.Errors, &Error{r.File, max(line, 1), max(column, 1), err})
 }
@@ -74,12 +74,12 @@ func (r *Reader) Sorted() []*Error {
 	return r.Errors
 }
 
-// Join joins errors, or the first of them, each as what it is for users. It is nil of none.
+// Join joins the first errors, each converted by as for users. It returns nil if there are none.
 func Join(errs []*Error, as func(*Error) error) error {
 	if more := len(errs) - maxErrors; more > 0 {
 		errs = errs[:maxErrors+1]
 		last := errs[maxErrors]
-		last.Err = fmt.Errorf("%d more errors from here on, the first: %w", more, last.Err)
+		last.Err = fmt.Errorf("%d more errors follow, the first of them: %w", more, last.Err)
 	}
 	all := make([]error, len(errs))
 	for i, e := range errs {
@@ -102,7 +102,7 @@ func (r *Reader) Document(text []byte) *yaml.Node {
 	}
 	switch err := loader.Load(&second); {
 	case err == nil:
-		r.Fail(&second, "a second document begins: a %s has one", r.Noun)
+		r.Fail(&second, "a second document begins, but a %s must have only one", r.Noun)
 	case !errors.Is(err, io.EOF):
 		r.failSyntax(text, err)
 	}
@@ -115,7 +115,7 @@ func (r *Reader) Document(text []byte) *yaml.Node {
 	return first.Content[0]
 }
 
-// failSyntax notes an error of the library about text.
+// failSyntax records an error of the YAML library.
 func (r *Reader) failSyntax(text []byte, err error) {
 	var at *yaml.LoadError
 	switch {
@@ -124,44 +124,44 @@ func (r *Reader) failSyntax(text []byte, err error) {
 	case !errors.As(err, &at):
 		r.FailAt(1, 1, err)
 	case isTab(text, at.Mark.Index):
-		r.FailAt(at.Mark.Line, at.Mark.Column, errors.New("a tab: YAML is indented by spaces"))
+		r.FailAt(at.Mark.Line, at.Mark.Column, errors.New("a tab: indent YAML with spaces"))
 	default:
 		r.FailAt(at.Mark.Line, at.Mark.Column, errors.New(strings.TrimPrefix(at.ContextMsg+": "+at.Message, ": ")))
 	}
 }
 
-// isTab reports whether the character i of text is a tab. The byte order mark does not
-// count.
+// isTab reports whether character i of text is a tab, not counting a byte order mark.
 func isTab(text []byte, i int) bool {
 	characters := []rune(strings.TrimPrefix(string(text), "\uFEFF"))
 	return i < len(characters) && characters[i] == '\t'
 }
 
-// refuseReferences notes what makes a text mean something else than it seems to, or grow
-// when it is read. The loader bounds the depth.
+// refuseReferences rejects everything that makes a text mean something other than it seems to, or
+// grow when it is read. The loader limits the depth.
 func (r *Reader) refuseReferences(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		r.Fail(n, "alias %s: aliases are not read", Quote("*"+n.Value))
+		r.Fail(n, "alias %s: aliases are not supported", Quote("*"+n.Value))
 		return
 	case n.Anchor != "":
-		r.Fail(n, "anchor %s: anchors are not read", Quote("&"+n.Anchor))
+		r.Fail(n, "anchor %s: anchors are not supported", Quote("&"+n.Anchor))
 	case n.Style&yaml.TaggedStyle != 0:
-		r.Fail(n, "tag %s: tags are not read", Quote(n.Tag))
+		r.Fail(n, "tag %s: tags are not supported", Quote(n.Tag))
 	}
 	for _, c := range n.Content {
 		r.refuseReferences(c)
 	}
 }
 
-// Exhausted reports whether the text has too many values to read on.
+// Exhausted reports whether reading has stopped because the text has too many values.
 func (r *Reader) Exhausted() bool { return r.Loose && r.values > r.MaxValues }
 
-// followed is n, or what it is an alias of. It is nil where aliases make too much of a text.
+// followed returns n, or what n is an alias of. It returns nil if the text, with its aliases, has
+// too many values.
 func (r *Reader) followed(n *yaml.Node) *yaml.Node {
 	if r.values++; r.Exhausted() {
 		if r.values == r.MaxValues+1 {
-			r.Fail(n, "the %s has over %d values", r.Noun, r.MaxValues)
+			r.Fail(n, "the %s has more than %d values", r.Noun, r.MaxValues)
 		}
 		return nil
 	}
@@ -171,8 +171,8 @@ func (r *Reader) followed(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// Fields returns those of the mapping n. Others than known are errors, unless none are given. Errors begin
-// with in, and say what is wanted in place of something else than a mapping.
+// Fields returns the fields of the mapping n. Unknown fields are errors, unless known is empty.
+// Errors begin with in. If n is not a mapping, the error contains want.
 func (r *Reader) Fields(n *yaml.Node, in, want string, known ...string) map[string]Field {
 	fields := map[string]Field{}
 	for _, f := range r.Pairs(n, in, want) {
@@ -189,8 +189,8 @@ func (r *Reader) Fields(n *yaml.Node, in, want string, known ...string) map[stri
 	return fields
 }
 
-// Pairs returns the fields of the mapping n in their order, with those that it merges, and without those whose
-// key is wrong.
+// Pairs returns the fields of the mapping n in their order, including merged ones, and without
+// those whose key is invalid.
 func (r *Reader) Pairs(n *yaml.Node, in, want string) []Field { return r.pairs(n, in, want, 0) }
 
 func (r *Reader) pairs(n *yaml.Node, in, want string, depth int) []Field {
@@ -210,11 +210,11 @@ func (r *Reader) pairs(n *yaml.Node, in, want string, depth int) []Field {
 		case merges && r.Loose:
 			merged = append(merged, r.merged(value, in, want, depth)...)
 		case merges:
-			r.Fail(key, "%s%s: merge keys are not read", in, Quote(key.Value))
+			r.Fail(key, "%s%s: merge keys are not supported", in, Quote(key.Value))
 		case !r.isName(key):
 			r.Fail(key, "%s%s: want a name", in, Describe(key))
 		case twice:
-			r.Fail(key, "%s%s is already in line %d", in, Quote(key.Value), line)
+			r.Fail(key, "%s%s is already set in line %d", in, Quote(key.Value), line)
 		default:
 			lines[key.Value] = key.Line
 			own = append(own, Field{key, value})
@@ -229,15 +229,16 @@ func (r *Reader) pairs(n *yaml.Node, in, want string, depth int) []Field {
 	return own
 }
 
-// isName reports whether n can be the key of a field. What YAML 1.1 takes for a number would be another name there.
+// isName reports whether n can be the key of a field. Something that YAML 1.1 reads as a number
+// would become a different name there.
 func (r *Reader) isName(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || !r.Loose && n.Tag != "!!null")
 }
 
-// merged are the fields of a value of <<, a mapping or a list of such.
+// merged returns the fields of a value of <<, a mapping or a list of mappings.
 func (r *Reader) merged(n *yaml.Node, in, want string, depth int) (all []Field) {
 	if depth > r.MaxDepth {
-		r.Fail(n, "%stoo deep", in)
+		r.Fail(n, "%smerge keys are nested too deeply", in)
 		return nil
 	}
 	if n.Kind != yaml.SequenceNode {
@@ -249,7 +250,7 @@ func (r *Reader) merged(n *yaml.Node, in, want string, depth int) (all []Field) 
 	return all
 }
 
-// Items returns those of the list n.
+// Items returns the items of the list n.
 func (r *Reader) Items(n *yaml.Node) (items []*yaml.Node) {
 	for _, item := range n.Content {
 		if item = r.followed(item); item != nil {
@@ -259,7 +260,7 @@ func (r *Reader) Items(n *yaml.Node) (items []*yaml.Node) {
 	return items
 }
 
-// Text returns the text of n, if it is one.
+// Text returns the text of n. It fails if n is not a text.
 func (r *Reader) Text(n *yaml.Node, in, want string) (string, bool) {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" && !r.Loose {
 		r.Fail(n, "%s%s: want %s", in, Describe(n), want)
@@ -268,7 +269,7 @@ func (r *Reader) Text(n *yaml.Node, in, want string) (string, bool) {
 	return n.Value, true
 }
 
-// Flag reports whether n, which is true or false, is true.
+// Flag returns the boolean n.
 func (r *Reader) Flag(n *yaml.Node, in string) bool {
 	readable := n.Tag == "!!bool"
 	if r.Loose {
@@ -286,14 +287,14 @@ func (r *Reader) Flag(n *yaml.Node, in string) bool {
 	return false
 }
 
-// Number returns the number n, from 1 to 2^31-1, or 0 if it is none.
+// Number returns the number n, from 1 to 2^31-1, or 0 if n is not such a number.
 func (r *Reader) Number(n *yaml.Node, in string) int {
 	base := 10
 	if r.Loose {
 		base = 0
 	}
 	count, err := strconv.ParseInt(n.Value, base, 32)
-	plain := r.Loose || strconv.FormatInt(count, 10) == n.Value // 010 is 8 for other readers
+	plain := r.Loose || strconv.FormatInt(count, 10) == n.Value // other readers take 010 for 8
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || count < 1 || !plain {
 		r.Fail(n, "%s%s: want a number from 1 to %d", in, Describe(n), math.MaxInt32)
 		return 0
@@ -301,7 +302,7 @@ func (r *Reader) Number(n *yaml.Node, in string) int {
 	return int(count)
 }
 
-// Describe says what a node is that should be something else.
+// Describe describes a node that should be something else.
 func Describe(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode && len(n.Content) == 0:

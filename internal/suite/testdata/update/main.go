@@ -20,6 +20,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/store/lease"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -29,8 +30,12 @@ const (
 	key        = "user:42"
 )
 
-// forever is so long that nothing comes back while the test runs.
-var forever = ratelimit.Limit{Rate: 2_000, Period: 10 * 365 * 24 * time.Hour}
+var (
+	// forever is so long that nothing comes back while the test runs.
+	forever = ratelimit.Limit{Rate: 2_000, Period: 10 * 365 * 24 * time.Hour}
+	// quick is what a bucket or a log needs to be leased: some events within a life.
+	quick = ratelimit.Limit{Rate: 50, Period: time.Second}
+)
 
 func main() {
 	log.SetFlags(0)
@@ -46,19 +51,28 @@ func main() {
 // fleet is what all processes share.
 type fleet struct {
 	client *redis.Client
-	limits []ratelimit.Limiter
+	leases *lease.Store
+	limits []limit // the algorithms, and then leases
+	all    ratelimit.Limiter
 	ban    *ratelimit.Ban
 	slots  ratelimit.Limiter
 
-	mu       sync.Mutex
-	Admitted map[string]int // by the limit, without what was given back
-	Left     map[string]int
-	Banned   bool
-	Held     int64 // the most slots that were held at once
+	mu           sync.Mutex
+	Admitted     map[string]int // by the limit, without what was given back
+	Left         map[string]int
+	Banned       bool
+	Held         int64 // the most slots that were held at once
+	Began, Ended time.Time
+}
+
+// limit is one that is asked through leases, if they are of it, and looked at without them.
+type limit struct {
+	name          string
+	asked, looked ratelimit.Limiter
 }
 
 func run(ctx context.Context, addr string, calls int) error {
-	f := &fleet{client: redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true}), Admitted: map[string]int{}, Left: map[string]int{}}
+	f := &fleet{client: redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true}), Admitted: map[string]int{}, Left: map[string]int{}, Began: time.Now()}
 	defer func() { _ = f.client.Close() }()
 	if err := f.open(); err != nil {
 		return err
@@ -75,7 +89,8 @@ func run(ctx context.Context, addr string, calls int) error {
 		})
 	}
 	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+	f.Ended = time.Now()
+	if err := errors.Join(append(errs, f.leases.Close(ctx))...); err != nil {
 		return err
 	}
 	if calls > 0 {
@@ -91,54 +106,74 @@ func (f *fleet) open() error {
 	if err != nil {
 		return err
 	}
+	if f.leases, err = lease.New(s, 100*time.Millisecond); err != nil {
+		return err
+	}
+	var plain []ratelimit.Limiter
 	for _, algorithm := range forever.Algorithms() {
 		l, err := ratelimit.New(algorithm, s, forever, ratelimit.WithName(algorithm))
 		if err != nil {
 			return err
 		}
-		f.limits = append(f.limits, l)
+		plain = append(plain, l)
+		f.limits = append(f.limits, limit{algorithm, l, l})
 	}
-	all, err := ratelimit.NewAll(f.limits...)
-	if err != nil {
+	for algorithm, l := range map[string]ratelimit.Limit{"fixed_window": forever, "sliding_window": forever, "sliding_log": quick, "token_bucket": quick} {
+		name := "lease of " + algorithm
+		asked, err := ratelimit.New(algorithm, f.leases, l, ratelimit.WithName(name))
+		if err != nil {
+			return err
+		}
+		looked, err := ratelimit.New(algorithm, s, l, ratelimit.WithName(name))
+		if err != nil {
+			return err
+		}
+		f.limits = append(f.limits, limit{name, asked, looked})
+	}
+	if f.all, err = ratelimit.NewAll(plain...); err != nil {
 		return err
 	}
-	f.limits = append(f.limits, all)
-	if f.ban, err = ratelimit.NewBan(f.limits[0], s, ratelimit.Penalty{Denials: 6, Within: time.Hour, For: time.Hour}); err != nil {
+	if f.ban, err = ratelimit.NewBan(plain[0], s, ratelimit.Penalty{Denials: 6, Within: time.Hour, For: time.Hour}); err != nil {
 		return err
 	}
 	f.slots, err = inflight.New(s, slots, time.Minute)
 	return err
 }
 
-// call makes a call of one of the limits, and may give back what it has charged.
+// call makes a call of one of the limits, or of all, and may give back what it has charged.
 func (f *fleet) call(ctx context.Context) error {
-	i := rand.IntN(len(f.limits))
-	l, n := f.limits[i], 1+rand.IntN(3)
+	i, n := rand.IntN(len(f.limits)+1), 1+rand.IntN(3)
+	if i == len(f.limits) {
+		r, err := f.all.AllowN(ctx, key, n)
+		if err == nil && r.Allowed {
+			f.admit(n, f.limits[:len(forever.Algorithms())]...)
+		}
+		return err
+	}
+	l := f.limits[i]
 	var r ratelimit.Result
 	var err error
-	if i == len(f.limits)-1 || rand.IntN(4) > 0 {
-		r, err = l.AllowN(ctx, key, n)
+	if rand.IntN(4) > 0 {
+		r, err = l.asked.AllowN(ctx, key, n)
 	} else {
-		n, r, err = ratelimit.AllowUpTo(ctx, l, key, n)
+		n, r, err = ratelimit.AllowUpTo(ctx, l.asked, key, n)
 	}
 	if err != nil || !r.Allowed {
 		return err
 	}
-	charged := []int{i}
-	if i == len(f.limits)-1 {
-		charged = []int{0, 1, 2, 3, 4}
-	} else if window := i < 3; window && rand.IntN(8) == 0 {
-		if err := l.Refund(ctx, key, r, n); err != nil {
-			return err
-		}
-		n = 0
+	if window := i < 3; window && rand.IntN(8) == 0 {
+		return l.asked.Refund(ctx, key, r, n)
 	}
+	f.admit(n, l)
+	return nil
+}
+
+func (f *fleet) admit(n int, limits ...limit) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, i := range charged {
-		f.Admitted[forever.Algorithms()[i]] += n
+	for _, l := range limits {
+		f.Admitted[l.name] += n
 	}
-	return nil
 }
 
 // hold holds a slot for a moment, if there is one.
@@ -160,12 +195,12 @@ func (f *fleet) hold(ctx context.Context) error {
 
 // look prints what this process knows.
 func (f *fleet) look(ctx context.Context) error {
-	for i, algorithm := range forever.Algorithms() {
-		r, err := f.limits[i].Peek(ctx, key)
+	for _, l := range f.limits {
+		r, err := l.looked.Peek(ctx, key)
 		if err != nil {
-			return fmt.Errorf("%s: %w", algorithm, err)
+			return fmt.Errorf("%s: %w", l.name, err)
 		}
-		f.Left[algorithm] = r.Remaining
+		f.Left[l.name] = r.Remaining
 	}
 	r, err := f.ban.Peek(ctx, key)
 	if err != nil {

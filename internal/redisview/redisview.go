@@ -1,0 +1,54 @@
+// Package redisview shows package redischeck what a store of package redisstore is made of.
+package redisview
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// View is a store.
+type View struct {
+	Client any              // as New got it
+	Prefix string           // of WithPrefix
+	Keys   string           // what all keys begin with
+	Clock  func() time.Time // of WithClock; nil without it
+
+	// Servers returns a client for each server, or none if they are not known.
+	Servers func(context.Context) ([]*redis.Client, error)
+	// Owner returns the client of the server that has a key, without I/O. It is nil if the client has one server, or if
+	// its servers are not known.
+	Owner func(key string) (*redis.Client, error)
+	// Ask runs a command on the server of c, or on one that the store's client chooses if c is nil. It keeps to ctx's
+	// deadline, which there must be.
+	Ask func(ctx context.Context, c *redis.Client, args ...any) (any, error)
+}
+
+// Shown is embedded in the store.
+type Shown struct{ view *View }
+
+// Show returns what the store embeds.
+func Show(v View) Shown { return Shown{&v} }
+
+func (s *Shown) shown() *View { return s.view }
+
+// Of returns the view of a store, or nil if New has not made it.
+func Of(s interface{ shown() *View }) *View { return s.shown() }
+
+// Unauthenticated reports whether err is the answer to a wrong or missing password.
+func Unauthenticated(err error) bool {
+	answer := Answer(err)
+	return strings.Contains(answer, "WRONGPASS") || strings.Contains(answer, "NOAUTH") || strings.Contains(answer, "invalid password")
+}
+
+// Answer is the text of err if it is a server's answer, and "" otherwise.
+func Answer(err error) string {
+	var answer redis.Error
+	if errors.As(err, &answer) && !errors.Is(err, redis.Nil) {
+		return answer.Error()
+	}
+	return ""
+}

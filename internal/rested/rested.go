@@ -1,0 +1,143 @@
+// Package rested has connections that look whether the other side has closed them before they write.
+//
+// Servers and proxies close connections that rest for long. Before go-redis uses a connection it
+// looks whether the socket still lives, but not if another layer lies over the socket, such as
+// TLS. A call would then be written to nobody, and its outcome be unknown. So such a connection
+// looks by itself.
+package rested
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// ErrClosed is the error of a write for which the connection was found closed. Nothing was
+// sent. go-redis repeats users' own commands after an EOF.
+var ErrClosed = fmt.Errorf("the connection was closed while it rested: %w", io.EOF)
+
+// Grace is how long a connection waits for the rest of a record that has begun to arrive.
+const Grace = 5 * time.Millisecond
+
+// watched is a connection in layers over a socket, of which the lowest can be looked at.
+type watched struct {
+	net.Conn
+	socket syscall.RawConn
+	look   func(fd uintptr) // looks at the socket, and notes what it saw in seen
+	rests  atomic.Bool      // the last that went over it was read
+
+	reading sync.Mutex // protects what is below
+	seen    arrival
+	ahead   [1]byte // has been read before it was asked for
+	isAhead bool
+
+	until atomic.Pointer[time.Time] // the deadline of reads
+}
+
+// arrival is what a socket has for its reader.
+type arrival uint8
+
+const (
+	nothing arrival = iota
+	something
+	theEnd
+)
+
+// Watch returns conn, or a connection that looks before it writes if conn itself cannot be
+// looked at.
+func Watch(conn net.Conn) net.Conn {
+	const layers = 8 // none has more, unless they are a circle
+	for c, n := conn, 0; c != nil && n < layers; n++ {
+		if socket, ok := c.(syscall.Conn); ok {
+			raw, err := socket.SyscallConn()
+			if n == 0 || err != nil {
+				return conn
+			}
+			r := &watched{Conn: conn, socket: raw}
+			r.look = func(fd uintptr) { r.seen = arrived(fd) }
+			return r
+		}
+		over, ok := c.(interface{ NetConn() net.Conn })
+		if _, already := c.(*watched); already || !ok {
+			return conn
+		}
+		c = over.NetConn()
+	}
+	return conn
+}
+
+// NetConn returns the connection below, as that of crypto/tls does.
+func (r *watched) NetConn() net.Conn { return r.Conn }
+
+func (r *watched) Read(b []byte) (int, error) {
+	r.reading.Lock()
+	defer r.reading.Unlock()
+	if r.isAhead && len(b) > 0 {
+		b[0], r.isAhead = r.ahead[0], false
+		return 1, nil
+	}
+	n, err := r.Conn.Read(b)
+	if n > 0 {
+		r.rests.Store(true)
+	}
+	return n, err
+}
+
+// Write writes b, or fails with ErrClosed if the other side has closed the connection. While
+// somebody reads, that reader will see the end.
+func (r *watched) Write(b []byte) (int, error) {
+	if r.rests.Load() && r.reading.TryLock() {
+		closed := r.closed()
+		r.reading.Unlock()
+		if closed {
+			return 0, ErrClosed
+		}
+	}
+	r.rests.Store(false)
+	return r.Conn.Write(b)
+}
+
+// closed reports whether the other side has closed the connection. Before the end there may be a
+// layer's own goodbye, or something else than an end: a message that nobody has asked for, which is
+// kept for the next Read, or one of the layer's own.
+func (r *watched) closed() bool {
+	const looks = 3
+	for range looks {
+		if r.socket.Control(r.look) != nil || r.seen == theEnd {
+			return true
+		}
+		if r.seen == nothing || r.isAhead || r.Conn.SetReadDeadline(time.Now().Add(Grace)) != nil {
+			return false
+		}
+		n, err := r.Conn.Read(r.ahead[:])
+		r.isAhead = n > 0
+		_ = r.Conn.SetReadDeadline(r.deadline())
+		var timeout net.Error
+		if !r.isAhead && err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *watched) deadline() time.Time {
+	if t := r.until.Load(); t != nil {
+		return *t
+	}
+	return time.Time{}
+}
+
+func (r *watched) SetDeadline(t time.Time) error {
+	r.until.Store(&t)
+	return r.Conn.SetDeadline(t)
+}
+
+func (r *watched) SetReadDeadline(t time.Time) error {
+	r.until.Store(&t)
+	return r.Conn.SetReadDeadline(t)
+}

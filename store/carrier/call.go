@@ -1,0 +1,246 @@
+package carrier
+
+// A call: how it joins others or goes alone, how it waits, and how it leaves.
+
+import (
+	"context"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
+)
+
+// enter finds a way for a call. If it returns no batch, the call has a connection to
+// itself. Otherwise it is carried, as call i of the batch.
+func (cr *Carrier[C]) enter(b Budget, call C) (bt *batch[C], i int, now time.Time) {
+	now = time.Now()
+	cr.mu.Lock()
+	defer cr.mu.Unlock()
+	if cr.config.Send == nil || cr.alone(b, now) {
+		if cr.trips == 0 {
+			cr.distance.probed = now
+		}
+		cr.begin(true)
+		if cr.config.Send != nil {
+			cr.began = now
+		} else {
+			cr.watchPauses(now)
+		}
+		return nil, 0, now
+	}
+	if cr.conns.expire(now) {
+		cr.pulse.ask()
+	}
+	q := &cr.others
+	if b.Ahead {
+		q = &cr.ahead
+	}
+	if bt = q.last(now, cr.batch(), cr.timeout/spread); bt == nil {
+		bt = cr.open(q, now)
+	}
+	i = len(bt.calls)
+	bt.calls = append(bt.calls, Carried[C]{Call: call, ctx: b.Context, end: b.End.Sub(cr.base)})
+	bt.living++
+	q.living++
+	cr.start(now)
+	return bt, i, now
+}
+
+// open returns a new batch, which is the last of q.
+func (cr *Carrier[C]) open(q *queue[C], now time.Time) *batch[C] {
+	bt, _ := cr.read.Get().(*batch[C])
+	if bt == nil {
+		bt = new(batch[C])
+	}
+	bt.queue, bt.begun, bt.done = q, now, make(chan struct{})
+	if bt.timer == nil {
+		bt.timer = time.AfterFunc(cr.timeout, func() { cr.expire(bt) })
+	} else {
+		bt.timer.Reset(cr.timeout)
+	}
+	q.batches = append(q.batches, bt)
+	return bt
+}
+
+// alone reports whether a call may go alone. Far from the server that could close a
+// connection which others wait for. A caller's own deadline would do so, too, and what the call has
+// charged could not be given back. (The store's own timeout leaves it charged in any case.)
+func (cr *Carrier[C]) alone(b Budget, now time.Time) bool {
+	way := cr.distance.is()
+	return cr.config.Alone != nil && b.Own && way > 0 && b.Left > 2*max(way, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.most() &&
+		now.Sub(cr.conns.used) <= rested && cr.gathering(now) <= 0
+}
+
+// exit ends the trip of a call that went alone.
+func (cr *Carrier[C]) exit(began time.Time, err error) {
+	now, good := time.Now(), cr.answered(err)
+	cr.mu.Lock()
+	defer cr.mu.Unlock()
+	cr.over(true)
+	if good {
+		cr.distance.add(began, now)
+	}
+	cr.conns.release(good, !good && cr.lost(began, err), now)
+	cr.start(now)
+}
+
+// lost reports whether a trip that ended in err has perhaps lost all connections. A late
+// reply beside others that came is no sign of that.
+func (cr *Carrier[C]) lost(began time.Time, err error) bool {
+	return !timedOut(err) || !cr.pulse.since(began)
+}
+
+// goAlone makes a call that has a connection to itself.
+func (cr *Carrier[C]) goAlone(b Budget, call C, began time.Time) (C, error) {
+	err := errPanic
+	defer func() {
+		cr.measure(began, err, b.Own)
+		cr.exit(began, err)
+	}()
+	after, sent, err2 := cr.config.Alone(b, call)
+	if err = err2; err == nil {
+		cr.pulse.beat()
+		return after, nil
+	}
+	failed := cr.Explain(err, sent)
+	if f, ok := failed.(*Failure); ok && sent { //nolint:errorlint // just made
+		if f.sent, f.over = true, b.Over(); f.over != nil {
+			cr.config.GiveBack(after)
+		}
+	}
+	return call, failed
+}
+
+// wait returns how call i of bt ended, by b's end.
+func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
+	err, sent := cr.outcome(b, bt, i)
+	left := err != nil && sent
+	if err == nil {
+		c := &bt.calls[i] // which does not move any more
+		if r := bt.trip.panicked; r != nil {
+			panic(r)
+		}
+		call, err, sent = c.Call, c.err, bt.trip.state.state.Load() == written
+		if bt.unread.Add(-1) == 0 {
+			bt.clear()
+			cr.read.Put(bt)
+		}
+		if err == nil {
+			cr.pulse.beat()
+			return call, nil
+		}
+	}
+	switch err {
+	case errQueued: //nolint:errorlint // one that is wrapped is another carrier's
+		return call, cr.queued()
+	case errGivenUp:
+		f := *cr.queued()
+		f.Err, f.Again = err, true
+		return call, &f
+	}
+	failed := cr.Explain(err, sent)
+	if f, ok := failed.(*Failure); ok && left { //nolint:errorlint // just made
+		if f.sent, f.over = true, b.Over(); f.over != nil {
+			cr.forsake(bt, i)
+		}
+	}
+	return call, failed
+}
+
+// forsake has what call i of bt charges given back: its caller has left since its context has ended.
+func (cr *Carrier[C]) forsake(bt *batch[C], i int) {
+	cr.mu.Lock()
+	c, ended := &bt.calls[i], bt.trip.ended
+	if !ended {
+		bt.trip.gone = append(bt.trip.gone, c)
+	}
+	cr.mu.Unlock()
+	if ended {
+		cr.giveBack(c)
+	}
+}
+
+// giveBack has what c charged given back, after its trip.
+func (cr *Carrier[C]) giveBack(c *Carried[C]) {
+	if c.goes && c.err == nil {
+		cr.config.GiveBack(c.Call)
+	}
+}
+
+// outcome waits until call i of bt has ended, or its time is up. Without an error, the
+// call knows how it ended.
+func (cr *Carrier[C]) outcome(b Budget, bt *batch[C], i int) (err error, sent bool) { //nolint:revive // sent is about err
+	var end <-chan time.Time
+	if before := bt.begun.Add(cr.timeout).Sub(b.End); before > min(cr.timeout/spread, waves.MostApart) && (b.Own || b.Done() == nil) {
+		timer := time.NewTimer(time.Until(b.End)) // it has been tried before, or has no time of its own
+		defer timer.Stop()
+		end = timer.C
+	} else if b.Done() == nil {
+		<-bt.done
+		return bt.timeUp(i)
+	}
+	select {
+	case <-bt.done:
+		return bt.timeUp(i)
+	case <-b.Done():
+	case <-end:
+	}
+	cr.mu.Lock()
+	defer cr.mu.Unlock()
+	select {
+	case <-bt.done:
+		return bt.timeUp(i)
+	default:
+	}
+	c := &bt.calls[i]
+	if c.left {
+		return errQueued, false
+	}
+	c.left = true
+	if bt.trip == nil {
+		bt.lose(1)
+		return cr.waited(bt), false
+	}
+	sent = bt.trip.leave()
+	return cr.timeUp(bt, sent), sent
+}
+
+// timeUp is the error of calls whose time is up while their trip is under way. If they were
+// not sent although there is a connection, or a server that has answered lately, they waited
+// for others, or for a processor.
+func (cr *Carrier[C]) timeUp(bt *batch[C], sent bool) error {
+	if !sent && (bt.trip.made || !cr.silent()) {
+		return cr.waited(bt)
+	}
+	return context.DeadlineExceeded
+}
+
+// waited is the error of calls of bt that were not sent: whether they have waited for a connection in
+// use, or for one that could not be made meanwhile.
+func (cr *Carrier[C]) waited(bt *batch[C]) error {
+	if cr.conns.ready+cr.conns.busy > 0 || cr.conns.taken() || cr.conns.failed.Before(bt.begun) {
+		return errQueued
+	}
+	return errUnmade
+}
+
+// expire ends the calls of a batch whose time is up.
+func (cr *Carrier[C]) expire(bt *batch[C]) {
+	if !bt.ended.CompareAndSwap(false, true) {
+		return
+	}
+	defer close(bt.done)
+	cr.mu.Lock()
+	defer cr.mu.Unlock()
+	if bt.trip == nil {
+		bt.err = cr.waited(bt)
+		if bt.living > 0 {
+			bt.lose(bt.living)
+		}
+		return
+	}
+	bt.sent = bt.trip.leave()
+	bt.err = cr.timeUp(bt, bt.sent)
+	if bt.trip.batches--; bt.trip.batches == 0 {
+		cr.abandon(bt.trip)
+	}
+}

@@ -1,0 +1,170 @@
+package lease
+
+import (
+	"context"
+	"slices"
+
+	"github.com/ratelimit-go/ratelimit/internal/batch"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// queue is a queue of claims on one set of keys under the same limits, in order of arrival. The
+// store is asked for all of them together, in one call after the other. The shard of the first key
+// protects it.
+type queue struct {
+	lacks  []lack // of each claim, except for the numbers
+	claims []batch.Claim
+	busy   bool           // whether a goroutine serves it
+	after  *queue         // the next queue of the entry
+	first  [1]batch.Claim // usually the only one
+}
+
+// isOf reports whether q is for these keys, under these limits.
+func (q *queue) isOf(lacks []lack) bool {
+	return slices.EqualFunc(q.lacks, lacks, func(a, b lack) bool { return a.entry == b.entry && a.limits == b.limits })
+}
+
+// claim waits in the queue of the keys in lacks. If its claim is all that the store would be asked
+// for, the call asks the store itself, with its own context.
+func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
+	c := batch.NewClaim(len(lacks), func(i int) int64 { return lacks[i].request.N })
+	if q := enqueue(lacks, c); q != nil {
+		switch f := d.next(q, nil, false); {
+		case f == nil: // c is answered
+		case f.IsOf(c):
+			d.askFor(ctx, q, f)
+		default:
+			go d.askFor(context.Background(), q, f) // not a caller's context, because the store has a timeout
+		}
+	}
+	v, err := c.Wait(ctx, d.patience)
+	for i := range v.Replies {
+		replies[lacks[i].at] = v.Replies[i]
+	}
+	return v.OK, err
+}
+
+// enqueue appends c to its queue. If nothing serves the queue, it returns the queue, and the caller
+// must serve it. While a lease of a single key is being fetched, its queue waits for that.
+func enqueue(lacks []lack, c batch.Claim) *queue {
+	s, e := lacks[0].shard, lacks[0].entry
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := e.queues
+	for q != nil && !q.isOf(lacks) {
+		q = q.after
+	}
+	if q == nil {
+		q = &queue{lacks: lacks, after: e.queues}
+		q.claims, e.queues = q.first[:0], q
+	}
+	q.claims = batch.Add(q.claims, c)
+	if q.busy || len(lacks) == 1 && e.fetching {
+		return nil
+	}
+	q.busy = true
+	return q
+}
+
+// wake serves the queues of e alone, which have waited for the call that fetched a lease of e. The
+// caller holds the shard's lock.
+func (d *Store) wake(e *entry) {
+	for q := e.queues; q != nil; q = q.after {
+		if len(q.lacks) == 1 && !q.busy {
+			q.busy = true
+			go d.goOn(q, nil)
+		}
+	}
+}
+
+// forget removes q from the queues of e.
+func (e *entry) forget(q *queue) {
+	at := &e.queues
+	for *at != q {
+		at = &(*at).after
+	}
+	*at = q.after
+}
+
+// askFor asks the store for f and continues with the next call, even if the store ends the
+// goroutine.
+func (d *Store) askFor(ctx context.Context, q *queue, f *fetch) {
+	var again []batch.Claim
+	defer func() { d.goOn(q, again) }()
+	again = d.run(ctx, f)
+}
+
+// goOn asks the store for the claims that are left in q, if any.
+func (d *Store) goOn(q *queue, left []batch.Claim) {
+	if f := d.next(q, left, true); f != nil {
+		go d.askFor(context.Background(), q, f)
+	}
+}
+
+// next returns the next call for q: for the claims left over from the last call, and those that
+// have arrived since. If some have waited, they are first answered with what is held by now. It
+// returns nil if no claims are left, and the queue is then removed, or if they wait for a lease
+// that is being fetched.
+func (d *Store) next(q *queue, left []batch.Claim, waited bool) *fetch {
+	s, e := q.lacks[0].shard, q.lacks[0].entry
+	for wait := false; ; waited = true {
+		s.mu.Lock()
+		var claims []batch.Claim
+		if wait && e.fetching {
+			q.claims, q.busy = append(left, q.claims...), false
+			s.mu.Unlock()
+			return nil
+		}
+		if claims, q.claims = batch.Next(left, q.claims); len(claims) == 0 {
+			e.forget(q)
+		}
+		s.mu.Unlock()
+		if len(claims) == 0 {
+			return nil
+		}
+		if waited {
+			claims = d.answerHere(q.lacks, claims)
+		}
+		if left = claims; len(left) > 0 {
+			var f *fetch
+			if f, wait = d.newFetch(q.lacks, left); f != nil {
+				return f
+			}
+		}
+	}
+}
+
+// answerHere answers claims without the store, up to the first one that needs it. It returns that
+// claim and those after it.
+func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
+	if slices.ContainsFunc(lacks, lack.stale) {
+		return claims
+	}
+	requests := make([]store.Request, len(lacks))
+	for i := range lacks {
+		requests[i] = lacks[i].request
+	}
+	for len(claims) > 0 {
+		c, replies := claims[0], make([]store.Reply, len(lacks))
+		for i := range requests {
+			requests[i].N = c.N[i]
+		}
+		if lacking := d.decideHere(requests, replies); lacking != nil {
+			d.putBack(requests, replies, lacking)
+			break
+		}
+		all := store.AllOK(requests, replies)
+		if !c.Answer(batch.Verdict{OK: all, Replies: replies}, nil) && all {
+			d.putBack(requests, replies, nil)
+		}
+		claims = claims[1:]
+	}
+	return claims
+}
+
+// stale reports whether other calls now ask for the key under another limit.
+func (l lack) stale() bool {
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	return l.entry.limits != l.limits
+}

@@ -1,0 +1,144 @@
+package redischeck_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redischeck"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// leastACL is the least that a user needs, as package redisstore documents it.
+const leastACL = "~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim"
+
+// userOf returns a client of a user who may do what the access list says and no more.
+func userOf(t *testing.T, server *redistest.Server, list string) *redis.Client {
+	t.Helper()
+	args := []any{"acl", "setuser", "limiter", "reset", "on", ">secret", "-@all"}
+	for _, word := range strings.Fields(list) {
+		args = append(args, word)
+	}
+	require.NoError(t, server.Client(t).Do(t.Context(), args...).Err())
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: "limiter", Password: "secret", ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func TestThePermissionThatIsMissingIsNamed(t *testing.T) {
+	redistest.NeedRedis7(t) // for %R~, keys that may only be read
+	server := redistest.Start(t)
+	rl := redisstore.WithPrefix("rl")
+	for _, command := range strings.Fields(leastACL)[1:] {
+		name := command[1:]
+		client := userOf(t, server, leastACL+" +info -"+name)
+		text := found(t, client, rl)
+		require.Regexp(t, `: (scripts of this user|this user) may not run `+strings.ToUpper(name)+` \(.*Allow \+`+name+`\.$`, text)
+		if name == "time" { // which is also asked for by itself
+			require.NotContains(t, found(t, client, rl, redisstore.WithClock(time.Now)), "may not")
+			continue
+		}
+		require.NotContains(t, text, "\n", "nothing else")
+	}
+	text := found(t, userOf(t, server, leastACL+" +info -set -rpush"), rl)
+	require.Contains(t, text, "may not run SET, RPUSH (")
+	require.Contains(t, text, "Allow +set +rpush.")
+	for _, keys := range []string{"resetkeys", "resetkeys ~other:*", "resetkeys %R~rl:*"} {
+		text := found(t, userOf(t, server, leastACL+" +info "+keys), rl)
+		require.Contains(t, text, "this user may not use the keys of the store", keys)
+		require.Contains(t, text, "Allow ~rl:*.", keys)
+	}
+	require.Empty(t, found(t, userOf(t, server, leastACL+" +info"), rl))
+	require.Zero(t, server.Client(t).DBSize(t.Context()).Val(), "no key is left")
+	text = found(t, userOf(t, server, leastACL), rl)
+	require.Contains(t, text, "could not be checked")
+	require.NotContains(t, text, "may not")
+}
+
+func TestTheNodeOfAClusterThatForbidsIsNamed(t *testing.T) {
+	effort.NeedFull(t)
+	cluster := redistest.StartCluster(t, 2, 0)
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	require.Empty(t, found(t, client))
+	second := cluster.Masters[1]
+	require.NoError(t, second.Client(t).Do(t.Context(), "acl", "setuser", "default", "-lset").Err())
+	text := found(t, client)
+	require.Contains(t, text, second.Addr()+": scripts of this user may not run LSET (")
+	require.NotContains(t, text, "\n")
+	require.NoError(t, second.Client(t).Do(t.Context(), "acl", "setuser", "default", "+lset").Err())
+	for _, master := range cluster.Masters {
+		require.Zero(t, master.Client(t).DBSize(t.Context()).Val())
+		userOf(t, master, leastACL+" +cluster|slots +info")
+	}
+	users := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: cluster.Addrs(), Username: "limiter", Password: "secret", ContextTimeoutEnabled: true,
+	})
+	defer users.Close()
+	require.Empty(t, found(t, users, redisstore.WithPrefix("rl")))
+	s, err := redisstore.New(users, redisstore.WithTimeout(5*time.Second))
+	require.NoError(t, err)
+	l, err := ratelimit.NewSlidingLog(s, ratelimit.PerHour(5))
+	require.NoError(t, err)
+	for i := range 20 {
+		_, err := l.Allow(t.Context(), fmt.Sprint(i))
+		require.NoError(t, err)
+	}
+}
+
+func TestARingNeedsPing(t *testing.T) {
+	server := redistest.Start(t)
+	userOf(t, server, leastACL+" +ping +info")
+	ring := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"a": server.Addr()}, Username: "limiter", Password: "secret", HeartbeatFrequency: 10 * time.Millisecond,
+		ContextTimeoutEnabled: true,
+	})
+	defer ring.Close()
+	time.Sleep(100 * time.Millisecond) // after three failed heartbeats it leaves a shard
+	require.Empty(t, found(t, ring, redisstore.WithPrefix("rl")))
+}
+
+func TestAServerThatDoesNotWriteIsFound(t *testing.T) {
+	redistest.NeedRedis7(t) // Redis 6.2 puts the line of the script into its errors
+	server := redistest.Start(t)
+	plain := server.Client(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	require.NoError(t, plain.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
+	text := found(t, client)
+	require.Contains(t, text, "the server refuses SET (NOREPLICAS")
+	require.NotContains(t, text, "\n")
+	require.NoError(t, plain.ConfigSet(t.Context(), "min-replicas-to-write", "0").Err())
+	require.NoError(t, plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.Contains(t, found(t, client), "the server refuses SET (OOM")
+	require.NoError(t, plain.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	require.Empty(t, found(t, client))
+}
+
+func TestAWrongPasswordIsFound(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client(t).ConfigSet(t.Context(), "requirepass", "secret").Err())
+	for _, o := range []*redis.Options{{Password: "wrong"}, {Username: "nobody", Password: "wrong"}, {}} {
+		o.Addr, o.ContextTimeoutEnabled = server.Addr(), true
+		client := redis.NewClient(o)
+		s := newStore(t, client)
+		list, err := redischeck.Run(t.Context(), s)
+		require.ErrorIs(t, err, store.ErrStore)
+		require.NotErrorIs(t, err, store.ErrUnavailable)
+		require.Len(t, list, 1)
+		require.Contains(t, list[0], "does not know this user by this password")
+		require.NotContains(t, list[0], "INFO")
+		err = s.Ready(t.Context())
+		require.ErrorIs(t, err, store.ErrStore)
+		require.NotErrorIs(t, err, store.ErrUnavailable)
+		require.NoError(t, client.Close())
+	}
+}

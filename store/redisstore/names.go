@@ -1,0 +1,185 @@
+package redisstore
+
+// What states are called in Redis: their keys, the hash tags of these, and who holds a slot.
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math/bits"
+	"os"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/internal/evenhash"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+const (
+	maxPlainKey = 128   // bytes; longer user keys are hashed
+	mostSlots   = 16384 // of a cluster
+	maxName     = 64    // bytes of a label, and of a host in a name
+)
+
+// key returns the Redis key of key's state. Different user keys have different ones.
+func (s *Store) key(ns *store.Namespace, key string) string {
+	if s.tags != nil || len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
+		return s.prefix + ns.Rule.Name + ":" + ns.Name + ":" + s.tail(key)
+	}
+	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
+}
+
+// where is the key in Redis if the client has several servers, or else "": the key is then not needed
+// to admit a call.
+func (s *Store) where(ns *store.Namespace, key string) string {
+	if s.link == nil || s.link.owner == nil {
+		return ""
+	}
+	return s.key(ns, key)
+}
+
+// WithHashTags spreads all keys over n hash tags, 1 to 16,384, so that calls of a cluster can share
+// scripts. By default the hash tag of a key in Redis is the user's key, which puts two users into two
+// slots, and a server runs one script for each call. Keys of one tag are in one slot, and are
+// decided on together. docs/scaling.md has what a cluster serves with them.
+//
+// All processes must use the same n. With another n all counts begin anew. A tag is the least that can
+// move from one master to another, so n should be at least ten times the number of masters. A key that
+// many callers ask for, and all others of its tag, are on one master.
+//
+// The tags stand evenly among the slots, so masters with equal ranges have equally many of them. The
+// tag of a key depends on that key and n alone, and is the same in every version. WithHashTags is
+// [store.ErrInvalidOption] if the client is not a *redis.ClusterClient: others gain nothing by it.
+func WithHashTags(n int) Option {
+	return func(s *Store) error {
+		if n < 1 || n > mostSlots {
+			return fmt.Errorf("%w: %d hash tags, want 1 to %d", store.ErrInvalidOption, n, mostSlots)
+		}
+		s.tags = hashTags(n)
+		return nil
+	}
+}
+
+// checkTags refuses tags for clients that gain nothing by them.
+func (s *Store) checkTags(client Client) error {
+	if _, cluster := client.(*redis.ClusterClient); s.tags != nil && !cluster {
+		return fmt.Errorf("%w: WithHashTags is for a *redis.ClusterClient, and does nothing with a %T", store.ErrInvalidOption, client)
+	}
+	return nil
+}
+
+// hashTags returns n tags. The slot of tag i is the middle of the i-th of n equal ranges, and
+// the tag is the least number, in decimal, that has this slot.
+func hashTags(n int) []string {
+	tags, of, left := make([]string, n), make(map[int]int, n), n
+	for i := range n {
+		of[(2*i+1)*mostSlots/(2*n)] = i
+	}
+	for number := 0; left > 0; number++ {
+		tag := strconv.Itoa(number)
+		if i, ok := of[slotOf(tag)]; ok && tags[i] == "" {
+			tags[i] = tag
+			left--
+		}
+	}
+	return tags
+}
+
+// tagOf is the one of tags that key belongs to.
+func tagOf(tags []string, key string) string {
+	i, _ := bits.Mul64(evenhash.Mix(evenhash.Add(evenhash.Offset, key)), uint64(len(tags)))
+	return tags[i]
+}
+
+// tail is what the key in Redis of a user's key ends with. Keys are different if these are: names and
+// plain keys have no braces, and '=' and '#' keep plain and hashed keys apart.
+func (s *Store) tail(key string) string {
+	plain := "=" + key
+	if len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
+		sum := sha256.Sum256([]byte(key))
+		plain = "#" + hex.EncodeToString(sum[:])
+	}
+	if s.tags != nil {
+		return "{" + tagOf(s.tags, key) + "}" + plain
+	}
+	return "{" + plain + "}"
+}
+
+// slotOf is the slot of a cluster that has key: CRC-16 (XMODEM) of its hash tag, modulo the number of
+// slots.
+func slotOf(key string) int {
+	if i := strings.IndexByte(key, '{'); i >= 0 {
+		if j := strings.IndexByte(key[i+1:], '}'); j > 0 {
+			key = key[i+1 : i+1+j]
+		}
+	}
+	var crc uint16
+	for i := range len(key) {
+		crc = crc<<8 ^ crc16[byte(crc>>8)^key[i]]
+	}
+	return int(crc) % mostSlots
+}
+
+// crc16 is the table of CRC-16 for each byte.
+var crc16 = func() (table [256]uint16) {
+	for i := range table {
+		crc := uint16(i) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+		table[i] = crc
+	}
+	return table
+}()
+
+// WithLabel adds label to what Redis knows of who holds a slot of package inflight, which is the
+// host and the process: "web-3:4711:exports". "ratelimit key" lists it. Label is 1 to 64 bytes of
+// printable UTF-8, or else [store.ErrInvalidOption]. It does nothing for rates.
+func WithLabel(label string) Option {
+	return func(s *Store) error {
+		if label == "" || len(label) > maxName || !utf8.ValidString(label) || strings.ContainsFunc(label, unprintable) {
+			return fmt.Errorf("%w: the label %q is not 1 to %d bytes of printable UTF-8", store.ErrInvalidOption, label, maxName)
+		}
+		s.label = label
+		return nil
+	}
+}
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
+
+// holder names this process.
+func holder(label string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "?"
+	}
+	name := hostName(host) + ":" + strconv.Itoa(os.Getpid())
+	if label != "" {
+		name += ":" + label
+	}
+	return name
+}
+
+// hostName is host, without what would not be read as one.
+func hostName(host string) string {
+	host = strings.Map(func(r rune) rune {
+		if r == ':' || r == ' ' || r == utf8.RuneError || unprintable(r) {
+			return '-'
+		}
+		return r
+	}, host)
+	return strings.ToValidUTF8(host[:min(len(host), maxName)], "")
+}
+
+// periodOfHolder is the Period of l with who holds its slots, as inflight.lua has it.
+func periodOfHolder(l store.Limit, holder string) any {
+	return strconv.FormatInt(l.Period, 10) + " " + holder
+}
