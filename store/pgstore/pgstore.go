@@ -13,13 +13,12 @@
 //
 // A call that comes alone reads its row without a lock, and writes it if nobody has changed it meanwhile: two
 // round trips, or one for a denial. When many callers come at once, and for several limits, the store locks all
-// rows in the order of their keys, decides on all calls, writes and commits, in two round trips, or three if rows
-// are new. Calls share such transactions, and no call ever waits for a row while it holds one that
-// another call of this package could wait for, so these transactions cannot deadlock.
+// rows, decides on all calls, writes and commits, in two round trips, or three if rows are new. Many calls share
+// such a transaction. All of them lock rows, and then insert rows, in the order of their keys, so they cannot deadlock.
 //
-// The store uses no prepared statements and no settings of the session, so a pooler such as PgBouncer may be in
-// transaction mode. At most 16 connections of the pool are used at once. Calls that could not be answered in time
-// are refused ([store.ErrOverloaded]). Query tracers of the pool do not see the store's statements.
+// The store changes no settings of the session, and needs no prepared statement to be there, so a pooler such as
+// PgBouncer may be in transaction mode. At most 16 connections of the pool are used at once. Calls that could not be
+// answered in time are refused ([store.ErrOverloaded]). Query tracers of the pool do not see the store's statements.
 //
 // Rows whose state has ended are deleted a few at a time, by the calls that write. There is no goroutine and
 // nothing to close: the pool stays yours.
