@@ -97,10 +97,13 @@ const partOf1970 = 1 << 41
 
 func windowPart(end int64) int64 { return end/1e6 + partOf1970 }
 
-// ownEnd is the end of the window in which s was counted.
+// longer is by how much a window of a calendar may be longer than its Period, in µs.
+const longer = 2 * 24 * 3600 * 1e6
+
+// ownEnd is the end of the window in which s was counted. Where a store has moved At back, it is no later than it can be.
 func ownEnd(s store.State) int64 {
 	if s.Part > 0 {
-		return (s.Part - partOf1970) * 1e6
+		return min(s.Part-partOf1970, (s.At+s.Period+longer)/1e6) * 1e6
 	}
 	return windowEnd(s.At, s.Period)
 }

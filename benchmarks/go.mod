@@ -9,7 +9,9 @@ require (
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/go-chi/httprate v0.16.1
 	github.com/go-redis/redis_rate/v10 v10.0.1
-	github.com/ratelimit-go/ratelimit v0.0.0
+	github.com/jackc/pgx/v5 v5.13.0
+	github.com/ratelimit-go/ratelimit v0.1.0
+	github.com/ratelimit-go/ratelimit/store/pgstore v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
 	github.com/sethvargo/go-limiter v0.7.1
@@ -18,6 +20,14 @@ require (
 	github.com/ulule/limiter/v3 v3.11.2
 	golang.org/x/sys v0.48.0
 	golang.org/x/time v0.16.0
+)
+
+require (
+	github.com/jackc/pgpassfile v1.0.0 // indirect
+	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
+	golang.org/x/sync v0.23.0 // indirect
+	golang.org/x/text v0.42.0 // indirect
 )
 
 require (
@@ -35,3 +45,5 @@ require (
 )
 
 replace github.com/ratelimit-go/ratelimit => ../
+
+replace github.com/ratelimit-go/ratelimit/store/pgstore => ../store/pgstore

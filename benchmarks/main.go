@@ -3,7 +3,7 @@
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
-//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble, waiting, leased, overload, several
+//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble, waiting, leased, overload, several, postgres
 //	go run . -run 'Bucket|go-limiter'
 package main
 
@@ -32,39 +32,42 @@ type bench struct {
 	start    time.Time
 	failures int
 
-	roundCount     int           // of each cell
-	batch          int           // decisions in a round
-	manyBatch      int           // the same from manyKeys keys on
-	keys           []int         // of the cells of times
-	allocKeys      int           // the number of them for which allocations are counted
-	footprintKeys  []int         // filled for bytes per key
-	gcKeys         int           // one of those, for collections, idling and latency
-	window         time.Duration // after which their keys begin to go idle
-	latencyPasses  int
-	addresses      int // of HTTP clients
-	requests       int // in a round
-	redisRounds    int
-	redisKeys      int
-	redisShare     int // of the full number of decisions: 1/redisShare
-	troubleRounds  int
-	herds          []herd
-	coldTrips      []time.Duration
-	coldCallers    []int
-	troubleTime    time.Duration // measured in each cell
-	busy           int           // processes that spin beside the callers in trouble
-	queues         []queueCell
-	waitFor        time.Duration // for callers that wait again and again
-	leaseCells     []leaseCell
-	leaseRounds    int
-	leaseTime      time.Duration // of each round
-	pressCells     []pressCell
-	pressRounds    int
-	pressTime      time.Duration // of each round
-	severalCells   []severalCell
-	severalCallers []int
-	severalRounds  int
-	severalTime    time.Duration // of each round
-	beside         string        // another build of this program
+	roundCount      int           // of each cell
+	batch           int           // decisions in a round
+	manyBatch       int           // the same from manyKeys keys on
+	keys            []int         // of the cells of times
+	allocKeys       int           // the number of them for which allocations are counted
+	footprintKeys   []int         // filled for bytes per key
+	gcKeys          int           // one of those, for collections, idling and latency
+	window          time.Duration // after which their keys begin to go idle
+	latencyPasses   int
+	addresses       int // of HTTP clients
+	requests        int // in a round
+	redisRounds     int
+	redisKeys       int
+	redisShare      int // of the full number of decisions: 1/redisShare
+	troubleRounds   int
+	herds           []herd
+	coldTrips       []time.Duration
+	coldCallers     []int
+	troubleTime     time.Duration // measured in each cell
+	busy            int           // processes that spin beside the callers in trouble
+	queues          []queueCell
+	waitFor         time.Duration // for callers that wait again and again
+	leaseCells      []leaseCell
+	leaseRounds     int
+	leaseTime       time.Duration // of each round
+	pressCells      []pressCell
+	pressRounds     int
+	pressTime       time.Duration // of each round
+	severalCells    []severalCell
+	severalCallers  []int
+	severalRounds   int
+	severalTime     time.Duration // of each round
+	postgresCallers []int
+	postgresRounds  int
+	postgresTime    time.Duration // of each round
+	beside          string        // another build of this program
 }
 
 // full takes about ten minutes on two cores.
@@ -79,6 +82,7 @@ func full() *bench {
 		leaseCells: leaseCells(), leaseRounds: 2, leaseTime: 2 * time.Second,
 		pressCells: pressCells(), pressRounds: 3, pressTime: 1500 * time.Millisecond,
 		severalCells: severalCells(1, 3, 6), severalCallers: []int{1, 32, 512, 4096, 16384}, severalRounds: 3, severalTime: 2 * time.Second,
+		postgresCallers: []int{1, 64, 512}, postgresRounds: 5, postgresTime: time.Second,
 	}
 }
 
@@ -94,10 +98,11 @@ func quick() *bench {
 		leaseCells: leaseCells()[4:5], leaseRounds: 1, leaseTime: 100 * time.Millisecond,
 		pressCells: quickPress(), pressRounds: 1, pressTime: 100 * time.Millisecond,
 		severalCells: severalCells(1, 3), severalCallers: []int{32}, severalRounds: 1, severalTime: 100 * time.Millisecond,
+		postgresCallers: []int{1, 64}, postgresRounds: 1, postgresTime: 100 * time.Millisecond,
 	}
 }
 
-var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting", "leased", "overload", "several"}
+var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting", "leased", "overload", "several", "postgres"}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -165,7 +170,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		b.keys = []int{*keys}
 	}
 	if *rounds > 0 {
-		b.roundCount, b.redisRounds, b.troubleRounds, b.pressRounds, b.severalRounds = *rounds, *rounds, *rounds, *rounds, *rounds
+		b.roundCount, b.redisRounds, b.troubleRounds, b.pressRounds, b.severalRounds, b.postgresRounds = *rounds, *rounds, *rounds, *rounds, *rounds, *rounds
 	}
 	return b.measure(ctx, strings.Split(*only, ","), name)
 }
@@ -196,6 +201,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"leased", func([]contestant) error { return b.measureLeased(ctx) }},
 		{"overload", func([]contestant) error { return b.measureOverload(ctx, name) }},
 		{"several", func([]contestant) error { return b.measureSeveral(ctx) }},
+		{"postgres", func([]contestant) error { return b.measurePostgres(ctx) }},
 	} {
 		if !slices.Contains(chosen, step.part) {
 			continue

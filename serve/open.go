@@ -21,9 +21,11 @@ type Stored struct {
 	Close func() error
 }
 
-// Open makes the store for a URL, which is "memory:" or the URL of a Redis (see
-// [redisstore.NewClient]). It does not connect yet. Keys begin with prefix, and calls take at most
-// timeout. Errors wrap [ratelimit.ErrInvalidOption] and contain no password.
+// Open makes the store for a URL, which is "memory:", the URL of a Redis (see [redisstore.NewClient]),
+// or the URL of a Postgres (see package pgxpool of pgx). It does not connect yet. Keys on Redis begin
+// with prefix. On Postgres, prefix is the name of the table, where "rl" stands for "ratelimit", and
+// Ready creates the table. Calls take at most timeout. Errors wrap [ratelimit.ErrInvalidOption] and
+// contain no password.
 func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	if address == "memory:" || address == "memory" {
 		mem, err := memstore.New()
@@ -31,6 +33,9 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 			return nil, err
 		}
 		return &Stored{Store: mem, Close: func() error { return nil }}, nil
+	}
+	if isPostgres(address) {
+		return openPostgres(address, prefix, timeout)
 	}
 	client, err := redisstore.NewClient(address)
 	if err != nil {

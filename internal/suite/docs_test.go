@@ -40,7 +40,7 @@ func pages(t *testing.T) []string {
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
 	require.NotEmpty(t, pages)
-	return append(pages, "docs/llms.txt", "README.md", "CHANGELOG.md", ".github/CONTRIBUTING.md", ".github/SECURITY.md", "examples/README.md", "benchmarks/README.md", "grpclimit/README.md", "promlimit/README.md", "otellimit/README.md")
+	return append(pages, "docs/llms.txt", "README.md", "CHANGELOG.md", ".github/CONTRIBUTING.md", ".github/SECURITY.md", "examples/README.md", "benchmarks/README.md", "grpclimit/README.md", "promlimit/README.md", "otellimit/README.md", "store/pgstore/README.md")
 }
 
 var fence = regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```$")

@@ -57,6 +57,11 @@ type Config[C any] struct {
 	// Conns, and the rest one by one over this time, so that a server that takes the place of another can be reached.
 	DialTimeout time.Duration
 
+	// Slack is how much longer than the shortest round trip of late one may take before the carrier takes the server for
+	// overloaded. It is an eighth of Timeout at most. The default is 4 ms, for a server whose work takes microseconds. Set more if a
+	// round trip waits for a disk or for locks.
+	Slack time.Duration
+
 	// OneFirst makes the first connection alone: no other is made until it has worked.
 	OneFirst bool
 
@@ -145,6 +150,9 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 		return nil, fmt.Errorf("%w: a carrier has %d connections, want at least 1", store.ErrInvalidOption, config.Conns)
 	case config.Send == nil && config.Alone == nil, config.Means == nil:
 		return nil, fmt.Errorf("%w: a carrier needs Means, and Send or Alone", store.ErrInvalidOption)
+	}
+	if config.Slack <= 0 {
+		config.Slack = slack
 	}
 	if config.GiveBack == nil {
 		config.GiveBack = func(C) {}

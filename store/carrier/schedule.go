@@ -290,7 +290,7 @@ func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration
 	}
 	cr.lasted(took)
 	way := cr.distance.is()
-	may := way + max(min(cr.timeout/8, slack), way/4) + 2*cr.delay
+	may := way + max(min(cr.timeout/8, cr.config.Slack), way/4) + 2*cr.delay
 	may = max(may, min(may+cr.pauses.until(now)-t.paused, cr.timeout/2))
 	cr.window.learn(t.calls, cr.ways(), t.begun, now, may)
 }

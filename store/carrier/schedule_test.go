@@ -414,16 +414,20 @@ func TestEachAnswerIsASignOfLife(t *testing.T) {
 	})
 }
 
-// A trip is held up by others if it takes longer than the way by a quarter, or by slack near the server. What this process
+// A trip is held up by others if it takes longer than the way by a quarter, or by the server's slack near it. What this process
 // took for itself is not the server's, unless it is half of the time that a call has.
 func TestWhenATripWasHeldUp(t *testing.T) {
-	for _, c := range []struct{ way, timeout, delay, paused, may time.Duration }{
-		{2 * ms, 250 * ms, 0, 0, 2*ms + slack}, {2 * ms, 16 * ms, 0, 0, 4 * ms}, {40 * ms, 250 * ms, 0, 0, 50 * ms},
-		{40 * ms, 16 * ms, 0, 0, 50 * ms}, {40 * ms, 250 * ms, 3 * ms, 0, 56 * ms}, {40 * ms, 250 * ms, 0, 30 * ms, 80 * ms},
-		{40 * ms, 250 * ms, 0, 90 * ms, 125 * ms}, {200 * ms, 250 * ms, 0, 30 * ms, 250 * ms},
+	for _, c := range []struct{ way, timeout, delay, paused, may, slack time.Duration }{
+		{2 * ms, 250 * ms, 0, 0, 2*ms + slack, 0}, {2 * ms, 16 * ms, 0, 0, 4 * ms, 0}, {40 * ms, 250 * ms, 0, 0, 50 * ms, 0},
+		{40 * ms, 16 * ms, 0, 0, 50 * ms, 0}, {40 * ms, 250 * ms, 3 * ms, 0, 56 * ms, 0}, {40 * ms, 250 * ms, 0, 30 * ms, 80 * ms, 0},
+		{40 * ms, 250 * ms, 0, 90 * ms, 125 * ms, 0}, {200 * ms, 250 * ms, 0, 30 * ms, 250 * ms, 0},
+		{2 * ms, 250 * ms, 0, 0, 22 * ms, 20 * ms}, {2 * ms, 16 * ms, 0, 0, 4 * ms, 20 * ms},
 	} {
 		for over, want := range map[time.Duration]int{0: 1000, 1: 750} {
 			p := far(t)
+			if c.slack > 0 {
+				p.config.Slack = c.slack
+			}
 			now := p.distance.probed
 			took := c.may + over
 			p.timeout, p.distance.least, p.delay = c.timeout, c.way, c.delay

@@ -108,7 +108,7 @@ func (g *generator) next(p *player) op {
 		}
 	}
 	if p.unspecified(o) {
-		o.kind = "Reset"
+		o.kind, o.all = "Reset", false
 	}
 	return o
 }

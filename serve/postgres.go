@@ -1,0 +1,61 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/pgstore"
+)
+
+// redisPrefix is the prefix of keys on Redis if none is given. It stands for the table of pgstore's choice.
+const redisPrefix = "rl"
+
+// isPostgres reports whether a URL is one of Postgres.
+func isPostgres(address string) bool {
+	return strings.HasPrefix(address, "postgres://") || strings.HasPrefix(address, "postgresql://")
+}
+
+// openPostgres makes the store of a URL of Postgres.
+func openPostgres(address, table string, timeout time.Duration) (*Stored, error) {
+	config, err := pgxpool.ParseConfig(address)
+	if err != nil { // which may have the password in it
+		return nil, fmt.Errorf("%w: URL of Postgres: it cannot be read", ratelimit.ErrInvalidOption)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		return nil, fmt.Errorf("%w: URL of Postgres: its parameters cannot be used", ratelimit.ErrInvalidOption)
+	}
+	opts := []pgstore.Option{pgstore.WithTimeout(timeout)}
+	if table != redisPrefix {
+		opts = append(opts, pgstore.WithTable(table))
+	}
+	st, err := pgstore.New(pool, opts...)
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	var warm atomic.Bool
+	return &Stored{Store: st, Check: st.Check,
+		Close: func() error {
+			pool.Close()
+			return nil
+		},
+		Ready: func(ctx context.Context) error {
+			if warm.Load() {
+				return pool.Ping(ctx)
+			}
+			if err := st.Migrate(ctx); err != nil {
+				return err
+			}
+			err := st.Ready(ctx)
+			warm.Store(err == nil)
+			return err
+		},
+	}, nil
+}

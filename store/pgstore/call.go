@@ -1,0 +1,249 @@
+package pgstore
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// call is a call on its way: a list of requests, or a Refund or a Reset of one key. It has copies of all that it needs, since
+// its caller may leave before it has ended.
+type call struct {
+	op       op
+	requests []store.Request
+	receipt  store.Receipt // of a refund
+	replies  []store.Reply
+	charged  []int64 // events, by request
+	rows     []*row  // by request, in the batch that decides on it
+	done     bool    // it was decided, and what it charged is written
+	err      error   // of this call alone
+
+	one oneRequest
+}
+
+// oneRequest is room for the most frequent call.
+type oneRequest struct {
+	request [1]store.Request
+	reply   [1]store.Reply
+	charged [1]int64
+	row     [1]*row
+}
+
+type op uint8
+
+const (
+	decide op = iota
+	refund
+	reset
+)
+
+func newCall(requests []store.Request) *call {
+	c := new(call)
+	n := len(requests)
+	if n == 1 {
+		o := &c.one
+		o.request[0] = requests[0]
+		c.requests, c.replies, c.charged, c.rows = o.request[:], o.reply[:], o.charged[:], o.row[:]
+		return c
+	}
+	c.requests, c.replies, c.charged, c.rows = slices.Clone(requests), make([]store.Reply, n), make([]int64, n), make([]*row, n)
+	return c
+}
+
+const maxPlainKey = 128 // bytes; longer keys are hashed, since an index has no room for them
+
+// address is the key of the row that keeps key: the namespace, and the key or its hash.
+func address(ns *store.Namespace, key string) []byte {
+	hi, lo := ns.ID()
+	b := make([]byte, 0, 17+max(min(len(key), maxPlainKey), sha256.Size))
+	b = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(b, hi), lo)
+	if len(key) <= maxPlainKey {
+		return append(append(b, '='), key...)
+	}
+	sum := sha256.Sum256([]byte(key))
+	return append(append(b, '#'), sum[:]...)
+}
+
+// row is what a transaction knows of a key, and makes of it. Its value is empty if nothing is charged.
+type row struct {
+	key  []byte
+	rule *store.Rule
+
+	there bool   // the table has the row
+	old   []byte // the value in the table
+	err   error  // old is not a value
+
+	state   store.State
+	limit   store.Limit // under which state was counted
+	log     store.Log   // nil if the rule needs none
+	changed bool
+	lost    bool // others were faster, or hold a lock: nothing was written
+}
+
+// read sets the value from what the table has. From its end on a key is new.
+func (r *row) read(now int64) {
+	r.state, r.limit, r.log, r.err, r.changed = store.State{}, store.Limit{}, nil, nil, false
+	if len(r.old) > 0 {
+		if r.rule.NewLog != nil {
+			r.log, r.err = r.rule.ParseLog(r.old)
+		} else {
+			r.state, r.limit, r.err = store.ParseState(r.old)
+		}
+		if r.err != nil {
+			return
+		}
+		if r.end() <= now {
+			r.clear()
+		}
+	}
+	if r.log == nil && r.rule.NewLog != nil {
+		r.log = r.rule.NewLog(store.State{})
+	}
+}
+
+// clear makes r the row of a new key.
+func (r *row) clear() {
+	r.state, r.log = store.State{}, nil
+	if r.rule.NewLog != nil {
+		r.log = r.rule.NewLog(store.State{})
+	}
+}
+
+// end is when the value may be dropped, in Unix µs. It is math.MinInt64 if nothing is charged.
+func (r *row) end() int64 {
+	switch {
+	case r.log != nil:
+		return r.log.End()
+	case r.state.Whole == 0 && r.state.Part == 0:
+		return math.MinInt64
+	}
+	return r.state.At + r.rule.TTL(r.state, r.limit)
+}
+
+// value returns what the table is to have: the value, and its end.
+func (r *row) value() (b []byte, end int64, err error) {
+	b = make([]byte, 0, 32)
+	if end = r.end(); end == math.MinInt64 {
+		return b, end, nil
+	}
+	if r.log != nil {
+		b, err = r.log.AppendBinary(b)
+		return b, end, err
+	}
+	return store.AppendState(b, r.state, r.limit), end, nil
+}
+
+// step decides on q, as an ask of n events. The state is one in which they are charged, unless the key has a log.
+func (r *row) step(q *store.Request, now, n int64) (next store.State, reply store.Reply) {
+	if r.log != nil {
+		return next, r.log.Step(q.Limit, now, n+q.Reserved)
+	}
+	next, reply = r.rule.Step(r.state, q.Limit, now, n+q.Reserved)
+	if q.Reserved > 0 && reply.OK() {
+		next, _ = r.rule.Step(r.state, q.Limit, now, n)
+	}
+	return next, reply
+}
+
+// charge keeps what step has returned for n events.
+func (r *row) charge(q *store.Request, next store.State, now, n int64, reply *store.Reply) {
+	r.changed = true
+	if r.log == nil {
+		r.state, r.limit = next, q.Limit
+		return
+	}
+	end := r.log.Add(q.Limit, now, n)
+	if q.Op == store.OpOverdraw {
+		reply.X = end - q.Limit.Period
+	}
+}
+
+// decide decides on c at now, and charges its rows. The time of a state is later than now only if a clock was set back: of
+// its own server, the state is then counted from now on.
+func (c *call) decide(now int64, setBack bool) error {
+	clear(c.charged) // by an attempt before
+	switch c.op {
+	case reset:
+		r := c.rows[0]
+		r.clear()
+		r.err, r.changed = nil, true
+		return nil
+	case refund:
+		r, q := c.rows[0], &c.requests[0]
+		switch {
+		case r.err != nil || r.end() == math.MinInt64:
+			return r.err
+		case r.log != nil:
+			r.log.Refund(q.Limit, now, c.receipt)
+			r.changed = true
+		default:
+			before := r.state
+			r.state = r.rule.Refund(r.state, q.Limit, now, c.receipt)
+			r.changed = r.changed || r.state != before
+		}
+		return nil
+	}
+	for from, to := 0, 0; from < len(c.requests); from = to {
+		for to = from + 1; to < len(c.requests) && !c.requests[to].Else; {
+			to++
+		}
+		ok, err := c.decideList(from, to, now, setBack)
+		if err != nil {
+			return err
+		}
+		if ok {
+			for i := to; i < len(c.replies); i++ {
+				c.replies[i] = store.Reply{Outcome: store.NotAsked}
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// decideList decides on the requests of one alternative, and reports whether it is the one.
+func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err error) {
+	var few [4]store.State // on the stack
+	next := few[:0]
+	for i := from; i < to; i++ {
+		r, q := c.rows[i], &c.requests[i]
+		if r.err != nil {
+			return false, r.err
+		}
+		before := r.state
+		if setBack && r.state.At > now && r.end() != math.MinInt64 {
+			r.state.At = now
+		}
+		n := q.N
+		state, reply := r.step(q, now, n)
+		if q.Op == store.OpUpTo && !reply.OK() {
+			n = max(1, r.rule.Available(q.Limit, reply)-q.Reserved)
+			state, reply = r.step(q, now, n)
+		}
+		if q.Op == store.OpOverdraw && !reply.OK() && r.log == nil {
+			reply.X, state = state.At, r.rule.Overdrawn(state, q.Limit, q.Most)
+		}
+		if r.state != before {
+			if q.Looks() {
+				r.state = before
+			} else {
+				r.changed = true
+			}
+		}
+		c.charged[i], c.replies[i], next = n, reply, append(next, state)
+	}
+	requests, replies := c.requests[from:to], c.replies[from:to]
+	all := store.AllOK(requests, replies)
+	for i := range requests {
+		q := &requests[i]
+		if all && (q.Op == store.OpOverdraw || replies[i].OK() && !q.Looks()) {
+			c.rows[from+i].charge(q, next[i], now, c.charged[from+i], &replies[i])
+		} else {
+			c.charged[from+i] = 0
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,326 @@
+package pgstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/pgstore"
+	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
+)
+
+// ways is how a call comes to its row: alone without a lock, and with others in a transaction.
+var ways = map[string]func(t *testing.T, s store.Store) ratelimit.Limiter{
+	"alone": func(t *testing.T, s store.Store) ratelimit.Limiter {
+		t.Helper()
+		return window(t, s, "n", 1000)
+	},
+	"list": func(t *testing.T, s store.Store) ratelimit.Limiter {
+		t.Helper()
+		all, err := ratelimit.NewAll(window(t, s, "n", 1000), window(t, s, "m", 1000))
+		require.NoError(t, err)
+		return all
+	},
+}
+
+func eachWay(t *testing.T, f func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter)) {
+	t.Helper()
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f(t, way)
+		})
+	}
+}
+
+// writes reports whether a request ends with something that is committed.
+func writes(request []byte) bool {
+	return bytes.Contains(request, []byte("COMMIT\x00")) || bytes.Contains(request, []byte("SKIP LOCKED) RETURNING"))
+}
+
+func TestALostAnswerToACommitIsUnknownAndIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		proxy, name := pgtest.StartProxy(t, pgtest.Shared(t).Addr()), table()
+		noNames := func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec } // so that the proxy can read them
+		l := way(t, openAt(t, connect(t, pgtest.URL(proxy.Addr()), 4, noNames), name))
+		take(t, l, "key")
+		proxy.Lose(writes)
+		_, err := l.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.NotErrorIs(t, err, context.DeadlineExceeded)
+		proxy.Lose(nil)
+		require.Equal(t, 998, remaining(t, l, "key"))
+	})
+}
+
+func TestAConnectionLostBeforeTheCommitCostsNothing(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		proxy, name := pgtest.StartProxy(t, pgtest.Shared(t).Addr()), table()
+		l := way(t, openAt(t, connect(t, pgtest.URL(proxy.Addr()), 4), name))
+		take(t, l, "key")
+		lost := 0
+		proxy.Lose(func(request []byte) bool {
+			if writes(request) || lost == 3 {
+				return false
+			}
+			lost++
+			return true
+		})
+		take(t, l, "key")
+		require.Equal(t, 3, lost)
+		require.Equal(t, 998, remaining(t, l, "key"))
+	})
+}
+
+// locks holds the rows of name in another transaction until it is called.
+func locks(t *testing.T, pool *pgxpool.Pool, name string) (release func()) {
+	t.Helper()
+	tx, err := pool.Begin(context.Background())
+	require.NoError(t, err)
+	_, err = tx.Exec(context.Background(), "SELECT key FROM "+name+" FOR UPDATE")
+	require.NoError(t, err)
+	return func() { _ = tx.Rollback(context.Background()) }
+}
+
+func TestARowThatAStrangerHoldsIsUnavailableInTime(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		pool, name := shared(t), table()
+		patient := way(t, openAt(t, pool, name))
+		take(t, patient, "held")
+		l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name, pgstore.WithTimeout(400*time.Millisecond)))
+		release := locks(t, pool, name)
+		defer release()
+		began := time.Now()
+		_, err := l.Allow(t.Context(), "held")
+		require.ErrorIs(t, err, store.ErrStore)
+		require.NotErrorIs(t, err, context.DeadlineExceeded)
+		require.Less(t, time.Since(began), long)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err = l.Allow(ctx, "held")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, store.ErrStore)
+		eventually(t, func() bool { // nobody waits any more, whose caller has left
+			var waiting int
+			err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE state <> 'idle' AND query LIKE '%\"' || $1 || '\"%'", name).Scan(&waiting)
+			return err == nil && waiting == 0
+		})
+		release()
+		eventually(t, func() bool { return remaining(t, patient, "held") == 999 })
+	})
+}
+
+// Those that share a transaction with a call for a row that is held do not wait for it until their time is up.
+func TestARowThatAStrangerHoldsFailsNoOtherCall(t *testing.T) {
+	t.Parallel()
+	pool, name := shared(t), table()
+	s := openAt(t, pool, name, pgstore.WithTimeout(5*time.Second))
+	l := window(t, s, "n", 10_000)
+	take(t, l, "held")
+	release := locks(t, pool, name)
+	defer release()
+	require.EqualValues(t, 400, crowd(40, 10, func(i, _ int) bool {
+		key := string(rune('a' + i%26))
+		if i == 0 {
+			_, err := l.Allow(t.Context(), "held")
+			return err != nil
+		}
+		_, err := l.Allow(t.Context(), key)
+		return err == nil
+	}))
+}
+
+func TestAPoolThatOthersUseUpIsOverloaded(t *testing.T) {
+	t.Parallel()
+	pool := connect(t, pgtest.Shared(t).URL(), 2)
+	l := window(t, open(t, pool, pgstore.WithTimeout(200*time.Millisecond)), "n", 10)
+	eventually(t, func() bool { _, err := l.Allow(t.Context(), "key"); return err == nil })
+	for range 2 {
+		conn, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		defer conn.Release()
+	}
+	_, err := l.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, store.ErrOverloaded)
+	require.NotErrorIs(t, err, context.DeadlineExceeded)
+}
+
+func TestAServerThatIsGoneIsUnavailableUntilItIsBack(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t)
+	name := table()
+	patient := window(t, openAt(t, connect(t, server.URL(), 4), name), "n", 10)
+	take(t, patient, "key")
+	l := window(t, openAt(t, connect(t, server.URL(), 4), name, pgstore.WithTimeout(500*time.Millisecond)), "n", 10)
+	eventually(t, func() bool { _, err := l.Peek(t.Context(), "key"); return err == nil })
+	server.Kill()
+	_, err := l.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	server.Restart(t)
+	eventually(t, func() bool { _, err = l.Peek(t.Context(), "key"); return err == nil })
+	require.Equal(t, 9, remaining(t, patient, "key"))
+}
+
+func TestAServerThatHangsTakesNoLongerThanTheTimeout(t *testing.T) {
+	t.Parallel()
+	proxy := pgtest.StartProxy(t, pgtest.Shared(t).Addr())
+	l := window(t, open(t, connect(t, pgtest.URL(proxy.Addr()), 4), pgstore.WithTimeout(300*time.Millisecond)), "n", 100)
+	eventually(t, func() bool { _, err := l.Allow(t.Context(), "key"); return err == nil })
+	proxy.Hold()
+	crowd(8, 3, func(int, int) bool {
+		began := time.Now()
+		_, err := l.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrStore)
+		require.Less(t, time.Since(began), long)
+		return true
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := l.Allow(ctx, "key")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	proxy.Release()
+	eventually(t, func() bool { _, err := l.Peek(t.Context(), "key"); return err == nil })
+}
+
+// A caller whose context ends while its call is on its way has no use of the events.
+func TestWhatIsChargedForACallerWhoHasLeftIsRefunded(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		proxy := pgtest.StartProxy(t, pgtest.Shared(t).Addr())
+		l := way(t, open(t, connect(t, pgtest.URL(proxy.Addr()), 4)))
+		take(t, l, "key")
+		proxy.Hold()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := l.Allow(ctx, "key")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		proxy.Release()
+		eventually(t, func() bool { r, err := l.Peek(t.Context(), "key"); return err == nil && r.Remaining == 999 })
+	})
+}
+
+func TestAStatementTimeoutIsUnavailableAndChargesNothing(t *testing.T) {
+	t.Parallel()
+	name, url := table(), pgtest.Shared(t).URL()
+	pool := shared(t)
+	s := openAt(t, pool, name)
+	l := window(t, s, "n", 1000)
+	take(t, l, "key")
+	slow := func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "20" }
+	hurried := openAt(t, connect(t, url, 4, slow), name, pgstore.WithTimeout(10*time.Second))
+	release := locks(t, pool, name)
+	defer release()
+	_, err := window(t, hurried, "n", 1000).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	release()
+	require.Equal(t, 999, remaining(t, l, "key"))
+}
+
+func TestAServerThatOnlyReadsIsUnavailableUntilItWrites(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		name, url := table(), pgtest.Shared(t).URL()
+		l := way(t, openAt(t, shared(t), name))
+		take(t, l, "key")
+		var writes atomic.Bool
+		pool := connect(t, url, 4, func(c *pgxpool.Config) {
+			c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+				c.RuntimeParams["default_transaction_read_only"] = map[bool]string{false: "on", true: "off"}[writes.Load()]
+				return nil
+			}
+		})
+		s, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(time.Second))
+		require.NoError(t, err)
+		replica := way(t, s)
+		eventually(t, func() bool {
+			_, err := replica.Allow(t.Context(), "key")
+			return errors.Is(err, store.ErrUnavailable) && strings.Contains(err.Error(), "read-only")
+		})
+		require.ErrorContains(t, s.Ready(t.Context()), "only read")
+		writes.Store(true) // another server has taken over: new connections go there
+		eventually(t, func() bool { _, err := replica.Allow(t.Context(), "key"); return err == nil })
+		require.Equal(t, 998, remaining(t, l, "key"))
+	})
+}
+
+// A pooler in transaction mode gives each transaction another session.
+func TestSessionsThatForgetEverythingAreEnough(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*pgxpool.Config){
+		"forgets": func(c *pgxpool.Config) {
+			c.AfterRelease = func(conn *pgx.Conn) bool {
+				_, err := conn.PgConn().Exec(context.Background(), "DISCARD ALL").ReadAll()
+				return err == nil
+			}
+		},
+		"simple": func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol },
+		"exec":   func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, connect(t, pgtest.Shared(t).URL(), 8, change))
+			require.NoError(t, s.Ready(t.Context()))
+			l := window(t, s, "n", 50)
+			all, err := ratelimit.NewAll(l, window(t, s, "m", 1000))
+			require.NoError(t, err)
+			for i := range 20 {
+				require.Equal(t, 50-i, remaining(t, l, "key"))
+				take(t, l, "key")
+			}
+			require.EqualValues(t, 30, crowd(16, 10, func(i, _ int) bool {
+				if i%2 == 0 {
+					return take(t, all, "key").Allowed
+				}
+				return take(t, l, "key").Allowed
+			}))
+		})
+	}
+}
+
+func TestErrorsOfTheServerHaveTheirClass(t *testing.T) {
+	t.Parallel()
+	pool := shared(t)
+	s, err := pgstore.New(pool, pgstore.WithTable("nowhere"))
+	require.NoError(t, err)
+	_, err = window(t, s, "n", 1).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, store.ErrStore)
+	require.NotErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "nowhere")
+
+	s, err = pgstore.New(connect(t, "postgres://stranger@"+pgtest.Shared(t).Addr()+"/postgres?sslmode=disable", 2))
+	require.NoError(t, err)
+	_, err = window(t, s, "n", 1).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, store.ErrStore)
+	require.NotErrorIs(t, err, store.ErrUnavailable, "a role that does not exist does not come by itself")
+	require.ErrorContains(t, err, "stranger")
+}
+
+func TestGarbageIsCorruptUntilReset(t *testing.T) {
+	t.Parallel()
+	pool, name := shared(t), table()
+	s := openAt(t, pool, name)
+	for way, open := range ways {
+		l := open(t, s)
+		take(t, l, "key")
+		_, err := pool.Exec(t.Context(), "UPDATE "+name+" SET value = '\\x0102'")
+		require.NoError(t, err)
+		_, err = l.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrCorrupt, way)
+		require.NoError(t, l.Reset(t.Context(), "key"))
+		require.Equal(t, 1000, remaining(t, l, "key"), way)
+		require.True(t, take(t, l, "key").Allowed, way)
+	}
+}

@@ -1,0 +1,12 @@
+package pgtest
+
+import "syscall"
+
+// attributes are those of a process of this user, which does not outlive this one.
+func attributes(of *id) *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGQUIT}
+	if of != nil {
+		attr.Credential = &syscall.Credential{Uid: of.Uid, Gid: of.Gid}
+	}
+	return attr
+}

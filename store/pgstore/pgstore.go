@@ -1,0 +1,281 @@
+// Package pgstore keeps the state of rate limiters in Postgres, so that any number of processes
+// share it. It uses pgx v5 and needs Postgres 14 or later.
+//
+//	st, err := pgstore.New(pool)
+//	...
+//	err = st.Migrate(ctx) // or hand Schema to your migration tool
+//
+// Decisions run in Go, by the same code as in memory, and use the clock of the server. A decision on several
+// limits is one transaction over any keys. [The guide for operators] has the permissions, the costs and the
+// sizes.
+//
+// # How a decision is made
+//
+// A call that comes alone reads its row without a lock, and writes it if nobody has changed it meanwhile: two
+// round trips, or one for a denial. When many callers come at once, and for several limits, the store locks all
+// rows, decides on all calls, writes and commits, in two round trips, or three if rows are new. Many calls share
+// such a transaction. All of them lock rows, and then insert rows, in the order of their keys, so they cannot deadlock.
+//
+// The store changes no settings of the session, and needs no prepared statement to be there, so a pooler such as
+// PgBouncer may be in transaction mode. At most 16 connections of the pool are used at once. Calls that could not be
+// answered in time are refused ([store.ErrOverloaded]). Query tracers of the pool do not see the store's statements.
+//
+// Rows whose state has ended are deleted a few at a time, by the calls that write. There is no goroutine and
+// nothing to close: the pool stays yours.
+//
+// # Errors
+//
+// A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its context's deadline,
+// whichever is nearer, even if the server hangs or somebody else's transaction has locked the row. If the context
+// ends, the error is ctx.Err(), and what the call charged is refunded. Every other error wraps [store.ErrStore].
+// After [store.ErrTimeout] the events may be charged, because the answer to a COMMIT was lost. After all other
+// errors nothing is charged. Calls that have certainly charged nothing, such as those of a deadlock, are tried again while
+// there is time.
+//
+// [The guide for operators]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/postgres.md
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
+)
+
+const (
+	defaultTable = "ratelimit"
+
+	// defaultTimeout is longer than goroutines of a busy process wait for a processor.
+	defaultTimeout = 250 * time.Millisecond
+
+	// lasting is how long a connection may wait for the server at least, whatever the timeout.
+	lasting = time.Second
+)
+
+// Store keeps state in Postgres. It is made by [New] and safe for concurrent use.
+type Store struct {
+	pool     *pgxpool.Pool
+	name     []string // of the table, perhaps after that of its schema
+	timeout  time.Duration
+	clock    func() time.Time // nil: the server's
+	setBack  bool             // whether the clock can be set back: the server's can
+	unlogged bool
+	sql      statements
+	carrier  *carrier.Carrier[*call]
+
+	renewed  atomic.Int64  // when all connections were last made anew, Unix ns
+	prepares atomic.Bool   // some statements
+	written  atomic.Uint64 // rows, up to now: see sweep
+	page     atomic.Uint64 // to sweep next
+}
+
+// Option is an optional setting of [New].
+type Option func(*Store) error
+
+// WithTable sets the name of the table, "ratelimit" by default. "schema.table" is the table of a schema. Without a
+// schema, the search path of the connections applies. Two stores on one database share the state of equal
+// limiters if and only if their tables are the same.
+func WithTable(name string) Option {
+	return func(s *Store) error {
+		parts, err := tableName(name)
+		s.name = parts
+		return err
+	}
+}
+
+// WithTimeout sets how long a call may take, including the wait for a connection. It must be positive, and at most
+// a day. The default is 250 ms. A nearer deadline of the call's context comes first.
+func WithTimeout(d time.Duration) Option {
+	return func(s *Store) error {
+		if d <= 0 || d > 24*time.Hour {
+			return fmt.Errorf("%w: timeout %v is not positive, or more than a day", store.ErrInvalidOption, d)
+		}
+		s.timeout = d
+		return nil
+	}
+}
+
+// WithClock makes decisions use now instead of the server's clock, for tests. All stores of a table must use a
+// clock of the same kind.
+//
+// Stored time never goes back: a caller whose clock is ahead by s delays the others by at most s, up to a minute.
+// Clocks that differ by more lose the state of keys early.
+func WithClock(now func() time.Time) Option {
+	return func(s *Store) error {
+		if now == nil {
+			return fmt.Errorf("%w: clock is nil", store.ErrInvalidOption)
+		}
+		s.clock, s.setBack = now, false
+		return nil
+	}
+}
+
+// WithUnlogged makes [Store.Schema] and [Store.Migrate] create the table as UNLOGGED. Decisions then write nothing
+// to the write-ahead log, which makes them faster. After a crash of the server, the table is empty, and every key has its
+// whole limit again. It is also empty on a replica that takes over. The option changes nothing for a table that exists.
+func WithUnlogged() Option {
+	return func(s *Store) error {
+		s.unlogged = true
+		return nil
+	}
+}
+
+// New returns a store that uses pool. It does no I/O. It returns [store.ErrInvalidOption] if pool is nil or an
+// option cannot be used.
+func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
+	if pool == nil {
+		return nil, fmt.Errorf("%w: pool is nil", store.ErrInvalidOption)
+	}
+	s := &Store{pool: pool, name: []string{defaultTable}, timeout: defaultTimeout, setBack: true}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: option is nil", store.ErrInvalidOption)
+		}
+		if err := opt(s); err != nil {
+			return nil, err
+		}
+	}
+	s.sql = s.statements()
+	s.page.Store(rand.Uint64())
+	config := pool.Config()
+	s.prepares.Store(prepares(config.ConnConfig))
+	var err error
+	s.carrier, err = carrier.New(carrier.Config[*call]{
+		Timeout: s.timeout, Conns: int(config.MaxConns), DialTimeout: config.ConnConfig.ConnectTimeout,
+		Slack: s.timeout / 8, // a commit waits for the disk, and may wait for a row
+		Send:  s.send, Alone: s.alone, Means: meaning, GiveBack: s.giveBack,
+		Pool: func() (idle, total int) {
+			stat := pool.Stat()
+			return int(stat.IdleConns()), int(stat.TotalConns())
+		},
+		Dial: func(ctx context.Context) error {
+			conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+			if err == nil {
+				_ = conn.Close(ctx)
+			}
+			return err
+		},
+	})
+	return s, err
+}
+
+// errNotMade is the error of a Store without a pool.
+var errNotMade = fmt.Errorf("%w: pgstore: Store not made by New", store.ErrStore)
+
+// Take implements [store.Store].
+func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	requests := [1]store.Request{{Namespace: ns, Key: key, Limit: l, N: n}}
+	var replies [1]store.Reply
+	err := s.Decide(ctx, requests[:], replies[:])
+	return replies[0], err
+}
+
+// Decide implements [store.Store]. All keys and all alternatives are decided in one transaction.
+func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if len(requests) == 0 {
+		return nil
+	}
+	c, err := s.do(ctx, renews(&requests[0]), func() *call { return newCall(requests) })
+	if err != nil {
+		return err
+	}
+	copy(replies, c.replies)
+	return nil
+}
+
+// renews reports whether r is asked for a slot that is held.
+func renews(r *store.Request) bool { return r.Namespace.Rule.Held && r.Limit.Before() > 0 }
+
+// Refund implements [store.Store].
+func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, receipt store.Receipt) error {
+	_, err := s.do(ctx, true, func() *call {
+		c := newCall([]store.Request{{Namespace: ns, Key: key, Limit: l}})
+		c.op, c.receipt = refund, receipt
+		return c
+	})
+	return err
+}
+
+// Reset implements [store.Store]. The row stays without a value, until it is deleted with those that have ended.
+func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
+	_, err := s.do(ctx, false, func() *call {
+		c := newCall([]store.Request{{Namespace: ns, Key: key}})
+		c.op = reset
+		return c
+	})
+	return err
+}
+
+// Together implements [store.Store]. All keys are in one table.
+func (s *Store) Together(string, string) bool { return true }
+
+// Prepare implements [store.Store]. There is nothing to prepare.
+func (s *Store) Prepare(*store.Rule, store.Limit, bool) error {
+	if s.carrier == nil {
+		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
+	}
+	return nil
+}
+
+// Timeout returns how long a call takes at most: see [WithTimeout].
+func (s *Store) Timeout() time.Duration { return s.timeout }
+
+// do makes a call and returns it with its replies. Calls that go ahead give room to others. While nothing has
+// run for certain, and there is time, it tries again, with another call: the one before may still be on its way.
+func (s *Store) do(ctx context.Context, ahead bool, newCall func() *call) (*call, error) {
+	if s.carrier == nil {
+		return nil, errNotMade
+	}
+	b := s.carrier.Begin(ctx)
+	b.Ahead = ahead
+	if err := b.Err(); err != nil {
+		return nil, err
+	}
+	if err := s.carrier.Admit(&b); err != nil {
+		return nil, err
+	}
+	defer b.Leave()
+	for {
+		c, err := s.carrier.Do(b, newCall())
+		if err == nil {
+			return c, nil
+		}
+		f := failureOf(err)
+		if !b.Again(f) {
+			return nil, b.Fail(f)
+		}
+	}
+}
+
+// giveBack refunds what c has charged: its caller has left since its context has ended.
+func (s *Store) giveBack(c *call) {
+	if !c.done || c.op != decide {
+		return
+	}
+	go func() {
+		for i := range c.charged {
+			q := &c.requests[i]
+			n := c.charged[i]
+			renewed := renews(q)
+			if n < 1 || q.Op == store.OpOverdraw || renewed || q.Namespace.Rule.Report == nil {
+				continue
+			}
+			receipt := c.replies[i].Receipt(q.Namespace.Rule, q.Limit, n, n)
+			for pause := time.Millisecond; pause < time.Second; pause *= 8 {
+				err := s.Refund(context.Background(), q.Namespace, q.Key, q.Limit, receipt)
+				if err == nil || errors.Is(err, store.ErrTimeout) { // a timeout may have run
+					break
+				}
+				time.Sleep(pause)
+			}
+		}
+	}()
+}

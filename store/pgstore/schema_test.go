@@ -1,0 +1,184 @@
+package pgstore_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/pgstore"
+	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
+)
+
+func TestSeveralProcessesMigrateAtTheSameTime(t *testing.T) {
+	t.Parallel()
+	url, name := pgtest.Shared(t).URL(), table()
+	var all sync.WaitGroup
+	for range 8 {
+		pool := connect(t, url, 2)
+		all.Go(func() {
+			s, err := pgstore.New(pool, pgstore.WithTable(name))
+			if err == nil {
+				for range 2 {
+					err = s.Migrate(t.Context())
+				}
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestSchemaIsWhatMigrateRuns(t *testing.T) {
+	t.Parallel()
+	pool := shared(t)
+	_, err := pool.Exec(t.Context(), `CREATE SCHEMA "of limits"`)
+	require.NoError(t, err)
+	for _, unlogged := range []bool{false, true} {
+		var opts []pgstore.Option
+		if unlogged {
+			opts = append(opts, pgstore.WithUnlogged())
+		}
+		s, err := pgstore.New(pool, append(opts, pgstore.WithTable(fmt.Sprint("of limits.Order ", unlogged)))...)
+		require.NoError(t, err)
+		require.Equal(t, unlogged, strings.Contains(s.Schema(), "UNLOGGED"))
+		for range 2 {
+			_, err = pool.Exec(t.Context(), s.Schema(), pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+		}
+		require.NoError(t, s.Migrate(t.Context()))
+		require.NoError(t, s.Ready(t.Context()))
+		found, err := s.Check(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, unlogged, strings.Contains(fmt.Sprint(found), "the table is unlogged"), found)
+		require.NotContains(t, fmt.Sprint(found), "fillfactor")
+		require.True(t, take(t, window(t, s, "n", 1), "key").Allowed)
+	}
+}
+
+// reader is a user of the shared server with few permissions.
+func reader(t *testing.T, grants string) *pgxpool.Pool {
+	t.Helper()
+	name := table()
+	_, err := shared(t).Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; "+strings.ReplaceAll(grants, "ROLE", name), pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	return connect(t, "postgres://"+name+"@"+pgtest.Shared(t).Addr()+"/postgres?sslmode=disable", 2)
+}
+
+func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	pool, name := shared(t), table()
+	at := func(pool *pgxpool.Pool, name string) *pgstore.Store {
+		s, err := pgstore.New(pool, pgstore.WithTable(name))
+		require.NoError(t, err)
+		return s
+	}
+	require.ErrorContains(t, at(pool, name).Ready(t.Context()), "does not exist")
+	require.NoError(t, at(pool, name).Migrate(t.Context()))
+	require.NoError(t, at(pool, name).Ready(t.Context()))
+
+	err := at(reader(t, "GRANT SELECT, INSERT ON "+name+" TO ROLE"), name).Ready(t.Context())
+	require.ErrorIs(t, err, store.ErrStore)
+	require.ErrorContains(t, err, "may not UPDATE, DELETE")
+	least := at(reader(t, "GRANT SELECT, INSERT, UPDATE, DELETE ON "+name+" TO ROLE"), name)
+	require.NoError(t, least.Ready(t.Context()))
+	require.NoError(t, least.Migrate(t.Context()), "the table is there")
+	all, err := ratelimit.NewAll(window(t, least, "n", 10), window(t, least, "m", 10))
+	require.NoError(t, err)
+	require.True(t, take(t, all, "key").Allowed)
+	require.ErrorIs(t, at(reader(t, ""), table()).Migrate(t.Context()), store.ErrStore, "may not create")
+
+	_, err = pool.Exec(t.Context(), "CREATE TABLE other (key text, points int)")
+	require.NoError(t, err)
+	for _, f := range []func(context.Context) error{at(pool, "other").Ready, at(pool, "other").Migrate} {
+		require.ErrorContains(t, f(t.Context()), "has another layout: it has key text, points integer, want key bytea unique, value bytea, ends bigint")
+	}
+	gone := at(connect(t, "postgres://postgres@127.0.0.1:1/postgres?sslmode=disable", 2), name)
+	require.ErrorIs(t, gone.Ready(t.Context()), store.ErrUnavailable)
+	_, err = gone.Check(t.Context())
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, gone.Ready(ended), context.Canceled)
+}
+
+// count is how many rows of keys a table has.
+func count(t *testing.T, pool *pgxpool.Pool, name string) (n int) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM "+name+" WHERE key <> ''").Scan(&n))
+	return n
+}
+
+// Calls delete the rows that have ended faster than they come, and none that is in force.
+func TestRowsThatHaveEndedLeave(t *testing.T) {
+	t.Parallel()
+	pool, name := shared(t), table()
+	at := time.Unix(1_700_000_000, 0)
+	s := openAt(t, pool, name, pgstore.WithUnlogged(), pgstore.WithClock(func() time.Time { return at }))
+	l, err := ratelimit.NewFixedWindow(s, ratelimit.PerMinute(10))
+	require.NoError(t, err)
+	kept := window(t, s, "n", 10)
+	const keys = 1000
+	crowd(8, keys/8, func(i, n int) bool { return take(t, l, fmt.Sprint(i, " of ", n)).Allowed })
+	crowd(8, 25, func(i, n int) bool { return take(t, kept, fmt.Sprint(i, " of ", n)).Allowed })
+	require.GreaterOrEqual(t, count(t, pool, name), keys+200)
+	at = at.Add(3 * time.Minute)
+	crowd(8, keys/8, func(i, n int) bool { return take(t, l, fmt.Sprint(i, " and ", n)).Allowed })
+	require.Less(t, count(t, pool, name), 2*keys, "as many have come as had ended")
+	require.EqualValues(t, 200, crowd(8, 25, func(i, n int) bool {
+		return remaining(t, kept, fmt.Sprint(i, " of ", n)) == 9
+	}))
+	at = at.Add(3 * time.Minute)
+	busy := window(t, s, "n", 1_000_000)
+	for range 50 { // three are enough, but for bad luck with pages that others have locked
+		crowd(8, 100, func(i, _ int) bool { return take(t, busy, fmt.Sprint(i, " of 0")).Allowed })
+		if count(t, pool, name) == 200 {
+			break
+		}
+	}
+	require.Equal(t, 200, count(t, pool, name), "only those in force stay")
+}
+
+func TestOptionsThatCannotBeUsedAreRefused(t *testing.T) {
+	t.Parallel()
+	pool := connect(t, "postgres://nobody@127.0.0.1:1/none", 2)
+	for _, opt := range []pgstore.Option{
+		nil, pgstore.WithTable(""), pgstore.WithTable("a.b.c"), pgstore.WithTable("."), pgstore.WithTable(`a"b`), pgstore.WithTable(strings.Repeat("t", 64)),
+		pgstore.WithTimeout(0), pgstore.WithTimeout(-1), pgstore.WithTimeout(25 * time.Hour), pgstore.WithClock(nil),
+	} {
+		_, err := pgstore.New(pool, opt)
+		require.ErrorIs(t, err, store.ErrInvalidOption)
+	}
+	_, err := pgstore.New(nil)
+	require.ErrorIs(t, err, store.ErrInvalidOption)
+	s, err := pgstore.New(pool, pgstore.WithTimeout(time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, time.Minute, s.Timeout())
+}
+
+func TestAStoreThatNewHasNotMadeSaysSo(t *testing.T) {
+	t.Parallel()
+	var s pgstore.Store
+	_, err := ratelimit.NewFixedWindow(&s, ratelimit.PerHour(1))
+	require.ErrorIs(t, err, store.ErrInvalidOption)
+	ns := store.NewNamespace(&store.Rule{}, "n")
+	_, err = s.Take(t.Context(), ns, "key", store.Limit{}, 1)
+	require.ErrorIs(t, err, store.ErrStore)
+	require.ErrorIs(t, s.Refund(t.Context(), ns, "key", store.Limit{}, store.Receipt{}), store.ErrStore)
+	require.ErrorIs(t, s.Reset(t.Context(), ns, "key"), store.ErrStore)
+	require.ErrorIs(t, s.Migrate(t.Context()), store.ErrStore)
+	require.ErrorIs(t, s.Ready(t.Context()), store.ErrStore)
+	_, err = s.Check(t.Context())
+	require.ErrorIs(t, err, store.ErrStore)
+	require.Zero(t, s.Stats())
+}

@@ -1,0 +1,281 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/ratelimit-go/ratelimit/store/carrier"
+)
+
+// patience is how long a connection may wait for the server.
+func (s *Store) patience() time.Duration { return max(lasting, 5*s.timeout) }
+
+// send makes the calls of t in one transaction.
+func (s *Store) send(ctx context.Context, t *carrier.Trip[*call]) error {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	end, _ := ctx.Deadline()
+	defer until(conn, end)()
+	if !t.Writing().Begin() {
+		return nil
+	}
+	if t.Len() == 0 {
+		return s.probe(conn.Conn().PgConn())
+	}
+	calls := make([]*call, 0, t.Len())
+	for c := range t.Calls {
+		calls = append(calls, c.Call)
+	}
+	twice, err := s.decide(conn, calls)
+	if twice {
+		t.Twice()
+	}
+	for c := range t.Calls {
+		if c.Call.done || c.Call.err != nil {
+			c.End(c.Call.err)
+		}
+	}
+	return err
+}
+
+// alone makes a call on its caller's goroutine. Once it has begun to write, the end of the caller's context does
+// not break it off, since nobody would know what is charged.
+func (s *Store) alone(b carrier.Budget, c *call) (*call, bool, error) {
+	ctx, cancel := context.WithDeadline(b.Context, b.End)
+	conn, err := s.pool.Acquire(ctx)
+	cancel()
+	if err != nil {
+		return c, false, err
+	}
+	defer until(conn, b.End)()
+	if _, err = s.decide(conn, []*call{c}); err == nil {
+		err = c.err
+	}
+	return c, true, err
+}
+
+// probe writes a row that belongs to no key, and commits: the least that a trip takes.
+func (s *Store) probe(conn *pgconn.PgConn) error {
+	var p pipeline
+	p.add(s.sql.probe, nil)
+	return p.run(conn, nil)
+}
+
+// until has all that is done on conn end by end, and returns a function that releases it. A deadline of the socket costs less
+// than a context, for each of which pgx has a goroutine.
+func until(conn *pgxpool.Conn, end time.Time) (release func()) {
+	socket := conn.Conn().PgConn().Conn()
+	_ = socket.SetDeadline(end)
+	return func() {
+		_ = socket.SetDeadline(time.Time{})
+		conn.Release()
+	}
+}
+
+// decide decides on calls. It returns the error of the connection or an answer of the server, which is that of all
+// calls that are not done and have no error of their own; and whether it took several attempts.
+func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error) {
+	b := newBatch(calls)
+	if len(b.rows) == 1 && len(calls) == 1 {
+		lost, err := s.compare(conn.Conn().PgConn(), b)
+		if s.unprepare(err) { // nothing has run
+			lost, err = s.compare(conn.Conn().PgConn(), b)
+		}
+		if !lost {
+			return false, s.failed(err)
+		}
+		twice = true
+	}
+	waits := true
+	for range mostAttempts {
+		err = s.locked(conn.Conn().PgConn(), b, waits)
+		switch code := codeOf(err); {
+		case code == lockNotAvailable:
+			waits = false // so that only those fail whose rows are held
+		case errors.Is(err, errRaced), code == deadlockDetected, code == serializationFailure:
+		default:
+			return twice, s.failed(err)
+		}
+		twice = true
+	}
+	return twice, err
+}
+
+// mostAttempts is how often a trip tries to decide, before its calls go again.
+const mostAttempts = 4
+
+// failed returns err. If the server only reads, another one may have taken over: then all connections of the pool are made
+// anew, once in a while.
+func (s *Store) failed(err error) error {
+	if last, now := s.renewed.Load(), time.Now().UnixNano(); codeOf(err) == readOnly && now-last > int64(lasting) && s.renewed.CompareAndSwap(last, now) {
+		s.pool.Reset()
+	}
+	return err
+}
+
+// sweep queues the deletion of rows that have ended on some pages, after rows of b have been written.
+func (s *Store) sweep(p *pipeline, b *batch, updated, inserted int) {
+	rows := uint64(updated + perInsert*inserted) //nolint:gosec // some thousand
+	sum := s.written.Add(rows)
+	pages := min(sum/rowsPerPage-(sum-rows)/rowsPerPage, mostPages)
+	if pages > 0 {
+		first := (s.page.Add(pages) - pages) & math.MaxInt32
+		p.add(s.sql.sweep, swept, int8of(int64(first)), int8of(int64(pages)), int8of(b.now-endedFor)) //nolint:gosec // as above
+	}
+}
+
+const (
+	// endedFor is how long rows that have ended stay, in µs. Callers with a clock that is behind, and calls that take
+	// long, still see them.
+	endedFor = 60 * 1e6
+
+	// rowsPerPage is after how many rows that are written another page is swept. One that is inserted counts as perInsert. A
+	// page has 40 rows or more, so that rows leave faster than they come.
+	rowsPerPage, perInsert = 64, 4
+
+	// mostPages is how many pages are swept in one transaction.
+	mostPages = 16
+)
+
+// compare decides on a call of one row without a lock: it writes the row if that is still as it was read. lost reports
+// whether it is not, so that nothing is written.
+func (s *Store) compare(conn *pgconn.PgConn, b *batch) (lost bool, err error) {
+	c, r := b.calls[0], b.rows[0]
+	var at int64
+	as := s.prepared(conn)
+	var p pipeline
+	p.addOne(as.readOne, s.sql.readOne, r.key)
+	if err = p.run(conn, func(_ int, values [][]byte) {
+		if values[0] != nil {
+			b.found(r.key, values[0])
+		}
+		at = timestamp(values[1])
+	}); err != nil {
+		return false, beforeWriting(err)
+	}
+	if update, insert := s.decideAll(b, at); len(update)+len(insert) > 0 {
+		value, end, err := r.value()
+		if err != nil {
+			return false, err
+		}
+		var p pipeline
+		if r.there {
+			p.addOne(as.compareOne, s.sql.compareOne, r.key, value, int8of(end), r.old)
+		} else {
+			p.add(s.sql.insertOne, single[:3], r.key, value, int8of(end))
+		}
+		s.sweep(&p, b, len(update), len(insert))
+		lost = true // until the server says that it has written
+		if err = p.run(conn, func(int, [][]byte) { lost = false }); err != nil {
+			return false, whileWriting(err)
+		}
+	}
+	c.done = !lost && c.err == nil
+	return lost, nil
+}
+
+// locked decides on all calls in one transaction, which holds the rows. If it waits for whoever holds one, the answer may
+// be lockNotAvailable. Otherwise calls whose rows are held fail with errHeld.
+func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
+	b.forget()
+	defer func() {
+		if err != nil && !conn.IsClosed() {
+			rollback(conn)
+		}
+	}()
+	at, err := s.hold(conn, b, waits)
+	if err != nil {
+		return beforeWriting(err)
+	}
+	update, insert := s.decideAll(b, at)
+	if err = s.insert(conn, insert); err != nil {
+		return beforeWriting(err)
+	}
+	if len(update)+len(insert) == 0 {
+		rollback(conn) // costs the server less than a COMMIT
+	} else if err = s.commit(conn, b, update, len(insert)); err != nil {
+		return err
+	}
+	for _, c := range b.calls {
+		c.done = c.err == nil
+	}
+	return nil
+}
+
+// hold begins a transaction, locks and reads the rows, and then reads the time.
+func (s *Store) hold(conn *pgconn.PgConn, b *batch, waits bool) (at int64, err error) {
+	var p pipeline
+	all := keys(b.rows)
+	p.add(begin, nil)
+	p.add(s.sql.settings, nil)
+	const rows, existing = 2, 3
+	if waits {
+		p.add(s.sql.lock, arrays, all)
+		p.add("", nil) // in place of exist
+	} else {
+		p.add(s.sql.lockFree, arrays, all)
+		p.add(s.sql.exist, arrays, all)
+	}
+	p.add(clock, nil)
+	err = p.run(conn, func(i int, values [][]byte) {
+		switch {
+		case i == rows:
+			b.found(values[0], values[1])
+		case i == existing:
+			if r := b.row(values[0]); r != nil && !r.there {
+				r.lost = true
+			}
+		case i > existing:
+			at = timestamp(values[0])
+		}
+	})
+	return at, err
+}
+
+// insert inserts rows. It returns errRaced if one of them is there.
+func (s *Store) insert(conn *pgconn.PgConn, rows []*row) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	args, err := values(rows)
+	if err != nil {
+		return err
+	}
+	inserted := 0
+	var p pipeline
+	p.add(s.sql.insert, written, args...)
+	if err = p.run(conn, func(int, [][]byte) { inserted++ }); err == nil && inserted < len(rows) {
+		err = errRaced
+	}
+	return err
+}
+
+// commit writes the rows that the transaction holds, and commits them and those that it has inserted.
+func (s *Store) commit(conn *pgconn.PgConn, b *batch, update []*row, inserted int) error {
+	var p pipeline
+	if len(update) > 0 {
+		args, err := values(update)
+		if err != nil {
+			return err
+		}
+		p.add(s.sql.update, written, args...)
+	}
+	s.sweep(&p, b, len(update), inserted)
+	p.add(commit, nil)
+	err := p.run(conn, nil)
+	if err == nil && p.last != commit {
+		err = fmt.Errorf("the server has answered %q to a COMMIT", p.last)
+	}
+	return whileWriting(err)
+}
+
+// rollback ends the transaction of a connection that works.
+func rollback(conn *pgconn.PgConn) { _, _ = conn.Exec(context.Background(), "ROLLBACK").ReadAll() }

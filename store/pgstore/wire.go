@@ -1,0 +1,101 @@
+package pgstore
+
+import (
+	"context"
+	"encoding/binary"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// What follows is the binary form of the few types that the statements use. So they need no prepared statement, whose types
+// the server tells, and no type map.
+
+var (
+	arrays  = []uint32{pgtype.ByteaArrayOID}
+	written = []uint32{pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.Int8ArrayOID}
+	single  = []uint32{pgtype.ByteaOID, pgtype.ByteaOID, pgtype.Int8OID, pgtype.ByteaOID}
+	swept   = []uint32{pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID}
+
+	binaryForm = []int16{1}
+)
+
+// pipeline is statements that go to the server together. Outside of a transaction they are one.
+type pipeline struct {
+	batch pgconn.Batch
+	last  string // what the server has answered to the last one, such as COMMIT
+}
+
+func (p *pipeline) add(sql string, types []uint32, args ...[]byte) {
+	p.batch.ExecParams(sql, args, types, binaryForm, binaryForm)
+}
+
+// addOne adds a statement of one row, as it is prepared if that is not nil.
+func (p *pipeline) addOne(as *pgconn.StatementDescription, sql string, args ...[]byte) {
+	if as == nil {
+		p.add(sql, single[:len(args)], args...)
+		return
+	}
+	p.batch.ExecStatement(as, args, binaryForm, binaryForm)
+}
+
+// run runs the statements, and calls each with the rows of their results, which it does not keep. i is the number of
+// the statement.
+func (p *pipeline) run(conn *pgconn.PgConn, each func(i int, values [][]byte)) error {
+	results := conn.ExecBatch(context.Background(), &p.batch)
+	for i := 0; results.NextResult(); i++ {
+		r := results.ResultReader()
+		for r.NextRow() {
+			if each != nil {
+				each(i, r.Values())
+			}
+		}
+		tag, _ := r.Close()
+		p.last = tag.String()
+	}
+	return results.Close()
+}
+
+// header is that of an array of n elements without NULL, of one dimension.
+func header(oid uint32, n, size int) []byte {
+	b := make([]byte, 0, 20+size)
+	for _, word := range [...]uint32{1, 0, oid, uint32(n), 1} { //nolint:gosec // a batch has some thousand rows at most
+		b = binary.BigEndian.AppendUint32(b, word)
+	}
+	return b
+}
+
+// byteArrays is an array of n elements.
+func byteArrays(n int, element func(i int) []byte) []byte {
+	size := 0
+	for i := range n {
+		size += 4 + len(element(i))
+	}
+	b := header(pgtype.ByteaOID, n, size)
+	for i := range n {
+		e := element(i)
+		b = append(binary.BigEndian.AppendUint32(b, uint32(len(e))), e...) //nolint:gosec // as above
+	}
+	return b
+}
+
+func int8array(list []int64) []byte {
+	b := header(pgtype.Int8OID, len(list), 12*len(list))
+	for _, n := range list {
+		b = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(b, 8), uint64(n)) //nolint:gosec // the bits stay
+	}
+	return b
+}
+
+func int8of(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) } //nolint:gosec // as above
+
+// epoch is when the times of Postgres begin, in Unix µs.
+const epoch = 946_684_800 * 1e6
+
+// timestamp is a timestamptz, in Unix µs.
+func timestamp(b []byte) int64 {
+	if len(b) != 8 {
+		return 0
+	}
+	return int64(binary.BigEndian.Uint64(b)) + epoch //nolint:gosec // as above
+}
