@@ -330,7 +330,7 @@ func (d *decision) giveBack(ctx context.Context) {
 		}
 		ctx, err := context.WithoutCancel(ctx), error(nil)
 		if e.core != nil { // by the limit of the charge, without asking for it anew
-			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.core.receipt(*e.result, e.limit, int64(e.n)))
+			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.core.receipt(*e.result, int64(e.n)))
 		} else {
 			err = e.limiter.Refund(ctx, e.key, *e.result, e.n)
 		}

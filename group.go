@@ -168,7 +168,7 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	switch req.Op {
 	case store.OpOverdraw:
 		e.core.overdrawn(e.result, req, reply)
-		e.result.leave(int(e.reserved))
+		e.result.leaveDebt(int(e.reserved))
 		return
 	case store.OpUpTo:
 		req.N = max(1, min(req.N, reply.Available(e.core.rule, req.Limit)-req.Reserved))

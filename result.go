@@ -21,7 +21,7 @@ type Result struct {
 	// What a Refund needs; a [pair] has another use for it.
 	at      int64 // when the events were charged, Unix µs of the store's clock
 	period  int64 // of the limit under which they were, µs
-	n, rate int32 // how many were charged, 0 if none; the Rate of that limit
+	n, rate int32 // how many were charged, 0 if none; the Rate of that limit, below 0 if they left a bucket above its Burst, and Limit is not that
 
 	mark *Mark // nil unless a wrapper had a part in it
 }
@@ -194,6 +194,14 @@ func (r *Result) leave(reserved int) {
 	r.Limit, r.Remaining = max(0, r.Limit-reserved), max(0, r.Remaining-reserved)
 }
 
+// leaveDebt is leave for a Charge, which may have left a bucket above its Burst.
+func (r *Result) leaveDebt(reserved int) {
+	if reserved > 0 && r.n > 0 && r.receipt(1).Overdrawn {
+		r.rate = -r.rate
+	}
+	r.leave(reserved)
+}
+
 // addReceipt fills what a Refund needs of an admission.
 func (r *Result) addReceipt(l store.Limit, at, charged int64) {
 	if charged > 0 {
@@ -203,8 +211,10 @@ func (r *Result) addReceipt(l store.Limit, at, charged int64) {
 
 // receipt names n of the events that r admitted.
 func (r *Result) receipt(n int64) store.Receipt {
-	l := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}
-	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
+	l := store.Limit{Rate: int64(max(r.rate, -r.rate)), Period: r.period, Burst: int64(r.Limit)}
+	c := store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
+	c.Overdrawn = c.Overdrawn || r.rate < 0
+	return c
 }
 
 // Mark is a note that a wrapper puts on its Results and finds again in Refund. One Mark can serve all

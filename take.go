@@ -192,7 +192,7 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if charged.n == 0 || charged.together() != nil {
 		return errNothingCharged
 	}
-	receipt := lim.receipt(charged, l, int64(n))
+	receipt := lim.receipt(charged, int64(n))
 	if l.Rate <= 0 { // for now: by the limit of the charge, so that it is not lost
 		l = store.Limit{Rate: receipt.Rate, Period: receipt.Period, Burst: min(max(int64(charged.Limit)+lim.reserved, 1), maxEvents)}
 		if lim.rule.Burst && !receipt.Overdrawn { // of a lower capacity than others were charged under since
@@ -202,16 +202,14 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	return lim.store.Refund(ctx, lim.namespace, key, l, receipt)
 }
 
-// receipt names n of the events that charged, by lim, admitted. l is the limit of today.
-func (lim *limiter) receipt(charged Result, l store.Limit, n int64) store.Receipt {
+// receipt names n of the events that charged, by lim, admitted. What leaves some to others leaves no bucket above its
+// Burst, unless it is a Charge.
+func (lim *limiter) receipt(charged Result, n int64) store.Receipt {
+	c := charged.receipt(n)
 	if lim.reserved > 0 {
-		if charged.Limit == 0 { // all of it was reserved
-			charged.Limit = int(min(lim.reserved, max(l.Burst, 0)))
-		} else {
-			charged.Limit += int(lim.reserved)
-		}
+		c.Overdrawn = charged.rate < 0
 	}
-	return charged.receipt(n)
+	return c
 }
 
 // Reset implements [Limiter].
