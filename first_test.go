@@ -3,15 +3,19 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -208,4 +212,25 @@ func TestWhatAFirstWouldGoPastIsRefused(t *testing.T) {
 	}
 	_, err = ratelimit.NewFirst(new(ratelimit.All))
 	require.Error(t, err)
+}
+
+// A queue of waiters does not take the pace of one limiter for that of all.
+func TestWaitersOfAFirstAreServedByAllItsLimiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		one := newLimiter(t, "token_bucket", mem, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1}, ratelimit.WithName("one"))
+		two := newLimiter(t, "fixed_window", mem, ratelimit.Limit{Rate: 3, Period: 10 * time.Second}, ratelimit.WithName("two"))
+		first := newFirst(t, one, two)
+		began, group := time.Now(), sync.WaitGroup{}
+		for range 10 { // one at once and each second, and three in each window
+			group.Go(func() {
+				_, err := ratelimit.Wait(t.Context(), first, "key", 1)
+				assert.NoError(t, err)
+			})
+		}
+		group.Wait()
+		require.Less(t, time.Since(began), 9*time.Second)
+		require.Zero(t, peek(t, two, "key").Remaining+left(t, one, "key"))
+	})
 }
