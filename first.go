@@ -223,6 +223,9 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 		return Result{}, err
 	}
 	parts := make([]Part, len(f.limiters))
+	for i, l := range f.limiters {
+		parts[i].Limiter = l
+	}
 	asked, err := false, error(nil)
 	if f.joint != nil && how.what != toPeek { // looks deny nothing
 		asked, err = f.askTogether(ctx, key, n, how, parts)
@@ -247,7 +250,7 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 	list := begin(how, nil) // of the requests, and their replies
 	list.requests = list.arrays.requests[:0]
 	var few [4]*decision // on the stack
-	alternatives, failed := few[:0], error(nil)
+	alternatives, together, failed := f.alternatives(ctx, key, n, list, few[:0])
 	defer func() {
 		clear(list.requests)
 		list.end()
@@ -255,63 +258,72 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 			d.end()
 		}
 	}()
-	for i, l := range f.limiters {
-		parts[i].Limiter = l
-		all, _ := l.(*All)
-		d := begin(how, all)
-		alternatives = append(alternatives, d)
-		for _, m := range f.members[i] {
-			d.add(m, key, n, false)
-		}
-		var together bool
-		if together, failed = d.request(ctx, list); failed != nil { // it matters if no limiter before it admits
-			break
-		}
-		if !together {
-			return false, nil
-		}
-		if len(d.group) == 0 && !d.denied { // it admits without the store
-			break
-		}
+	if !together {
+		return false, nil
 	}
 	replies := list.replies[:len(list.requests)]
 	if len(replies) > 0 {
 		err = f.joint.Decide(ctx, list.requests, replies)
 	}
 	for i, d := range alternatives {
-		mine := replies[:len(d.requests)]
-		replies = replies[len(mine):]
-		if err == nil && len(mine) > 0 && mine[0].Outcome == store.NotAsked {
+		own := replies[:len(d.requests)]
+		replies = replies[len(own):]
+		if err == nil && len(own) > 0 && own[0].Outcome == store.NotAsked {
 			break
 		}
-		switch {
-		case failed != nil && i == len(alternatives)-1:
+		if err == nil && i == len(alternatives)-1 {
 			err = failed
-		case err == nil:
-			d.readAll(mine)
-		default:
-			for _, e := range d.group {
-				e.err = err
-			}
 		}
-		if d.conclude(ctx, err); err != nil {
+		if d.answer(ctx, own, err, &parts[i].Result); err != nil || !d.denied {
 			return true, err
-		}
-		if parts[i].Result = d.parts[0].Result; d.all != nil {
-			parts[i].Result = Result{}
-			d.result(ctx, &parts[i].Result)
-		}
-		if !d.denied {
-			break
 		}
 	}
 	return true, nil
 }
 
+// alternatives appends the decisions of the limiters to ds, up to one that admits without the store, or that fails:
+// that matters if no limiter before it admits. Their requests are in list, unless they cannot be asked together.
+func (f *First) alternatives(ctx context.Context, key string, n int, list *decision, ds []*decision) (_ []*decision, together bool, failed error) {
+	for i, l := range f.limiters {
+		all, _ := l.(*All)
+		d := begin(list.how, all)
+		ds = append(ds, d)
+		for _, m := range f.members[i] {
+			d.add(m, key, n, false)
+		}
+		together, failed = d.request(ctx, list)
+		switch {
+		case failed != nil:
+			return ds, true, failed
+		case !together, len(d.group) == 0 && !d.denied:
+			return ds, together, nil
+		}
+	}
+	return ds, true, nil
+}
+
+// answer makes res of the replies to d, which is an alternative, or tells the observers of err.
+func (d *decision) answer(ctx context.Context, replies []store.Reply, err error, res *Result) {
+	if err == nil {
+		d.readAll(replies)
+	} else {
+		for _, e := range d.group {
+			e.err = err
+		}
+	}
+	d.conclude(ctx, err)
+	switch {
+	case err != nil:
+	case d.all != nil:
+		d.result(ctx, res)
+	default:
+		*res = d.parts[0].Result
+	}
+}
+
 // askInTurn asks one limiter after the other, until one admits.
 func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, parts []Part) (err error) {
 	for i, l := range f.limiters {
-		parts[i].Limiter = l
 		if parts[i].Result, err = how.ask(ctx, l, key, n); err != nil || parts[i].Allowed {
 			return err
 		}

@@ -69,9 +69,7 @@ func (g *generator) next(p *player) op {
 		o.at = g.back(o.at)
 	}
 	g.last = p.results[g.nextID-1]
-	if g.IntN(3) == 0 {
-		o.reserved = int(min(g.cost(integers(o.limit).burst), most))
-	}
+	o.reserved = g.reserved(o.limit)
 	switch x := g.IntN(100); {
 	case x < 3:
 		o.kind = "Reset"
@@ -111,6 +109,14 @@ func (g *generator) next(p *player) op {
 		o.kind, o.all = "Reset", false
 	}
 	return o
+}
+
+// reserved is how many events the limiter that is asked leaves to others: often none, else as a cost.
+func (g *generator) reserved(l ratelimit.Limit) int {
+	if g.IntN(3) > 0 {
+		return 0
+	}
+	return int(min(g.cost(integers(l).burst), most))
 }
 
 func (g *generator) nextLimit() ratelimit.Limit {
