@@ -22,7 +22,7 @@ type tenants struct {
 	share ratelimit.Limiter // of each
 	all   *ratelimit.First
 	names []string
-	rate  map[string]int // events a second
+	rate  map[string]int // events an hour
 }
 
 const lentAtOnce = 30
@@ -37,12 +37,12 @@ func newTenants(t *testing.T, s store.Store, id string, weights []int) *tenants 
 		sum += w
 	}
 	everybody := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "everybody", nil })
-	whole := ratelimit.Limit{Rate: sum, Period: time.Second, Burst: sum + lentAtOnce}
+	whole := ratelimit.Limit{Rate: sum, Period: time.Hour, Burst: sum + lentAtOnce}
 	total := newLimiter(t, "token_bucket", s, whole, ratelimit.WithName("total"+id), everybody)
 	lent := newLimiter(t, "token_bucket", s, whole, ratelimit.WithName("total"+id), everybody, ratelimit.WithReserved(sum))
-	ts.share = newLimiter(t, "token_bucket", s, ratelimit.PerSecond(1), ratelimit.WithName("share"+id), ratelimit.WithLimitFunc(
+	ts.share = newLimiter(t, "token_bucket", s, ratelimit.PerHour(1), ratelimit.WithName("share"+id), ratelimit.WithLimitFunc(
 		func(_ context.Context, key string) (ratelimit.Limit, error) {
-			return ratelimit.PerSecond(ts.rate[key]), nil
+			return ratelimit.PerHour(ts.rate[key]), nil
 		}))
 	ts.all = newFirst(t, all(t, ts.share, total), lent)
 	return ts
@@ -102,11 +102,11 @@ func (ts *tenants) run(t *testing.T, c *ratelimittest.Clock, rng *rand.Rand) {
 		for range 20 {
 			for ask(greedy, 1) {
 			}
-			flown := int(int64(sum) * int64(c.Now().Sub(began)) / int64(time.Second))
+			flown := int(int64(sum) * c.Now().Sub(began).Microseconds() / time.Hour.Microseconds())
 			require.GreaterOrEqual(t, admitted, lentAtOnce-1+flown, "all but what stays ready for the shares of others")
 			require.LessOrEqual(t, admitted, sum+lentAtOnce+flown+1, "the limit")
-			c.Advance(time.Duration(1+rng.IntN(40_000)) * time.Microsecond)
-			everybody := rng.IntN(4) == 0 // asks for all of its share at once
+			c.Advance(time.Duration(1+rng.IntN(144_000_000)) * time.Microsecond) // keys expire by the server's own clock, hours later
+			everybody := rng.IntN(4) == 0                                        // asks for all of its share at once
 			for _, name := range ts.names {
 				if everybody {
 					ask(name, max(1, left(t, ts.share, name)))
