@@ -139,10 +139,10 @@ func (b block) build(t *testing.T, addresses *strings.Replacer) (path string) {
 	require.NoError(t, os.WriteFile(source, []byte(addresses.Replace(b.text)), 0o600))
 	root, err := os.Getwd()
 	require.NoError(t, err)
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(root, "docs", "program", "main.go"): source}})
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(root, "examples", "program", "main.go"): source}})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
-	out, err := exec.Command("go", "build", "-o", path, "-overlay", filepath.Join(dir, "overlay.json"), "./docs/program").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", path, "-overlay", filepath.Join(dir, "overlay.json"), "./examples/program").CombinedOutput()
 	require.NoError(t, err, "%v: %s", b, out)
 	return path
 }
