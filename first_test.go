@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -233,4 +234,27 @@ func TestWaitersOfAFirstAreServedByAllItsLimiters(t *testing.T) {
 		require.Less(t, time.Since(began), 9*time.Second)
 		require.Zero(t, peek(t, two, "key").Remaining+left(t, one, "key"))
 	})
+}
+
+// A store that cannot decide on keys together is asked for one limiter after the other.
+func TestAFirstOnAStoreWithoutListsAsksInTurn(t *testing.T) {
+	s := withoutJoint{Store: memory(t, newClock())}
+	first := newFirst(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("a")), newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("b")))
+	for _, want := range []bool{true, true, false} {
+		r, err := first.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, want, r.Allowed)
+	}
+}
+
+func TestWaitersOfAFirstShareTheQueueOfTheKeyThatIsCounted(t *testing.T) {
+	tenant := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "tenant", nil })
+	first := newFirst(t, newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(1), tenant))
+	keyOf := see.KeyOf[ratelimit.Limiter](first)
+	require.NotNil(t, keyOf)
+	ann, err := keyOf(t.Context(), "ann", 1)
+	require.NoError(t, err)
+	bob, err := keyOf(t.Context(), "bob", 1)
+	require.NoError(t, err)
+	require.Equal(t, ann, bob)
 }
