@@ -81,7 +81,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	return a, nil
 }
 
-// membersOf is l, or the members of an All. What can be none is an error.
+// membersOf is l, or the members of an All. It returns an error for a limiter that cannot be a member.
 func membersOf(l Limiter) ([]member, error) {
 	if core := coreOf(l); core != nil {
 		return []member{{l, core}}, nil

@@ -321,7 +321,7 @@ func (d *decision) tell(ctx context.Context) {
 	}
 }
 
-// giveBack refunds what was charged before an entry denied or failed, also when ctx has ended.
+// giveBack refunds what was charged before an entry denied or failed, even if ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
 	for i := len(d.entries) - 1; i >= 0; i-- {
 		e := &d.entries[i]

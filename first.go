@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/queue"
@@ -81,11 +82,12 @@ func jointOf(lists [][]member) (joint store.Store) {
 
 // mayBeOneOf refuses what a First would go past.
 func mayBeOneOf(l Limiter) error {
-	if inside, ok := see.Answering(l); ok {
-		return fmt.Errorf("%w: a First around a %T: put the %[2]T around the First", ErrInvalidOption, inside)
+	inside, ok := see.Answering(l)
+	if !ok {
+		inside, ok = see.First[banner](l)
 	}
-	if b, ok := see.First[banner](l); ok {
-		return fmt.Errorf("%w: a First around a %T: put the %[2]T around the First", ErrInvalidOption, b)
+	if ok {
+		return fmt.Errorf("%w: a First around a %T: put the %[2]T around the First", ErrInvalidOption, inside)
 	}
 	if see.Held(l) {
 		return fmt.Errorf("%w: a First of slots, which are held: ask inflight.Hold for each of them", ErrInvalidOption)
@@ -122,31 +124,40 @@ func (f *First) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
+	i, err := f.payer(ctx, key, n)
+	if err != nil {
+		return Result{}, err
+	}
+	parts := f.parts()
+	if parts[i].Result, err = Charge(ctx, f.limiters[i], key, n); err != nil {
+		return Result{}, err
+	}
+	return f.result(parts, i), nil
+}
+
+// payer returns which limiter a Charge of n events is for.
+func (f *First) payer(ctx context.Context, key string, n int) (int, error) {
+	settled, _ := ctx.Value(settling{}).(Result)
+	if i, _ := f.chosen(settled); i >= 0 {
+		return i, nil
+	}
+	last := len(f.limiters) - 1
+	for i, l := range f.limiters[:last] {
+		r, err := l.Peek(ctx, key)
+		if err != nil || r.Allowed && r.Remaining >= n {
+			return i, err
+		}
+	}
+	return last, nil
+}
+
+// parts returns those of a Result, which are still to be asked.
+func (f *First) parts() []Part {
 	parts := make([]Part, len(f.limiters))
 	for i, l := range f.limiters {
 		parts[i].Limiter = l
 	}
-	i := len(f.limiters) - 1
-	if settled, ok := ctx.Value(settling{}).(Result); ok && f.chosen(settled) >= 0 {
-		i = f.chosen(settled)
-	} else {
-		for j, l := range f.limiters[:i] {
-			r, err := l.Peek(ctx, key)
-			if err != nil {
-				return Result{}, err
-			}
-			if r.Allowed && r.Remaining >= n {
-				i = j
-				break
-			}
-		}
-	}
-	r, err := Charge(ctx, f.limiters[i], key, n)
-	if err != nil {
-		return Result{}, err
-	}
-	parts[i].Result = r
-	return f.result(parts, i, r.Charged()), nil
+	return parts
 }
 
 // settling is the key of the Result that a Settle charges more for.
@@ -157,25 +168,21 @@ func (f *First) Refund(ctx context.Context, key string, charged Result, n int) e
 	if err := f.check(ctx, key, n); err != nil {
 		return err
 	}
-	i := f.chosen(charged)
+	i, own := f.chosen(charged)
 	if i < 0 || !charged.Allowed {
 		return errNothingCharged
 	}
-	_, note, _ := charged.Unmark(f)
-	return f.limiters[i].Refund(ctx, key, note.(*joined).parts[i].Result, n)
+	return f.limiters[i].Refund(ctx, key, own, n)
 }
 
-// chosen returns which limiter r is the decision of, or -1 if r is not of f.
-func (f *First) chosen(r Result) int {
+// chosen returns which limiter decided r, and its own Result. It is -1 if r is not of f.
+func (f *First) chosen(r Result) (i int, own Result) {
 	_, note, _ := r.Unmark(f)
 	if j, ok := note.(*joined); ok {
-		for i := range j.parts {
-			if j.voters.has(i) {
-				return i
-			}
-		}
+		i = bits.TrailingZeros16(uint16(j.voters))
+		return i, j.parts[i].Result
 	}
-	return -1
+	return -1, own
 }
 
 // Reset forgets the state of key in each limiter.
@@ -222,11 +229,7 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
-	parts := make([]Part, len(f.limiters))
-	for i, l := range f.limiters {
-		parts[i].Limiter = l
-	}
-	asked, err := false, error(nil)
+	parts, asked, err := f.parts(), false, error(nil)
 	if f.joint != nil && how.what != toPeek { // looks deny nothing
 		asked, err = f.askTogether(ctx, key, n, how, parts)
 	}
@@ -238,10 +241,10 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	}
 	for i := range parts {
 		if parts[i].Allowed {
-			return f.result(parts, i, parts[i].Charged()), nil
+			return f.result(parts, i), nil
 		}
 	}
-	return f.result(parts, soonest(parts), 0), nil
+	return f.result(parts, soonest(parts)), nil
 }
 
 // askTogether asks the store of all limiters once. It does nothing, and is false, if that store cannot decide on
@@ -342,12 +345,12 @@ func soonest(parts []Part) (least int) {
 }
 
 // result is the Result of parts, of which that of limiter i stands for all.
-func (f *First) result(parts []Part, i, charged int) Result {
-	j := &joined{parts: parts, voters: 1 << i, charged: charged, either: true}
-	if r := &parts[i].Result; !r.Allowed {
+func (f *First) result(parts []Part, i int) Result {
+	r := parts[i].Result
+	j := &joined{parts: parts, voters: 1 << i, charged: r.Charged(), either: true}
+	if !r.Allowed {
 		j.deniedBy = parts[i].Name()
 	}
-	r := parts[i].Result
 	r.at, r.period, r.n, r.rate = 0, 0, 0, 0
 	j.mark = Mark{owner: f, source: r.source(), note: j}
 	r.mark = &j.mark

@@ -74,8 +74,8 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
-// calendarStep is fixedWindowStep by l's calendar c. What was counted before its window of now
-// began has ended in it.
+// calendarStep is fixedWindowStep by l's calendar c. Events that were counted before the window of now
+// began no longer count in it.
 func calendarStep(s store.State, l store.Limit, c *store.Calendar, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
@@ -100,7 +100,8 @@ func windowPart(end int64) int64 { return end/1e6 + partOf1970 }
 // longer is by how much a window of a calendar may be longer than its Period, in µs.
 const longer = 2 * 24 * 3600 * 1e6
 
-// ownEnd is the end of the window in which s was counted. Where a store has moved At back, it is no later than it can be.
+// ownEnd is the end of the window in which s was counted. If a store has moved At back, it is the latest end
+// that a window can have.
 func ownEnd(s store.State) int64 {
 	if s.Part > 0 {
 		return min(s.Part-partOf1970, (s.At+s.Period+longer)/1e6) * 1e6

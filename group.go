@@ -8,7 +8,7 @@ import (
 )
 
 // decideGroup decides on first, and on those that its store can decide in the same call. If all
-// of them are shadows, it is no error if they fail.
+// of them are shadows, their failure is ignored.
 func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 	if first.core == nil {
 		d.group = append(d.arrays.group[:0], first)
@@ -57,7 +57,7 @@ func (d *decision) groupFrom(first *entry) {
 	}
 }
 
-// askOther asks a limiter that is none of the five.
+// askOther asks a limiter of another type than the five.
 func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
 	if e.n == 0 {
 		*e.result, err = e.limiter.Peek(ctx, e.key)

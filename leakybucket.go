@@ -70,8 +70,8 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 }
 
 // leakyBucketRefund gives back only the tail of the queue. The charge c is the tail if no more
-// is there than what is left of the level behind c. What came later and was given back leaves
-// no trace but the time of the state.
+// is there than what is left of the level behind c. Events that came later and were
+// refunded leave no trace except the time of the state.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	_, whole, part := bucket.Level(s, l, s.At)
 	_, w, p := bucket.Level(bucket.Charged(c, c.Overdrawn || s.Whole >= bucket.Debt), l, s.At) // to compare like with like

@@ -209,7 +209,7 @@ func NewRule(rule store.Rule, text string) *store.Rule {
 }
 
 // upToTries is how often AllowUpTo asks. A denial says how many events there is room for.
-// So the second try fits, unless other calls come between.
+// Unless other calls come in between, the second try therefore fits.
 const upToTries = 3
 
 // AllowUpTo admits as many of n events as fit, and returns their number. The Result is that of

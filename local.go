@@ -12,8 +12,8 @@ import (
 // tiers and of a limit function included. It has the algorithm, name and options of lim, but no
 // observers. Its Limit and the names of its policies are those of lim.
 //
-// The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. Of
-// limits that a function gives, that is an error of the call.
+// The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. If a
+// function gives the limits, the call returns that error.
 func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, error) {
 	of := func(l Limit) (Limit, error) {
 		if lim.rule.Burst && l.Burst == 0 { // or else a share is rounded down

@@ -77,7 +77,7 @@ func mostOf(rule *store.Rule, l store.Limit) int64 {
 	return maxEvents
 }
 
-// capacity is the most events that fit at once. Of a ban these are denials: its Burst is a time.
+// capacity is the most events that fit at once. The events of a ban are denials, because its Burst is a time.
 func (lim *limiter) capacity(l *store.Limit) int64 {
 	if lim.rule == &ban {
 		return l.Rate

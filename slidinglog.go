@@ -51,8 +51,8 @@ var slidingLog = lua.Rule(store.Rule{
 	After:     afterY,
 }, lua.Text("slidinglog_plain"), lua.Of("slidinglog"))
 
-// slidingLogStep replies now, the events of the last Period, and ResetAfter. Of a denial
-// it replies RetryAfter in place of now. A log replies the same.
+// slidingLogStep replies now, the events of the last Period, and ResetAfter. For a
+// denial it replies RetryAfter in place of now. A log replies the same.
 func slidingLogStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{Outcome: store.AdmittedIf(n <= l.Rate), X: now}
 	if s.Whole > 0 {

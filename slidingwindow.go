@@ -83,8 +83,8 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 	return store.State{At: r.X, Period: l.Period, Whole: r.Z + n, Part: r.Y}, r
 }
 
-// slidingWindowConvert is the step of a state that was counted in another Period. What
-// still weighs goes into the window of today's Period in which it was written, and ends
+// slidingWindowConvert is the step of a state that was counted in another Period. Events that
+// still weigh go into the window of today's Period in which they were written, and end
 // with it. Otherwise a denied key would weigh by a Period that is no longer in force, since
 // a denial writes nothing.
 func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

@@ -202,8 +202,8 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	return lim.store.Refund(ctx, lim.namespace, key, l, receipt)
 }
 
-// receipt names n of the events that charged, by lim, admitted. What leaves some to others leaves no bucket above its
-// Burst, unless it is a Charge.
+// receipt names n of the events that charged, by lim, admitted. A limiter that reserves events leaves no bucket
+// above its Burst, except by a Charge.
 func (lim *limiter) receipt(charged Result, n int64) store.Receipt {
 	c := charged.receipt(n)
 	if lim.reserved > 0 {

@@ -100,7 +100,7 @@ func (a *asker) Hands() bool     { return !see.Calls(a.limiter) && see.ByKey(a.l
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
-// kind is how lim admits those who wait. Who takes events ahead has none whose turn comes later.
+// kind returns how lim admits waiters. A lease takes events ahead, so it has none whose turn comes later.
 func (lim *limiter) kind() queue.Kind {
 	switch {
 	case see.Leased(lim.store):

@@ -8,7 +8,7 @@ import (
 )
 
 // A model of a cluster: keys that are asked for by Zipf's law, in slots, and masters with equal ranges of
-// slots. The busiest master is the one that ends first. So as many masters are needed as leave it so
+// slots. The busiest master reaches its limit first, so as many masters are needed as leave it that
 // much of its time.
 const (
 	modelKeys  = 1_000_000

@@ -18,7 +18,7 @@ type contestant struct {
 }
 
 // limiter is an open contestant. Each decision costs every contestant the same indirect
-// call. What a library answers besides "allowed" is computed and dropped.
+// call. Other answers of a library than "allowed" are computed and dropped.
 type limiter struct {
 	decide func(key string) (allowed bool, err error)
 	close  func()

@@ -215,7 +215,7 @@ func slotOf(d time.Duration) int {
 
 func (h *histogram) add(d time.Duration) { h[slotOf(d)].Add(1) }
 
-// quantile is a quantile in ms. Of those that were not added, all are 0.
+// quantile is a quantile in ms. Durations that were not added count as 0.
 func (h *histogram) quantile(q float64, all int64) float64 {
 	rest := int64((1 - q) * float64(all))
 	for i := len(h) - 1; i >= 0; i-- {

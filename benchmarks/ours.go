@@ -200,7 +200,7 @@ func opened(lim ratelimit.Limiter) limiter {
 }
 
 // ourLimit is the quota of w. A log of a whole year would still be growing while it is
-// measured, as growingLog is. So its Period is 100 µs for each key: events leave as fast
+// measured, as growingLog is, so its Period is 100 µs for each key: events leave as fast
 // as they come.
 func ourLimit(algorithm string, w workload) ratelimit.Limit {
 	q := w.quota()

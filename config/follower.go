@@ -74,8 +74,8 @@ func (f *follower) Unwrap() ratelimit.Limiter {
 // limiter is the follower that callers get.
 type limiter struct{ follower }
 
-// Refund refunds to the limiter that admitted, whichever text it is from. What a fallback admitted
-// in an outage was never charged to the store.
+// Refund refunds to the limiter that admitted, whichever text it is from. The events that a fallback admitted
+// in an outage were never charged to the store.
 func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	st := l.stack()
 	for _, f := range st.fallbacks {

@@ -109,7 +109,7 @@ func watchAnswer(w http.ResponseWriter, r *http.Request) *answer {
 	return a
 }
 
-// hasBody reports whether r has a body. http.NoBody, which proxies look for, is none.
+// hasBody reports whether r has a body. http.NoBody, which proxies look for, does not count.
 func hasBody(r *http.Request) bool { return r.Body != nil && r.Body != http.NoBody }
 
 // serve calls next.

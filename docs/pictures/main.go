@@ -2,7 +2,7 @@
 //
 //	cd docs/pictures && go run .
 //
-// The limiters of the library decide on each event, in memory and on a simulated clock. So
+// The limiters of the library decide on each event, in memory and on a simulated clock, so
 // the same files come out of each run, and a test compares them with those of the tree.
 package main
 

@@ -2,8 +2,8 @@
 // second. It prints which of them are allowed. It needs no server and takes no time, since
 // its clock is simulated.
 //
-// Look at 1.0 s, where one window ends and the next begins. Then look at what follows in
-// each line, and at the counts in the last two columns.
+// Look at 1.0 s, where one window ends and the next begins, at the rest of each line, and
+// at the counts in the last two columns.
 package main
 
 import (

@@ -91,7 +91,7 @@ var waiters = sync.Pool{New: func() any { return new(Waiter) }}
 // NewWaiter returns a Waiter, perhaps with the Asker of an earlier one.
 func NewWaiter() *Waiter { return waiters.Get().(*Waiter) }
 
-// Free makes w the Waiter of a later call. So that it keeps nothing alive, its Asker must be cleared before.
+// Free makes w the Waiter of a later call. Clear its Asker before, so that it keeps nothing alive.
 func (w *Waiter) Free() {
 	a := w.Asker
 	*w = Waiter{} // in place: a literal with the Asker would be copied

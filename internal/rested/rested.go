@@ -2,8 +2,8 @@
 //
 // Servers and proxies close connections that rest for long. Before go-redis uses a connection it
 // looks whether the socket still lives, but not if another layer lies over the socket, such as
-// TLS. A call would then be written to nobody, and its outcome be unknown. So such a connection
-// looks by itself.
+// TLS. A call would then be written to nobody, and its outcome be unknown. Therefore, such a connection looks
+// by itself.
 package rested
 
 import (

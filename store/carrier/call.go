@@ -84,7 +84,7 @@ func (cr *Carrier[C]) exit(began time.Time, err error) {
 }
 
 // lost reports whether a trip that ended in err has perhaps lost all connections. A late
-// reply beside others that came is no sign of that.
+// reply does not show that if others have come.
 func (cr *Carrier[C]) lost(began time.Time, err error) bool {
 	return !timedOut(err) || !cr.pulse.since(began)
 }

@@ -57,7 +57,7 @@ type Config[C any] struct {
 	// Conns, and the rest one by one over this time, so that a server that takes the place of another can be reached.
 	DialTimeout time.Duration
 
-	// Slack is how much longer than the shortest round trip of late one may take before the carrier takes the server for
+	// Slack is how much longer than the shortest recent round trip one may take before the carrier takes the server for
 	// overloaded. It is an eighth of Timeout at most. The default is 4 ms, for a server whose work takes microseconds. Set more if a
 	// round trip waits for a disk or for locks.
 	Slack time.Duration
@@ -113,8 +113,8 @@ type Config[C any] struct {
 // wait for a connection, and then go together in one round trip, a [Trip].
 //
 // A trip has a goroutine of its own, because clients close a connection when the time of its call is up, even in the
-// middle of a handshake. With many callers, or far from the server, they would then do nothing but make connections. So a
-// trip has its own time, in which connections are made and late replies arrive. Callers leave by their own timers.
+// middle of a handshake. With many callers, or far from the server, they would then do nothing but make connections.
+// A trip therefore has its own time, in which connections are made and late replies arrive. Callers leave by their own timers.
 type Carrier[C any] struct {
 	gate
 

@@ -74,7 +74,7 @@ func (c *conns) taken() bool {
 // dials keeps some places of a pool free of hanging dials. A client may dial apart from the
 // calls, for as long as its own timeout, and each dial holds a place in the pool. If dials of an
 // unreachable host held all places, another host that takes its part could not be reached
-// before they end. So only half of the places are given out at once. The others follow
+// before they end. Therefore, only half of the places are given out at once. The others follow
 // one by one, over the time that a dial lasts.
 type dials struct {
 	free  int           // how many dials may begin without a pause
@@ -84,8 +84,8 @@ type dials struct {
 	last time.Time // when a dial last began
 }
 
-// mostDialPause is the longest pause, for clients that dial for very long. What
-// looks like a hanging dial may be a machine that has stopped for a moment.
+// mostDialPause is the longest pause, for clients that dial for very long. If
+// a dial seems to hang, the machine may only have stopped for a moment.
 const mostDialPause = time.Second
 
 func newDials(size int, timeout time.Duration) dials {

@@ -97,7 +97,7 @@ func dialing(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
-// answered reports whether err is none, or a server's answer on a good connection.
+// answered reports whether err is nil, or a server's answer on a good connection.
 func (cr *Carrier[C]) answered(err error) bool { return err == nil || cr.means(err) == Answered }
 
 func (cr *Carrier[C]) means(err error) Meaning {

@@ -25,7 +25,7 @@ type batch[C any] struct {
 	sent   bool     // then: it was written
 }
 
-// clear makes b as new, but for its room and its timer.
+// clear resets b, except for its room and its timer.
 func (b *batch[C]) clear() {
 	clear(b.calls)
 	b.calls, b.done, b.trip, b.living = b.calls[:0], nil, nil, 0

@@ -64,7 +64,7 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 }
 
 // outlast waits for the end of a call that found no room before its caller's own deadline, and reports whether that is
-// why: it ends with its context's error, which is no failure of a store that serves others.
+// why: it ends with its context's error, and a store that serves others has not failed.
 func (g *gate) outlast(b *Budget) bool {
 	if b.Own || g.queued() != isFull {
 		return false
@@ -86,7 +86,7 @@ type forecast struct {
 
 // refusals is how refused calls are told. Callers who have something better to do are told
 // at once. But those who come back at once would take the processors from the server and
-// from the other callers. So they are told when their time is nearly up, and not together.
+// from the other callers. They are therefore told when their time is nearly up, and not together.
 type refusals struct {
 	waves    *waves.Waves
 	jitter   func(most time.Duration) time.Duration // a random time below most
@@ -116,7 +116,7 @@ func (r *refusals) wait(b *Budget, end time.Time) {
 	}
 }
 
-// retriers finds out whether refused callers come back at once. Then far more calls come in a
+// retriers finds out whether refused callers come back at once. If they do, far more calls come in a
 // period in which they are told at once than in one in which they are held. Both are tried
 // now and then.
 type retriers struct {

@@ -141,7 +141,7 @@ func (cr *Carrier[C]) watch(t *Trip[C]) {
 
 // gathering is how long calls still wait for others although a connection is free. Far
 // from the server a trip that begins as soon as it can carries few, and those that come
-// next wait until it is back. So their beginnings are spread over the time that one takes.
+// next wait until it is back. Their beginnings are therefore spread over the time that one takes.
 func (cr *Carrier[C]) gathering(now time.Time) time.Duration {
 	if cr.trips == 0 || cr.distance.is() < slack || cr.waiting() >= cr.batch() {
 		return 0
@@ -164,7 +164,7 @@ func (cr *Carrier[C]) later(d time.Duration) {
 }
 
 // fill has batches go with t: as many of those that go ahead as are in a full trip, and as many of
-// the others. So neither kind waits for long, whatever comes of the other. It leaves calls out that have
+// the others. Therefore, neither kind waits for long, whatever comes of the other. It leaves calls out that have
 // less time left than a trip takes. If no trip is under way, it leaves out only those whose time is up:
 // the length of a trip may have changed. One that its callers have left is under way while the server answers.
 func (cr *Carrier[C]) fill(t *Trip[C]) {
@@ -176,7 +176,7 @@ func (cr *Carrier[C]) fill(t *Trip[C]) {
 	cr.fillFrom(&cr.others, t, late)
 }
 
-// fillFrom has batches of q go with t, but for calls that end before late.
+// fillFrom has batches of q go with t, except for calls that end before late.
 func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
 	for room, before := cr.batch(), t.calls; room > 0; room = cr.batch() - (t.calls - before) {
 		if t.calls == before { // the first goes however large it is
@@ -322,8 +322,8 @@ func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
 	}
 }
 
-// diagnose finds out why a trip that ended in err could make no connection. A client may dial several times
-// before it says so. So a dial of the carrier's own asks, one at a time.
+// diagnose finds out why a trip that ended in err could make no connection. Because a client may dial several
+// times before it says so, a dial of the carrier's own asks, one at a time.
 func (cr *Carrier[C]) diagnose(err error) {
 	if cr.pulse.undialed(err) || cr.asking || !timeUp(err) {
 		return

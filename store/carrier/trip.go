@@ -75,7 +75,7 @@ func (t *Trip[C]) Writing() *Writing { return &t.state }
 // Twice tells the carrier that t took more than one round trip, so that it does not learn from how long t took.
 func (t *Trip[C]) Twice() { t.twice = true }
 
-// Writing is whether calls that go together were written, or given up before. A store that makes calls in a way of its own
+// Writing records whether calls that go together were written, or given up before. A store that makes calls in a way of its own
 // can use one for each of them.
 type Writing struct{ state atomic.Uint32 }
 

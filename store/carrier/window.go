@@ -2,7 +2,7 @@ package carrier
 
 import "time"
 
-// distance is what the way to a server and back takes: the shortest round trip of late that
+// distance is what the way to a server and back takes: the shortest recent round trip that
 // began while no other was under way. Others may have to wait at the server.
 type distance struct {
 	least, before time.Duration // of this span, which has one, and of the one before; 0: none
@@ -56,7 +56,7 @@ type pauses struct {
 	total time.Duration
 }
 
-// tick is the time of the timer. What is shorter is no pause, and makes no trip count as held up.
+// tick is the time of the timer. A shorter time does not count as a pause, so no trip counts as held up by it.
 const tick = slack
 
 // begin reports whether a timer is to be set, which is due a tick after now.
@@ -128,7 +128,7 @@ func (w *window) learn(n, most int, begun, now time.Time, may time.Duration) {
 
 // lose learns from a trip that began at begun, of at most most at once, and whose callers have all left
 // before its end. Far more is under way than the server answers in time, and what is sent now waits
-// behind that. So the window begins anew. It is soon back if the server only stood still.
+// behind that. Therefore, the window begins anew. It is soon back if the server only stood still.
 func (w *window) lose(most int, begun, now time.Time) {
 	if !begun.After(w.shrunk) {
 		return

@@ -156,8 +156,8 @@ func (h *holding[G]) receive(g grants, t *terms) *lease[G] {
 	return &h.lease
 }
 
-// failed records an error. What was requested may have been charged without anybody to spend it, so
-// the next grant is small.
+// failed records an error. The requested events may have been charged without anybody to spend them, so the
+// next grant is small.
 func (h *holding[G]) failed() { h.next, h.quick, h.size = 1, 0, 0 }
 
 // refused records a denial that was requested at sent.

@@ -218,7 +218,7 @@ func within(name string, n, most int, set func(d *Store)) Option {
 // The constructor of a limiter on the store returns ErrInvalidOption if the limit cannot be leased.
 // A leaky bucket cannot, because it refunds only its last events. The TTL must not exceed the Period.
 // For a log or a bucket, at least one event must flow in per TTL, because otherwise each call
-// would ask the store. What flows into a bucket per TTL must be less than its Burst.
+// would ask the store. The events that flow into a bucket per TTL must be fewer than its Burst.
 //
 // A key whose own limit has no room for a lease asks the store for each call. [Stats] counts these
 // calls.

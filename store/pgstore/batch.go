@@ -76,7 +76,7 @@ func keys(rows []*row) []byte {
 	return byteArrays(len(rows), func(i int) []byte { return rows[i].key })
 }
 
-// decideAll decides on all calls at now, or at the time of WithClock, but for those whose rows are lost. It returns the
+// decideAll decides on all calls at now, or at the time of WithClock, except those whose rows are lost. It returns the
 // rows to write: those that the table has, and those that it has not.
 func (s *Store) decideAll(b *batch, now int64) (update, insert []*row) {
 	if s.clock != nil {

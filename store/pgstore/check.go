@@ -87,7 +87,7 @@ func (s *Store) acquire(ctx context.Context) (conns []*pgxpool.Conn, err error) 
 
 // Check looks for settings of the pool, the server and the table under which limits do not hold, or calls fail or cost more than they
 // need to. Each finding is one or two sentences for a log: what is set, why it matters, and what to do. The store keeps
-// working with any of them, but for those that [Store.Ready] returns as an error.
+// working with any of them, except with those that [Store.Ready] returns as an error.
 //
 // Check returns by ctx's deadline, or within 5 s. An error means that the server could not be asked. It is ctx's own or
 // wraps [store.ErrStore].

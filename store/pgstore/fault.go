@@ -34,7 +34,7 @@ var (
 	errHeld  = errors.New("another transaction holds the row")
 )
 
-// codeOf is the code of the server's answer, "" if err is none.
+// codeOf returns the code of the server's answer, or "" if err is not an answer.
 func codeOf(err error) string {
 	var answer *pgconn.PgError
 	if errors.As(err, &answer) {

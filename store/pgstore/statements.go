@@ -7,7 +7,7 @@ import (
 )
 
 // statements are those of a table. Rows are locked in the order of their keys, before others are inserted in the same
-// order, and no transaction waits for anything after that. So none waits for another that waits for it.
+// order, and no transaction waits for anything after that. Therefore, no two of them wait for each other.
 type statements struct {
 	readOne    string // a row and the time, without a lock
 	insertOne  string // a row that is not there

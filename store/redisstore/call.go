@@ -153,7 +153,7 @@ type operation struct {
 	bytes   [len("groups")]byte // what MarshalBinary returns, here to save an allocation
 }
 
-// MarshalBinary returns the operation. If the callers have left, that is none, which
+// MarshalBinary returns the operation. If the callers have left, it returns "none", which
 // changes nothing. Such a command may still wait in a client's queue, and be sent later. It
 // must not charge for an event that its caller has already decided on.
 func (o *operation) MarshalBinary() ([]byte, error) {

@@ -32,7 +32,7 @@ import (
 
 // Client is what the store needs of a go-redis client. *redis.Client (single or
 // Sentinel), *redis.ClusterClient, *redis.Ring, *redis.AutoPipeliner and
-// redis.UniversalClient implement it. So does a redis.Pipeliner, but it runs nothing
+// redis.UniversalClient implement it. A redis.Pipeliner implements it too, but it runs nothing
 // until Exec, so every call fails.
 //
 // An AutoPipeliner in its blocking mode, and any client that this package does not know, cost a
@@ -48,7 +48,7 @@ type Client interface {
 
 var _ Client = redis.UniversalClient(nil)
 
-// kind is what the store uses of a client besides its Process. What a kind of client does not have is nil.
+// kind is what the store uses of a client besides its Process. A column is nil if the kind of client does not have it.
 type kind struct {
 	single *redis.Client                           // the client, if one server has all keys
 	visit  visit                                   // calls a function with the client of each server
@@ -219,8 +219,8 @@ func ended(ctx context.Context, done <-chan struct{}) bool {
 }
 
 // pipeliner is an AutoPipeliner, with a way past its queue. By default it has one
-// batch under way, and waits for it as long as the client's ReadTimeout, 5 s. So one
-// connection that has died unnoticed blocks all calls.
+// batch under way, and waits for it as long as the client's ReadTimeout, 5 s, so
+// one connection that has died unnoticed blocks all calls.
 //
 // The queue is stuck if a call is late after twice the time that it may take. From then on new calls go past
 // the queue, each on another connection, until the late call has ended. If they did so

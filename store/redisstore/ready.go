@@ -132,7 +132,7 @@ func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
 	return err
 }
 
-// command runs a command that is no decision on the server of c, or on one that the client itself chooses if c is nil.
+// command runs a command other than a decision on the server of c, or on one that the client itself chooses if c is nil.
 func (l *link) command(ctx context.Context, c *redis.Client, args ...any) (any, error) {
 	cmd, b, a := command{redis.NewCmd(ctx, args...)}, carrier.Budget{Context: ctx}, new(attempt)
 	b.End, _ = ctx.Deadline()

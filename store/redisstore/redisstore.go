@@ -3,21 +3,21 @@
 // auto-pipelined. The least versions are Redis 6.2 and Valkey 7.2. [The guide for operators]
 // has more.
 //
-// A decision is one EVALSHA in one round trip. So is a decision of several limits if their keys
-// are on one server, and on a cluster or a ring if they are of one user's key, or of keys with one
-// hash tag ([WithHashTags]). Decisions use the server's clock. Every key has a TTL. What a server loses
-// in a crash, failover or eviction may be admitted again.
+// A decision is one EVALSHA in one round trip. The same holds for a decision on several limits if their
+// keys are on one server, and on a cluster or a ring if the limits have the same key, or keys with one
+// hash tag ([WithHashTags]). Decisions use the server's clock. Every key has a TTL. Events whose state a
+// server loses in a crash, failover or eviction may be admitted again.
 //
 // A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its
 // context's deadline, whichever is nearer, even if the server hangs. Callers should have twice
-// the timeout, since a call that ends by its own deadline is none for a fallback.
+// the timeout, because a fallback does not count a call that ended at its own deadline as a failure.
 //
 // # Errors
 //
 // If the context ends, the error is ctx.Err(). If the call had been sent, what it charged is given back
 // when the reply comes, unless it was a Charge. Every other error wraps [store.ErrStore]. After
 // [store.ErrTimeout] the events may be charged, unless the error says that nothing was sent.
-// After all others nothing ran. What has certainly not run is tried again while there is time.
+// After all others nothing ran. A call that has certainly not run is tried again while there is time.
 // Nothing is sent twice.
 //
 // # Clients

@@ -41,8 +41,8 @@ func (watcher) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	return next
 }
 
-// watch has the connections of client look before they write. Of an AutoPipeliner of a
-// ClusterClient it finds no connections.
+// watch has the connections of client look before they write. It finds no connections of an AutoPipeliner of a
+// ClusterClient.
 func watch(client Client) {
 	if !rested.CanLook {
 		return

@@ -125,7 +125,7 @@ func (v *server) aloneBy(b carrier.Budget, c *call, name any) (sent bool, err er
 // conn returns a connection to send several calls over, and a function that ends its use.
 // A pipeline of the client itself would have a pool of its own. In a first handshake
 // go-redis (9.23) changes settings that a client shares with its Conns, without a common
-// lock. So each Conn belongs to a clone that nothing else uses. A client with hooks has
+// lock. Therefore, each Conn belongs to a clone that nothing else uses. A client with hooks has
 // no such clones.
 func (v *server) conn() (conn *redis.Conn, end func()) {
 	if v.hooks {

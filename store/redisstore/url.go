@@ -109,7 +109,7 @@ func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 	return urlKind{parse: single}, nil
 }
 
-// checkParameter asks go-redis about one parameter. What that says has the value, and is not repeated.
+// checkParameter asks go-redis about one parameter. The answer contains the value, so it is not repeated.
 func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error {
 	values := query[name]
 	switch plain := strings.Trim(name, "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""; {

@@ -95,7 +95,7 @@ func (m *fixedModel) charge(l limit, t, n int64) int64 {
 }
 
 // refund refunds to the window of the charge. Two calendars can have windows that end at the same
-// time. What was charged before today's window began is gone.
+// time. Events charged before today's window began are gone.
 func (m *fixedModel) refund(l limit, _ int64, c charge, n int64) {
 	if m.count == 0 || c.limit.period != m.limit.period || c.due != m.end {
 		return

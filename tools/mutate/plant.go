@@ -59,8 +59,8 @@ type copied struct {
 }
 
 // plant returns src with the mutants in it: each function begins with a switch by the
-// number of the mutant, and calls a copy of itself that has one edit. So one build serves
-// all mutants, whatever their types. A mutant outside of the bodies is not planted.
+// number of the mutant, and calls a copy of itself that has one edit. Therefore, one build serves all mutants,
+// whatever their types. A mutant outside of the bodies is not planted.
 func plant(file string, src []byte, mutants []*mutant) ([]byte, []copied, error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, "", src, parser.SkipObjectResolution)

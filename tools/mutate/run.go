@@ -256,7 +256,7 @@ var failedTest = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
 const again, strikes = 5, 3
 
 // run runs some tests of j. A test that fails is run again. If it passes each time it has no say
-// on this mutant, and none on later ones if that was the third. So a busy machine kills no mutant.
+// on this mutant, and none on later ones if that was the third. Therefore, a busy machine kills no mutant.
 func (s *suite) run(ctx context.Context, j judge, bin string, env, tests []string, took time.Duration, full bool) (fate, string, error) {
 	timeout := min(leastTimeout+5*took, mostTimeout)
 	if full {

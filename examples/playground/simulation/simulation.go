@@ -1,5 +1,5 @@
 // Package simulation sends the same requests through all five algorithms, in memory and on a
-// simulated clock. So the same Input always has the same Output, in a browser too.
+// simulated clock. Therefore, the same Input always has the same Output, in a browser too.
 package simulation
 
 import (
@@ -173,7 +173,7 @@ func (o *Outcome) admit(p *plan, q request, delay time.Duration, logs map[string
 	}
 }
 
-// bar returns the bar at an index. What goes after the last one is not drawn.
+// bar returns the bar at an index. Requests after the last one are not drawn.
 func (o *Outcome) bar(i time.Duration) *Bar {
 	if i < time.Duration(len(o.Bars)) {
 		return &o.Bars[i]
@@ -188,7 +188,7 @@ type exactLog struct {
 }
 
 // add returns how many requests went through in the Period that ends with at. The times
-// ascend. What went a whole Period ago is not in it, as in a SlidingLog.
+// ascend. A request of a whole Period ago is not in it, as in a SlidingLog.
 func (l *exactLog) add(at, period time.Duration) int {
 	l.times = append(l.times, at)
 	for at-l.times[l.first] >= period {

@@ -77,7 +77,7 @@ func Binaries() (string, error) {
 	return filepath.Dir(found[len(found)-1]), nil
 }
 
-// Open starts a server for whoever is no test. End ends it.
+// Open starts a server outside of a test. End ends it.
 func Open(settings ...string) (*Server, error) {
 	dir, err := Binaries()
 	if err != nil {
