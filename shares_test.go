@@ -53,9 +53,11 @@ func newTenants(t *testing.T, s store.Store, id string, weights []int) *tenants 
 // while anybody wants it; and never more than that.
 func TestFairSharesLendWhatIsIdle(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(c *ratelimittest.Clock) store.Store{
-		"memory": func(c *ratelimittest.Clock) store.Store { return memory(t, c) },
-		"Redis":  func(c *ratelimittest.Clock) store.Store { return redisServer(t, redisstore.WithClock(c.Now)) },
+	for name, open := range map[string]func(t *testing.T, c *ratelimittest.Clock) store.Store{
+		"memory": func(t *testing.T, c *ratelimittest.Clock) store.Store { return memory(t, c) },
+		"Redis": func(t *testing.T, c *ratelimittest.Clock) store.Store {
+			return redisServer(t, redisstore.WithClock(c.Now))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rounds := effort.Of(12, 40, 400)
@@ -69,7 +71,7 @@ func TestFairSharesLendWhatIsIdle(t *testing.T) {
 				for i := range weights {
 					weights[i] = 1 + rng.IntN(9)
 				}
-				ts := newTenants(t, open(c), fmt.Sprint(round), weights)
+				ts := newTenants(t, open(t, c), fmt.Sprint(round), weights)
 				ts.run(t, c, rng)
 			}
 		})
