@@ -90,7 +90,11 @@ func (b *Batch) Overdraw(key string, l store.Limit, n, most int64) {
 func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, refund(c), l, c.N) }
 
 // All adds a TakeAll.
-func (b *Batch) All(requests []store.Request) { b.calls = append(b.calls, b.s.groupOf(requests, "")) }
+func (b *Batch) All(requests []store.Request) {
+	c := new(call)
+	b.s.group(c, requests, "")
+	b.calls = append(b.calls, c)
+}
 
 // Make makes the calls, in one script. It returns the replies of all requests, and of each call the error, and whether
 // it would be tried again.

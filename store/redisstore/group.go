@@ -33,12 +33,13 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 		return err
 	}
 	defer b.Leave()
-	return s.decide(b, v, s.groupOf(requests, in), replies)
+	var c call
+	s.group(&c, requests, in)
+	return s.decide(b, v, &c, replies)
 }
 
-// groupOf is the call of a Decide. The first key's where is in.
-func (s *Store) groupOf(requests []store.Request, in string) *call {
-	c := new(call)
+// group makes c the call of a Decide. The first key's where is in.
+func (s *Store) group(c *call, requests []store.Request, in string) {
 	if len(requests) > 1 {
 		c.more = make([]request, len(requests)-1)
 	}
@@ -49,5 +50,4 @@ func (s *Store) groupOf(requests []store.Request, in string) *call {
 		r.reserved, r.otherwise = of.Reserved, i > 0 && of.Else
 		in = ""
 	}
-	return c
 }
