@@ -162,6 +162,14 @@ func (s *soak) addSubjects(t *testing.T, p *place) {
 	for _, algorithm := range algorithms {
 		add(algorithm, newLimiter(t, algorithm, p.store, rate), false, judgeOf(algorithm, soakRate))
 	}
+	wider := ratelimit.PerSecond(2 * soakRate)
+	add("all of two", all(t, newLimiter(t, "token_bucket", p.store, rate, ratelimit.WithName("strict")),
+		newLimiter(t, "fixed_window", p.store, wider, ratelimit.WithName("wide"))), false, judgeOf("token_bucket", soakRate))
+	first, err := ratelimit.NewFirst( // the second may take what the first leaves
+		newLimiter(t, "sliding_log", p.store, rate, ratelimit.WithName("shared"), ratelimit.WithReserved(soakRate/2)),
+		all(t, newLimiter(t, "sliding_log", p.store, rate, ratelimit.WithName("shared")), newLimiter(t, "token_bucket", p.store, wider, ratelimit.WithName("credits"))))
+	require.NoError(t, err)
+	add("first of a reserve", first, false, judgeOf("sliding_log", soakRate))
 	slots, err := inflight.New(p.store, soakSlots, soakLife, ratelimit.WithName("slots"))
 	require.NoError(t, err)
 	add("slots", slots, true, slotJudge)
