@@ -35,8 +35,8 @@ type Penalty struct {
 // Calls for a banned key neither extend the ban nor are charged. Their Results have [SourceBan] and a
 // RetryAfter until the end of the ban. Peek reports a ban, and Lift ends it.
 //
-// Bound: the bound of the wrapped limiter. Before a ban begins, the first Denials denials, and those
-// decided at the same time, are returned as they are.
+// Bound: the bound of the wrapped limiter. Before a ban begins, the first Denials - 1 denials, and
+// those decided at the same time, are returned as they are.
 //
 // A call that is admitted or banned costs as much as an [All] with one more limit, and a denial costs a
 // second call. From its first denial, a key takes about 40 bytes in memory and 150 in Redis, for Within,

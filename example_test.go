@@ -405,7 +405,7 @@ func Example() {
 	case err != nil:
 		// The store failed: no decision is known. Admit or refuse, as your service prefers.
 	case !r.Allowed:
-		// Come back after r.RetryAfter, which is exact, or ratelimit.Never if no waiting helps.
+		// Retry after r.RetryAfter, which is exact. It is ratelimit.Never if waiting does not help.
 	}
 	fmt.Println(r.Allowed, r.Remaining)
 	// Output: true 4

@@ -24,12 +24,12 @@
 // # How the pieces fit
 //
 // A call passes through the pieces from top to bottom. Only an algorithm and a store are required,
-// and an [Option] configures a single limit. Keep this order:
+// and an [Option] configures a single limit. This is the usual order:
 //
-//	wrappers    change the result   accesslist, throttle.Waiter, shadow, fallback, Ban, All, observe.Around
+//	wrappers    change the result   accesslist, throttle.Waiter, shadow, fallback, Ban, First, All, observe.Around
 //	algorithm   makes the decision  FixedWindow, SlidingWindow, SlidingLog, TokenBucket, LeakyBucket, inflight
 //	caches      save round trips    lease, coalesce, denycache, and regions, which joins stores
-//	store       keeps the counts    memstore, redisstore, or your own
+//	store       keeps the counts    memstore, redisstore, pgstore, or your own
 //
 // Functions such as [AllowUpTo] accept any Limiter. To read the code, begin with its [map].
 //

@@ -22,16 +22,17 @@ func TestTheStepsOfREADME(t *testing.T) {
 	// Check several limits in one decision: all of them are charged, or none.
 	both, err := ratelimit.NewAll(perSecond, perHour)
 	require.NoError(t, err)
-	// During a Redis outage, count in this process, one of three.
+	// During a Redis outage, each of three processes counts a third in memory.
 	safe, err := fallback.New(both, fallback.FailLocal(3))
 	require.NoError(t, err)
-	var limiter ratelimit.Limiter = safe
+	require.True(t, allowN(t, safe, 1).Allowed)
+	limiter := ratelimit.Must(ratelimit.NewTokenBucket(store, ratelimit.PerSecond(10), ratelimit.WithName("api")))
 	// Behind a load balancer, name it. Otherwise, all clients share one limit.
 	limit, err := httplimit.New(limiter, httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.7"})))
 	require.NoError(t, err)
 	require.NotNil(t, limit)
-	require.False(t, allowN(t, both, 11).Allowed)
-	require.True(t, allowN(t, both, 10).Allowed)
+	require.False(t, allowN(t, both, 10).Allowed)
+	require.True(t, allowN(t, both, 9).Allowed)
 	require.False(t, allowN(t, both, 1).Allowed)
 	clock.Advance(time.Minute)
 	require.True(t, allowN(t, safe, 10).Allowed)

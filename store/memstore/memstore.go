@@ -11,7 +11,7 @@
 // close. The number of keys is limited ([WithMaxKeys]).
 //
 // Callers of different keys rarely contend, because a lock protects a table of about 400 keys.
-// Callers of one hot key do contend: each decision holds the lock for about 20 of its 60 ns. If a
+// Callers of one hot key do contend: each decision holds the lock for about 20 ns. If a
 // key must take more than about 10 million decisions per second, divide it into several keys, each
 // with a part of the limit. Repeated denials of a key need no lock while its state does not change.
 //
