@@ -57,7 +57,7 @@ type Lists struct {
 // for an IPv4 address and 120 ns longer for IPv6. A Limiter is safe for concurrent use, starts no
 // goroutine and need not be closed. Use [New] to create one.
 type Limiter struct {
-	traits
+	wrapper
 	*around
 
 	allowed ratelimit.Result // of a key on the allow list
@@ -67,8 +67,8 @@ type Limiter struct {
 }
 
 type (
-	traits = see.Traits
-	around = ratelimit.Around
+	wrapper = see.Wrapper
+	around  = ratelimit.Around
 )
 
 // Option configures a [Limiter].
@@ -104,7 +104,7 @@ var ErrNoAddr = fmt.Errorf("%w: accesslist: the address of the client is not kno
 // New returns a limiter that decides as l does on keys that are on neither list. It returns
 // [ratelimit.ErrInvalidOption] if l or an option is nil.
 func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
-	lim := &Limiter{traits: traits{Answers: true}}
+	lim := &Limiter{wrapper: see.Has(see.Traits{Answers: true})}
 	lim.lists.Store(new(Lists))
 	var err error
 	if lim.around, err = ratelimit.NewAround(l, lim.decide); err != nil {

@@ -48,7 +48,7 @@ import (
 // an outage, and up to 6 MB for keys that still owe: see [Answer.On]. A Limiter has nothing to
 // close and is safe for concurrent use. Use [New] to create one.
 type Limiter struct {
-	traits
+	wrapper
 
 	limiter ratelimit.Limiter
 	source  ratelimit.Source // of the answer
@@ -63,7 +63,7 @@ type Limiter struct {
 	owed    debts
 }
 
-type traits = see.Traits
+type wrapper = see.Wrapper
 
 var errNothingCharged = fmt.Errorf("%w: the Result of a denial cannot be refunded, because it charged nothing", ratelimit.ErrInvalidN)
 
@@ -93,7 +93,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 			return nil, fmt.Errorf("%w: a fallback cannot contain a %T: put the %[2]T around the fallback", ratelimit.ErrInvalidOption, out)
 		}
 	}
-	f := &Limiter{traits: traits{Mirrors: true}, limiter: l, source: p.source}
+	f := &Limiter{wrapper: see.Has(see.Traits{Mirrors: true}), limiter: l, source: p.source}
 	f.breaker.failures, f.breaker.pause = defaultFailures, defaultPause
 	for _, opt := range opts {
 		if opt == nil {

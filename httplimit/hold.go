@@ -17,7 +17,7 @@ import (
 
 // deferring is a limiter whose slots [handler.holding] releases with a defer.
 type deferring struct {
-	see.Traits
+	see.Wrapper
 	ratelimit.Limiter
 }
 

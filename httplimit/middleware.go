@@ -113,7 +113,7 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 		return nil, err
 	}
 	c.spent = new(sync.Pool)
-	c.Holder = &deferring{see.Traits{Behind: l, Spent: c.spent}, l}
+	c.Holder = &deferring{see.Has(see.Traits{Behind: l, Spent: c.spent}), l}
 	c.asks = !see.IgnoresContext(l)
 	switch {
 	case !c.asks && !c.InContext:

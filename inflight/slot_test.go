@@ -311,9 +311,9 @@ func TestASpentSlotIsUsedAgain(t *testing.T) {
 		for name, l := range map[string]*ratelimit.Custom{"far": far, "near": near} {
 			spent := &sync.Pool{}
 			deferring := &struct {
-				see.Traits
+				see.Wrapper
 				ratelimit.Limiter
-			}{see.Traits{Behind: l, Spent: spent}, l}
+			}{see.Has(see.Traits{Behind: l, Spent: spent}), l}
 			a := hold(t, deferring)
 			if name == "near" {
 				a.Context()

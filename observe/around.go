@@ -39,14 +39,14 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 			e.Expect(names...)
 		}
 	}
-	return &around{traits: traits{LooksOn: true}, limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
+	return &around{wrapper: see.Has(see.Traits{LooksOn: true}), limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
 }
 
-type traits = see.Traits
+type wrapper = see.Wrapper
 
 // around is a limiter with observers.
 type around struct {
-	traits
+	wrapper
 	limiter   ratelimit.Limiter
 	observers []ratelimit.Observer
 }

@@ -37,7 +37,7 @@ import (
 // goroutine ends when the queue is empty. A Limiter is safe for concurrent use. Use [New] to create
 // one.
 type Limiter struct {
-	traits
+	wrapper
 	*around
 
 	reports reports
@@ -46,8 +46,8 @@ type Limiter struct {
 }
 
 type (
-	traits = see.Traits
-	around = ratelimit.Around
+	wrapper = see.Wrapper
+	around  = ratelimit.Around
 )
 
 // Option configures a [Limiter].
@@ -74,7 +74,7 @@ func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	if report == nil {
 		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
 	}
-	lim := &Limiter{traits: traits{Answers: true}, seed: evenhash.Offset}
+	lim := &Limiter{wrapper: see.Has(see.Traits{Answers: true}), seed: evenhash.Offset}
 	lim.reports.report = report
 	var err error
 	if lim.around, err = ratelimit.NewAround(l, lim.decide); err != nil {

@@ -43,14 +43,14 @@ type Slow struct {
 // that l denied has no effect. A Slowdown is safe for concurrent use. Use [NewSlowdown] to create
 // one.
 type Slowdown struct {
-	traits
+	wrapper
 
 	limiter ratelimit.Limiter
 	slow    Slow
 	passed  *ratelimit.Mark // on events that the limiter denied, and therefore did not charge
 }
 
-type traits = see.Traits
+type wrapper = see.Wrapper
 
 // NewSlowdown returns a limiter that uses l to count and delays events according to s. It returns
 // [ratelimit.ErrInvalidOption] if l is nil, if a field of s is out of range, or if l is or contains
@@ -71,7 +71,7 @@ func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	case s.Max <= 0 || s.Max%time.Microsecond != 0:
 		return nil, fmt.Errorf("%w: a maximum of %v, want whole µs above 0", ratelimit.ErrInvalidOption, s.Max)
 	}
-	slowdown := &Slowdown{traits: traits{Answers: true, Behind: l}, limiter: l, slow: s}
+	slowdown := &Slowdown{wrapper: see.Has(see.Traits{Answers: true, Behind: l}), limiter: l, slow: s}
 	slowdown.passed = ratelimit.NewMark(slowdown, ratelimit.SourceStore, nil)
 	return slowdown, nil
 }

@@ -47,7 +47,7 @@ import (
 // that stands still. AllowUpTo, AllowWithin, Peek and Charge never sleep. A Waiter starts no
 // goroutine and is safe for concurrent use. Use [NewWaiter] to create one.
 type Waiter struct {
-	traits
+	wrapper
 
 	limiter ratelimit.Limiter
 	fixed   bool // nothing in limiter can change
@@ -89,7 +89,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	if see.Held(l) {
 		return nil, see.ErrHeld
 	}
-	w := &Waiter{traits: traits{Sleeps: true, Behind: l}, limiter: l, max: min(max, queue.Forever)}
+	w := &Waiter{wrapper: see.Has(see.Traits{Sleeps: true, Behind: l}), limiter: l, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting
 	w.own, w.fixed = w.queues(), see.Fixed(l)
 	for _, opt := range opts {

@@ -18,8 +18,16 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Traits is embedded in a limiter or store that wraps others. It describes what its methods do not
-// show.
+// Wrapper is embedded in a limiter or store that wraps others, and shows none of its Traits outside
+// this module.
+type Wrapper struct{ traits Traits }
+
+// Has returns a Wrapper with these Traits.
+func Has(t Traits) Wrapper { return Wrapper{t} }
+
+func (w *Wrapper) wrapper() *Traits { return &w.traits }
+
+// Traits describes what the methods of a wrapper do not show.
 type Traits struct {
 	Answers bool // decides in place of the one inside, so inside a fallback it would hide failures of the store, or be overruled
 	LooksOn bool // only observes and changes nothing, so its local limiter is that of the one inside
@@ -36,14 +44,12 @@ type Traits struct {
 	Spent *sync.Pool
 }
 
-func (t *Traits) traits() *Traits { return t }
-
 var plain Traits
 
 // traitsOf returns the traits of a limiter or a store, or the zero Traits if it has none.
 func traitsOf(x any) *Traits {
-	if t, ok := x.(interface{ traits() *Traits }); ok {
-		return t.traits()
+	if w, ok := x.(interface{ wrapper() *Traits }); ok {
+		return w.wrapper()
 	}
 	return &plain
 }

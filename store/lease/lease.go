@@ -71,7 +71,7 @@ import (
 // timer runs; calls for several callers run in a goroutine. It is safe for concurrent use. Use
 // [New] to create one, and Close it. [More].
 type Store struct {
-	traits
+	wrapper
 	store.Store // Together
 
 	terms    terms
@@ -96,7 +96,7 @@ type Store struct {
 	done    bool // whether Close has begun its last jobs
 }
 
-type traits = see.Traits
+type wrapper = see.Wrapper
 
 const (
 	shards         = 64
@@ -229,7 +229,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	if life < leastLife || life > mostLife {
 		return nil, fmt.Errorf("%w: a lease TTL of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
 	}
-	d := &Store{traits: traits{Leases: true}, Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
+	d := &Store{wrapper: see.Has(see.Traits{Leases: true}), Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
 	d.terms = terms{life: life, most: maxLease}
 	for _, opt := range opts {
 		if opt == nil {

@@ -53,8 +53,7 @@ type kind struct {
 	single *redis.Client                           // the client, if one server has all keys
 	visit  visit                                   // calls a function with the client of each server
 	owner  func(key string) (*redis.Client, error) // the client of the server that has a key, as far as it is known without I/O
-	locate func(context.Context) error             // asks where the keys are
-	slots  *slots                                  // asks it again while a master fails
+	slots  *slots                                  // asks where the keys are, and again while a master fails
 	send   process                                 // makes a call at the server that the client itself chooses
 }
 
@@ -67,11 +66,10 @@ func kindOf(client Client, timeout time.Duration) kind {
 		return kind{single: c}
 	case *redis.ClusterClient:
 		return kind{
-			visit:  c.ForEachMaster,
-			owner:  func(key string) (*redis.Client, error) { return c.MasterForKey(gone, key) },
-			locate: func(ctx context.Context) error { _, err := c.MasterForKey(ctx, ""); return err },
-			slots:  &slots{client: c},
-			send:   onGoroutine(c, contextWithReserve),
+			visit: c.ForEachMaster,
+			owner: func(key string) (*redis.Client, error) { return c.MasterForKey(gone, key) },
+			slots: &slots{client: c, timeout: timeout},
+			send:  onGoroutine(c, contextWithReserve),
 		}
 	case *redis.Ring:
 		return kind{

@@ -27,19 +27,7 @@ type link struct {
 	turn   chan struct{} // of one Ready: two would each wait for the connections that the other holds
 
 	overloaded, tooShort atomic.Int64 // of servers that are gone
-
-	mu      sync.Mutex // protects what follows
-	loading *loading
 }
-
-// loading is a question where the keys of a cluster are.
-type loading struct {
-	done chan struct{} // closed when err is known
-	err  error
-}
-
-// mostLoading is how often a question is asked: the node that was asked may hang, and others may not.
-const mostLoading = 8
 
 func newLink(s *Store, client Client) *link {
 	l := &link{kind: kindOf(client, s.timeout), client: client, store: s, turn: make(chan struct{}, 1)}
@@ -57,8 +45,8 @@ func (l *link) server(b carrier.Budget, key string) (*server, error) {
 		return l.whole, nil
 	}
 	c, err := l.owner(key)
-	if err != nil && l.locate != nil {
-		if err = l.learn(b); err == nil {
+	if err != nil && l.slots != nil {
+		if err = l.slots.learn(b); err == nil {
 			c, err = l.owner(key)
 		}
 	}
@@ -98,58 +86,6 @@ func (l *link) each(f func(*server)) {
 		f(v.(*server))
 		return true
 	})
-}
-
-// learn asks for all calls where the keys are, and waits until b's end for the first answer.
-func (l *link) learn(b carrier.Budget) error {
-	l.mu.Lock()
-	q := l.loading
-	if q == nil {
-		q = &loading{done: make(chan struct{})}
-		l.loading = q
-		go l.ask(q)
-	}
-	l.mu.Unlock()
-	end := time.NewTimer(time.Until(b.End))
-	defer end.Stop()
-	select {
-	case <-q.done:
-		return q.err
-	case <-b.Done():
-		return b.Err()
-	case <-end.C:
-		return context.DeadlineExceeded
-	}
-}
-
-// ask asks until one question has an answer, or all have failed.
-func (l *link) ask(q *loading) {
-	again := time.NewTicker(max(l.store.timeout/16, time.Millisecond))
-	defer again.Stop()
-	answers := make(chan error, mostLoading)
-	ask := func() {
-		ctx, cancel := context.WithTimeout(context.Background(), max(lasting, 5*l.store.timeout))
-		defer cancel()
-		answers <- l.locate(ctx)
-	}
-	go ask()
-	for asked, waits := 1, 1; waits > 0; {
-		select {
-		case q.err = <-answers:
-			if waits--; q.err == nil {
-				waits = 0
-			}
-		case <-again.C:
-			if asked < mostLoading {
-				asked, waits = asked+1, waits+1
-				go ask()
-			}
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.loading = nil
-	close(q.done)
 }
 
 // clients returns a client for each server. It returns none if they are not known. It does not wait for a client
@@ -196,29 +132,54 @@ const (
 	// replaces a master after about 20 s.
 	slotsPatience = 30 * time.Second
 
-	slotsTimeout = time.Second // for one answer, if the client keeps to deadlines
-	mostAsking   = 32          // with a ReadTimeout of 5 s, 25 nodes that hang are waited for
+	mostAsking = 32 // with a ReadTimeout of 5 s, 25 nodes that hang are waited for
 )
 
-// slots makes a ClusterClient ask where its slots are while a node fails. go-redis itself
+// slots makes a ClusterClient ask where its slots are: before the first calls, which wait for
+// the answer, and while a node fails. go-redis itself
 // asks after MOVED, ASK and READONLY, and otherwise once a minute. After the death of a
 // master it is blind until then. There may be no further calls, behind an open circuit
 // breaker for example. So after one failure slots asks until there is another master, or
 // the old one answers.
 type slots struct {
 	client  *redis.ClusterClient
-	failing atomic.Bool // whether there is a failure to remember
+	timeout time.Duration // of the store
+	failing atomic.Bool   // whether there is a failure to remember
 
-	mu    sync.Mutex // protects what follows; never held during I/O
-	key   string     // of the latest call that failed
-	addr  string     // of the node that got it
-	until time.Time  // when to stop asking
-	pause time.Duration
-	asked time.Time // when the slots were last asked for
-	due   time.Time // when the timer ends; zero if it is not set
-	timer *time.Timer
-
+	mu     sync.Mutex    // protects what follows; never held during I/O
+	first  *answer       // that calls wait for, because nothing is known; or nil
+	key    string        // of the latest call that failed
+	addr   string        // of the node that got it
+	until  time.Time     // when to stop asking
+	pause  time.Duration // before the slots are asked for again; 0 if nobody wants to know
+	asked  time.Time     // when the slots were last asked for
+	timer  *time.Timer
 	asking int // requests for the slots under way
+}
+
+type answer struct {
+	known chan struct{} // closed when err is known
+	err   error
+}
+
+// learn asks for all calls where the slots are, and waits until b's end for the first answer. A node that is asked may
+// hang, so others are asked meanwhile.
+func (s *slots) learn(b carrier.Budget) error {
+	s.mu.Lock()
+	if s.first == nil {
+		s.first = &answer{known: make(chan struct{})}
+		s.want(max(s.timeout/16, time.Millisecond))
+	}
+	first := s.first
+	s.mu.Unlock()
+	ctx, cancel := contextOf(b)
+	defer cancel()
+	select {
+	case <-first.known:
+		return first.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // suspect is how soon f justifies asking for the slots, or 0 if it does not.
@@ -238,30 +199,12 @@ func (s *slots) failed(f fault, key string) {
 	if pause == 0 {
 		return
 	}
-	now := time.Now()
 	addr := s.master(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failing.Store(true)
-	s.key, s.addr, s.pause, s.until = key, addr, pause, now.Add(slotsPatience)
-	s.schedule(now)
-}
-
-// schedule sets the timer for the next asking, unless it already ends sooner. Call it
-// with the lock held.
-func (s *slots) schedule(now time.Time) {
-	due := s.asked.Add(s.pause)
-	if due.Before(now) {
-		due = now
-	}
-	switch {
-	case !s.due.IsZero() && !due.Before(s.due):
-	case s.timer == nil:
-		s.due, s.timer = due, time.AfterFunc(due.Sub(now), s.ask)
-	default:
-		s.due = due
-		s.timer.Reset(due.Sub(now))
-	}
+	s.key, s.addr, s.until = key, addr, time.Now().Add(slotsPatience)
+	s.want(pause)
 }
 
 // answered notes that a server has answered a call of key.
@@ -273,16 +216,35 @@ func (s *slots) answered(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if addr == s.addr {
-		s.rest()
+		s.rest(nil)
+	}
+}
+
+// want makes pause the time from one asking to the next, unless it is shorter already. Call it with the lock held.
+func (s *slots) want(pause time.Duration) {
+	if s.pause > 0 && s.pause <= pause {
+		return
+	}
+	s.pause = pause
+	next := time.Until(s.asked.Add(pause))
+	if s.timer == nil {
+		s.timer = time.AfterFunc(next, s.ask)
+	} else {
+		s.timer.Reset(next)
 	}
 }
 
 // rest ends the asking. Call it with the lock held.
-func (s *slots) rest() {
+func (s *slots) rest(err error) {
 	s.failing.Store(false)
-	s.until, s.due = time.Time{}, time.Time{}
+	s.pause, s.until = 0, time.Time{}
 	if s.timer != nil {
 		s.timer.Stop()
+	}
+	if s.first != nil {
+		s.first.err = err
+		close(s.first.known)
+		s.first = nil
 	}
 }
 
@@ -293,16 +255,16 @@ func (s *slots) ask() {
 	now := time.Now()
 	s.mu.Lock()
 	switch {
-	case s.due.IsZero(): // the timer was stopped too late
+	case s.pause == 0: // the timer was stopped too late
 		s.mu.Unlock()
 		return
-	case now.After(s.until):
-		s.rest()
+	case s.first == nil && now.After(s.until):
+		s.rest(nil)
 		s.mu.Unlock()
 		return
 	}
-	s.due, s.asked = time.Time{}, now
-	s.schedule(now)
+	s.asked = now
+	s.timer.Reset(s.pause)
 	key := s.key
 	full := s.asking == mostAsking
 	if !full {
@@ -313,16 +275,17 @@ func (s *slots) ask() {
 		return
 	}
 
-	ctx, cancel := context.WithTimeout(context.Background(), slotsTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), max(lasting, 5*s.timeout))
 	defer cancel()
-	_ = s.client.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
-	closed, addr := s.closed(key), s.master(key)
+	err := s.client.ForEachMaster(ctx, open)
+	addr := s.master(key)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asking--
-	if closed || key == s.key && addr != s.addr {
-		s.rest()
+	known := s.first != nil && (err == nil || s.asking == 0)
+	if known || errors.Is(err, redis.ErrClosed) || key == s.key && addr != s.addr {
+		s.rest(err)
 	}
 }
 
@@ -335,12 +298,10 @@ func (s *slots) master(key string) string {
 	return c.Options().Addr
 }
 
-// closed reports whether the client is closed. It does no I/O, and hooks do not see it.
-func (s *slots) closed(key string) bool {
-	c, err := s.client.MasterForKey(gone, key)
-	if err == nil {
-		ctx := gone
-		err = c.WithTimeout(slotsTimeout).Process(ctx, command{redis.NewCmd(ctx, "ping")})
+// open returns redis.ErrClosed if c is closed. It does no I/O, and hooks do not see it.
+func open(_ context.Context, c *redis.Client) error {
+	if err := c.WithTimeout(lasting).Process(gone, command{redis.NewCmd(gone, "ping")}); errors.Is(err, redis.ErrClosed) {
+		return err
 	}
-	return errors.Is(err, redis.ErrClosed)
+	return nil
 }

@@ -51,7 +51,7 @@ import (
 //
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Store struct {
-	traits
+	wrapper
 	store.Store // of the own region, for Together and Reset
 
 	own    *region
@@ -66,7 +66,7 @@ type Store struct {
 	moved, fetches, failed atomic.Int64
 }
 
-type traits = see.Traits
+type wrapper = see.Wrapper
 
 type settings struct {
 	wait    time.Duration
@@ -139,7 +139,7 @@ func New(here string, stores map[string]store.Store, opts ...Option) (*Store, er
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{traits: traits{Waits: true, Divides: true}, wait: by.wait, base: time.Now(), seeds: keyhash.New()}
+	s := &Store{wrapper: see.Has(see.Traits{Waits: true, Divides: true}), wait: by.wait, base: time.Now(), seeds: keyhash.New()}
 	own := slices.IndexFunc(all, func(r *region) bool { return r.name == here })
 	if own < 0 {
 		return nil, fmt.Errorf("%w: the region %q is not among the stores", store.ErrInvalidOption, here)
