@@ -156,7 +156,7 @@ func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err 
 	}
 	var took time.Duration
 	if lim.timed {
-		took = time.Since(since)
+		took = max(time.Since(since), 1) // a coarse clock may have stood still
 	}
 	if err != nil {
 		r = &Result{}

@@ -185,7 +185,7 @@ func (lim *limiter) checkReserved() error {
 type Observer interface {
 	// Decided is told of a decision on n events of key before its caller is answered. It must be
 	// fast, safe for concurrent use, and not panic. Beside an err r is zero. n is what was asked
-	// for. took is 0 if nobody measures it.
+	// for. took is 0 if nobody measures it, and at least 1 ns if somebody does.
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 

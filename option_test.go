@@ -723,7 +723,7 @@ func TestATimedObserverIsToldOfOneDecision(t *testing.T) {
 			allow(t, a, "key")
 			told := o.take()
 			require.Len(t, told, 1)
-			require.Zero(t, told[0].Took)
+			require.EqualValues(t, 1, told[0].Took) // in a bubble the clock stands still
 			time.Sleep(time.Minute)
 		}
 	})

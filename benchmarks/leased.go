@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -378,13 +377,4 @@ func (f *fleetMember) keys(keys []string, c int) func(n int) string {
 		return func(int) string { return keys[zipf.Uint64()] }
 	}
 	return func(int) string { return keys[rng.IntN(len(keys))] }
-}
-
-// usedCPU is the processor time of this process.
-func usedCPU() time.Duration {
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return 0
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

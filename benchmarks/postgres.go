@@ -242,7 +242,7 @@ func startPostgres(ctx context.Context, bin, setting string) (url string, pids f
 		return "", nil, nil, err
 	}
 	stop = func() { _ = os.RemoveAll(dir) }
-	attributes := new(syscall.SysProcAttr)
+	var attributes *syscall.SysProcAttr
 	if os.Getuid() == 0 { // as whom it refuses to run
 		u, err := osuser.Lookup("nobody")
 		if err != nil {
@@ -250,7 +250,7 @@ func startPostgres(ctx context.Context, bin, setting string) (url string, pids f
 		}
 		uid, _ := strconv.Atoi(u.Uid)
 		gid, _ := strconv.Atoi(u.Gid)
-		attributes.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)} //nolint:gosec // they are ids
+		attributes = asUser(uid, gid)
 		if err := os.Chown(dir, uid, gid); err != nil {
 			return "", nil, nil, err
 		}

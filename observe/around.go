@@ -52,7 +52,7 @@ type around struct {
 }
 
 func (a *around) tell(ctx context.Context, key string, n int, r ratelimit.Result, err error, since time.Time) {
-	took := time.Since(since)
+	took := max(time.Since(since), 1) // a coarse clock, as Windows', may have stood still
 	if err != nil {
 		r = ratelimit.Result{}
 	}

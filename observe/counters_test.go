@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -199,6 +200,23 @@ func TestDurationsAreAHistogram(t *testing.T) {
 	require.Equal(t, observe.Bucket{Bound: 50 * time.Microsecond, Count: 2}, d.Buckets[0])
 	require.Equal(t, observe.Bucket{Bound: 100 * time.Microsecond, Count: 1}, d.Buckets[1])
 	require.Equal(t, observe.Bucket{Bound: time.Second, Count: 2}, d.Buckets[len(d.Buckets)-1])
+}
+
+// In a bubble the clock stands still during a call, as a coarse clock does.
+func TestACallWithinATickOfTheClockIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		within, around := observe.NewCounters("within"), observe.NewCounters("around")
+		l := observed(t, inMemory(t, "token_bucket", ratelimit.PerDay(10), ratelimit.WithTimedObserver(within)), around)
+		for range 2 {
+			_, err := l.Allow(t.Context(), "key")
+			require.NoError(t, err)
+		}
+		for _, c := range []*observe.Counters{within, around} {
+			d := c.Snapshot().Durations
+			require.EqualValues(t, 2, d.Count)
+			require.EqualValues(t, 2, d.Buckets[0].Count)
+		}
+	})
 }
 
 // deniedBy returns a denial by the limit with the given name.

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 // Each error has the place of the mistake.
@@ -254,10 +254,8 @@ func TestFilesWithoutALimit(t *testing.T) {
 // A named pipe is refused, and not waited for: neither by its name nor in a directory.
 func TestFilesThatAreNone(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	pipe := filepath.Join(dir, "limits.yaml")
-	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
-	for _, path := range []string{pipe, dir, "/dev/null"} {
+	pipe := testenv.Pipe(t)
+	for _, path := range []string{pipe, filepath.Dir(pipe), os.DevNull} {
 		_, err := serve.ReadFiles(path)
 		require.ErrorContains(t, err, "want a regular file")
 	}

@@ -61,7 +61,8 @@ func (n *server) permissions(ctx context.Context) error {
 		case redis.HasErrorPrefix(err, "NOSCRIPT") && len(n.found) > known: // EVAL is forbidden
 		case redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK"): // because of the client, or while the cluster changes
 		case answer != "":
-			n.findf("scripts do not run (%s). Until they do, calls fail.", answer)
+			n.findf("scripts do not run (%s). Until they do, calls fail. %s", answer, remedy(answer))
+			return nil
 		default:
 			failed, _ = val.([]any)
 		}
@@ -117,6 +118,12 @@ func remedy(answer string) string {
 	} {
 		if strings.Contains(answer, r.code+" ") {
 			return r.remedy
+		}
+	}
+	answer = strings.ToLower(answer)
+	for _, lacking := range [...]string{"unknown command", "unknown redis command", "unknown valkey command", "wrong number of arg"} {
+		if strings.Contains(answer, lacking) {
+			return "Use Redis 6.2, Valkey 7.2, or a later version, which has all commands under their own names."
 		}
 	}
 	return "Make sure that it runs."

@@ -1,6 +1,7 @@
 package redischeck_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -121,6 +122,55 @@ func TestAServerThatDoesNotWriteIsFound(t *testing.T) {
 	require.Contains(t, found(t, client), "the server refuses SET (OOM")
 	require.NoError(t, plain.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	require.Empty(t, found(t, client))
+}
+
+// A server that says that it is new, or does not say what it is, may lack commands, or have them under other names.
+func TestAServerThatLacksCommandsIsFound(t *testing.T) {
+	const use = "Use Redis 6.2, Valkey 7.2, or a later version"
+	for lacks, says := range map[string]string{"lpop": ": the server refuses LPOP (", "eval": ": scripts do not run ("} {
+		server := redistest.Start(t, "--rename-command", lacks, "other")
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+		defer client.Close()
+		text := found(t, client)
+		require.Contains(t, text, says)
+		require.Contains(t, text, use)
+		require.NotContains(t, text, "\n")
+	}
+}
+
+// answering answers commands by name in a server's place.
+type answering map[string]any
+
+func (answering) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (answering) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (a answering) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if answer, ok := a[cmd.Name()]; ok {
+			cmd.(interface{ SetVal(any) }).SetVal(answer)
+			return nil
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestAnOldServerIsFoundInWords(t *testing.T) {
+	server := redistest.Start(t)
+	lacks := []any{"LPOP", "@user_script: 4: Wrong number of args calling Redis command From Lua script"} // as Redis 6.0 says of a count
+	for info, says := range map[string]string{
+		"redis_version:6.0.20\nmaxmemory_policy:noeviction": "Redis 6.0.20 is too old: the scripts need 6.2 or later, and may fail or decide wrongly. Upgrade it.",
+		"redis_version:6.2.0\nmaxmemory_policy:noeviction":  "Use Redis 6.2, Valkey 7.2, or a later version",
+	} {
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+		defer client.Close()
+		client.AddHook(answering{"info": info, "eval": lacks, "evalsha": lacks})
+		text := found(t, client)
+		require.Contains(t, text, says)
+		require.NotContains(t, text, "\n", "nothing else")
+	}
 }
 
 func TestAWrongPasswordIsFound(t *testing.T) {

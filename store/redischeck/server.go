@@ -45,7 +45,7 @@ func (n *server) unreachable(err error) error {
 // examine checks all of it.
 func (n *server) examine(ctx context.Context) error {
 	val, err := n.ask(ctx, "info")
-	info := map[string]string{}
+	info, old := map[string]string{}, false
 	switch answer := redisview.Answer(err); {
 	case redisview.Unauthenticated(err):
 		n.findf("the server does not know this user by this password (%v), so that all calls fail. "+
@@ -58,14 +58,14 @@ func (n *server) examine(ctx context.Context) error {
 	default:
 		text, _ := val.(string)
 		info = parseInfo(text)
-		n.version(info)
+		old = n.version(info)
 		n.role(info)
 		n.eviction(ctx, info)
 	}
 	n.rest(ctx)
 	n.clock(ctx)
 	n.roundTrip(ctx)
-	if info["role"] == "slave" { // it would not let the script write
+	if old || info["role"] == "slave" { // it would refuse commands of the script, or not let it write
 		return nil
 	}
 	return n.permissions(ctx)
@@ -82,7 +82,8 @@ func parseInfo(text string) map[string]string {
 	return info
 }
 
-func (n *server) version(info map[string]string) {
+// version reports whether the server is too old for the scripts.
+func (n *server) version(info map[string]string) (old bool) {
 	name, version, least := "Redis", info["redis_version"], [2]int{6, 2}
 	if v := info["valkey_version"]; v != "" { // Valkey also names a Redis version that it is compatible with
 		name, version, least = "Valkey", v, [2]int{7, 2}
@@ -95,7 +96,9 @@ func (n *server) version(info map[string]string) {
 	case major < least[0] || major == least[0] && minor < least[1]:
 		n.findf("%s %s is too old: the scripts need %d.%d or later, and may fail or decide wrongly. Upgrade it.",
 			name, version, least[0], least[1])
+		return true
 	}
+	return false
 }
 
 func (n *server) role(info map[string]string) {

@@ -213,9 +213,7 @@ func TestVersions(t *testing.T) {
 // A named pipe in place of a file is an error, and not waited for.
 func TestANamedPipeForAFile(t *testing.T) {
 	t.Parallel()
-	pipe := filepath.Join(t.TempDir(), "limits.yaml")
-	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	var out output
-	require.Equal(t, 1, run(t.Context(), []string{"-config", pipe}, &out, &out))
+	require.Equal(t, 1, run(t.Context(), []string{"-config", testenv.Pipe(t)}, &out, &out))
 	require.Contains(t, out.String(), "want a regular file")
 }

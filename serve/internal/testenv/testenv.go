@@ -3,12 +3,12 @@ package testenv
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -34,10 +34,10 @@ type Server struct {
 func (s *Server) Stop() { _ = s.process.Kill(); <-s.ended }
 
 // Freeze stops its process. The kernel still accepts connections and bytes.
-func (s *Server) Freeze() { _ = s.process.Signal(syscall.SIGSTOP) }
+func (s *Server) Freeze() { _ = s.process.Signal(stop) }
 
 // Thaw continues a frozen server.
-func (s *Server) Thaw() { _ = s.process.Signal(syscall.SIGCONT) }
+func (s *Server) Thaw() { _ = s.process.Signal(cont) }
 
 // StartRedis is like [Redis], but returns a server that can be stopped, and takes arguments in
 // addition to those of all servers.
@@ -68,6 +68,18 @@ func StartRedis(t *testing.T, args ...string) *Server {
 	}
 	t.Fatal("no redis-server has started")
 	return nil
+}
+
+// Pipe makes a named pipe, limits.yaml in a folder of its own, and returns its path.
+func Pipe(t *testing.T) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "limits.yaml")
+	err := mkfifo(path)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("named pipes are no files here")
+	}
+	require.NoError(t, err)
+	return path
 }
 
 // Far is a connection to a server with this round-trip time.

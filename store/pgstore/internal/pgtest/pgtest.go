@@ -216,10 +216,10 @@ func (s *Server) URL() string { return URL(s.Addr()) }
 func URL(addr string) string { return "postgres://postgres@" + addr + "/postgres?sslmode=disable" }
 
 // Freeze stops all processes of the server (SIGSTOP). Its kernel still accepts connections and bytes.
-func (s *Server) Freeze() { s.signal(syscall.SIGSTOP) }
+func (s *Server) Freeze() { s.signal(stop) }
 
 // Thaw continues a frozen server.
-func (s *Server) Thaw() { s.signal(syscall.SIGCONT) }
+func (s *Server) Thaw() { s.signal(cont) }
 
 // Kill ends all processes of the server immediately (SIGKILL). What was committed is on the disk.
 func (s *Server) Kill() {
@@ -245,7 +245,10 @@ func (s *Server) signal(sig syscall.Signal) {
 	_ = s.proc.Process.Signal(sig)
 	for _, child := range strings.Fields(string(text)) {
 		if n, err := strconv.Atoi(child); err == nil {
-			_ = syscall.Kill(n, sig)
+			if process, err := os.FindProcess(n); err == nil {
+				_ = process.Signal(sig)
+				_ = process.Release()
+			}
 		}
 	}
 }
@@ -253,7 +256,7 @@ func (s *Server) signal(sig syscall.Signal) {
 // end ends the server, and removes its files.
 func (s *Server) end() {
 	if !s.ended() {
-		s.signal(syscall.SIGCONT)
+		s.signal(cont)
 		_ = s.proc.Process.Signal(syscall.SIGQUIT) // which leaves no shared memory behind
 		select {
 		case <-s.done:
