@@ -28,7 +28,7 @@ import (
 
 const (
 	startTimeout = 2 * time.Minute // of a busy machine
-	startTries   = 3 // another process may take the free port first
+	startTries   = 3               // another process may take the free port first
 )
 
 // Server is a Postgres server.
