@@ -140,7 +140,7 @@ func TestARowThatAStrangerHoldsFailsNoOtherCall(t *testing.T) {
 		asked.Go(func() {
 			for !done.Load() {
 				_, err := l.Allow(t.Context(), "held")
-				assert.ErrorIs(t, err, store.ErrUnavailable)
+				assert.ErrorIs(t, err, store.ErrStore)
 			}
 		})
 	}
