@@ -21,7 +21,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
-	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -424,8 +424,8 @@ func refuses(outer string, inside []string) bool {
 // quick reports whether a plain run holds all pairs of wrappers around the algorithm on s: one that
 // delays and one that does not, in memory.
 func quick(algorithm string, s store.Store) bool {
-	_, onRedis := s.(*redisstore.Store)
-	return !onRedis && (algorithm == "leaky_bucket" || algorithm == "sliding_window")
+	_, inMemory := s.(*memstore.Store)
+	return inMemory && (algorithm == "leaky_bucket" || algorithm == "sliding_window")
 }
 
 // TestNestings holds each wrapper around each other, on both stores, to the model.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/suite/internal/pgtest"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 )
@@ -19,7 +20,9 @@ func TestMain(m *testing.M) {
 	if err := os.Chdir(filepath.Join("..", "..")); err != nil {
 		log.Fatal(err)
 	}
-	os.Exit(redistest.Main(m))
+	code := redistest.Main(m)
+	pgtest.End()
+	os.Exit(code)
 }
 
 // What the tests of this package share with others.
@@ -40,9 +43,6 @@ var (
 	redisServer  = testkit.RedisServer
 	newDenyCache = testkit.NewDenyCache
 	newCoalesced = testkit.NewCoalesced
-	eachStore    = testkit.EachStore
-	onEachStore  = testkit.OnEachStore
-	onEachServer = testkit.OnEachServer
 
 	newLimiter = ratelimittest.New
 	all        = ratelimittest.All

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 
@@ -79,16 +80,17 @@ type row struct {
 	state   store.State
 	limit   store.Limit // under which state was counted
 	log     store.Log   // nil if the rule needs none
+	shift   int64       // added to all times of log, µs: the server's clock was set back by that much
 	changed bool
 	lost    bool // others were faster, or hold a lock: nothing was written
 }
 
 // read sets the value from what the table has. From its end on a key is new.
 func (r *row) read(now int64) {
-	r.state, r.limit, r.log, r.err, r.changed = store.State{}, store.Limit{}, nil, nil, false
+	r.state, r.limit, r.log, r.shift, r.err, r.changed = store.State{}, store.Limit{}, nil, 0, nil, false
 	if len(r.old) > 0 {
 		if r.rule.NewLog != nil {
-			r.log, r.err = r.rule.ParseLog(r.old)
+			r.log, r.shift, r.err = parseLog(r.rule, r.old)
 		} else {
 			r.state, r.limit, r.err = store.ParseState(r.old)
 		}
@@ -104,9 +106,26 @@ func (r *row) read(now int64) {
 	}
 }
 
+// shifted is the first byte of a value that has the shift of a log, and then the log.
+const shifted = 3
+
+func parseLog(rule *store.Rule, b []byte) (log store.Log, shift int64, err error) {
+	if b[0] == shifted {
+		by, size := binary.Varint(b[1:])
+		if size <= 0 || by < -maxTime || by > maxTime {
+			return nil, 0, fmt.Errorf("%w: the shift of a log is out of range", store.ErrCorrupt)
+		}
+		b, shift = b[1+size:], by
+	}
+	log, err = rule.ParseLog(b)
+	return log, shift, err
+}
+
+const maxTime = 1 << 60 // µs; two of them can be added
+
 // clear makes r the row of a new key.
 func (r *row) clear() {
-	r.state, r.log = store.State{}, nil
+	r.state, r.log, r.shift = store.State{}, nil, 0
 	if r.rule.NewLog != nil {
 		r.log = r.rule.NewLog(store.State{})
 	}
@@ -116,7 +135,11 @@ func (r *row) clear() {
 func (r *row) end() int64 {
 	switch {
 	case r.log != nil:
-		return r.log.End()
+		end := r.log.End()
+		if end != math.MinInt64 {
+			end += r.shift
+		}
+		return end
 	case r.state.Whole == 0 && r.state.Part == 0:
 		return math.MinInt64
 	}
@@ -130,6 +153,9 @@ func (r *row) value() (b []byte, end int64, err error) {
 		return b, end, nil
 	}
 	if r.log != nil {
+		if r.shift != 0 {
+			b = binary.AppendVarint(append(b, shifted), r.shift)
+		}
 		b, err = r.log.AppendBinary(b)
 		return b, end, err
 	}
@@ -139,7 +165,10 @@ func (r *row) value() (b []byte, end int64, err error) {
 // step decides on q, as an ask of n events. The state is one in which they are charged, unless the key has a log.
 func (r *row) step(q *store.Request, now, n int64) (next store.State, reply store.Reply) {
 	if r.log != nil {
-		return next, r.log.Step(q.Limit, now, n+q.Reserved)
+		if reply = r.log.Step(q.Limit, now-r.shift, n+q.Reserved); reply.OK() || n+q.Reserved > q.Limit.Rate {
+			reply.X += r.shift // a time
+		}
+		return next, reply
 	}
 	next, reply = r.rule.Step(r.state, q.Limit, now, n+q.Reserved)
 	if q.Reserved > 0 && reply.OK() {
@@ -155,9 +184,21 @@ func (r *row) charge(q *store.Request, next store.State, now, n int64, reply *st
 		r.state, r.limit = next, q.Limit
 		return
 	}
-	end := r.log.Add(q.Limit, now, n)
+	end := r.log.Add(q.Limit, now-r.shift, n)
 	if q.Op == store.OpOverdraw {
-		reply.X = end - q.Limit.Period
+		reply.X = end - q.Limit.Period + r.shift
+	}
+}
+
+// setBack counts r from now on if its time is later than now, since the clock of its server was set back.
+func (r *row) setBack(l store.Limit, now int64) {
+	switch {
+	case r.end() == math.MinInt64:
+	case r.log == nil:
+		r.state.At = min(r.state.At, now)
+	default:
+		newest := r.log.Step(l, now-r.shift, l.Rate+1).X // or now, if it is later
+		r.shift = now - newest
 	}
 }
 
@@ -177,7 +218,8 @@ func (c *call) decide(now int64, setBack bool) error {
 		case r.err != nil || r.end() == math.MinInt64:
 			return r.err
 		case r.log != nil:
-			r.log.Refund(q.Limit, now, c.receipt)
+			c.receipt.At -= r.shift
+			r.log.Refund(q.Limit, now-r.shift, c.receipt)
 			r.changed = true
 		default:
 			before := r.state
@@ -213,9 +255,9 @@ func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err e
 		if r.err != nil {
 			return false, r.err
 		}
-		before := r.state
-		if setBack && r.state.At > now && r.end() != math.MinInt64 {
-			r.state.At = now
+		state0, shift0 := r.state, r.shift
+		if setBack {
+			r.setBack(q.Limit, now)
 		}
 		n := q.N
 		state, reply := r.step(q, now, n)
@@ -226,9 +268,9 @@ func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err e
 		if q.Op == store.OpOverdraw && !reply.OK() && r.log == nil {
 			reply.X, state = state.At, r.rule.Overdrawn(state, q.Limit, q.Most)
 		}
-		if r.state != before {
+		if r.state != state0 || r.shift != shift0 {
 			if q.Looks() {
-				r.state = before
+				r.state, r.shift = state0, shift0
 			} else {
 				r.changed = true
 			}

@@ -2,6 +2,8 @@ package pgstore
 
 import (
 	"context"
+	"encoding/binary"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -88,7 +90,7 @@ func TestConformanceWithoutServer(t *testing.T) {
 func TestAServersClockCanBeSetBack(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(_ testing.TB, clock func() time.Time) store.Store { return newCore(clock, true) },
-		storetest.SetBack(), storetest.Traces(pgtest.Of(10, 50, 3_000)), storetest.Without("sliding_log"))
+		storetest.SetBack(), storetest.Traces(pgtest.Of(10, 50, 3_000)))
 }
 
 // taps is a store that keeps what it is asked.
@@ -170,22 +172,24 @@ func randomList(rng *rand.Rand, of []store.Request) (list []store.Request) {
 func TestGarbageFailsItsOwnCallAlone(t *testing.T) {
 	t.Parallel()
 	s := newCore(time.Now, false)
-	for _, q := range rulesOf(t, ratelimit.PerMinute(5)) {
-		q.Key, q.N, q.Op = "bad", 1, store.OpTake
-		s.rows[string(address(q.Namespace, q.Key))] = []byte("garbage")
-		good := q
-		good.Key = "good"
-		bad, both, other := newCall([]store.Request{q}), newCall([]store.Request{good, q}), newCall([]store.Request{good})
-		_ = s.batch(bad, both, other)
-		require.ErrorIs(t, bad.err, store.ErrCorrupt)
-		require.ErrorIs(t, both.err, store.ErrCorrupt)
-		require.NoError(t, other.err)
-		require.True(t, other.replies[0].OK())
-		require.ErrorIs(t, failureOf(bad.err), store.ErrCorrupt)
-		require.NoError(t, s.Reset(t.Context(), q.Namespace, "bad"))
-		again := newCall([]store.Request{q})
-		require.NoError(t, s.batch(again))
-		require.True(t, again.replies[0].OK())
+	for _, garbage := range [][]byte{[]byte("garbage"), {shifted}, binary.AppendVarint([]byte{shifted}, math.MaxInt64)} {
+		for _, q := range rulesOf(t, ratelimit.PerMinute(50)) {
+			q.Key, q.N, q.Op = "bad", 1, store.OpTake
+			s.rows[string(address(q.Namespace, q.Key))] = garbage
+			good := q
+			good.Key = "good"
+			bad, both, other := newCall([]store.Request{q}), newCall([]store.Request{good, q}), newCall([]store.Request{good})
+			_ = s.batch(bad, both, other)
+			require.ErrorIs(t, bad.err, store.ErrCorrupt)
+			require.ErrorIs(t, both.err, store.ErrCorrupt)
+			require.NoError(t, other.err)
+			require.True(t, other.replies[0].OK())
+			require.ErrorIs(t, failureOf(bad.err), store.ErrCorrupt)
+			require.NoError(t, s.Reset(t.Context(), q.Namespace, "bad"))
+			again := newCall([]store.Request{q})
+			require.NoError(t, s.batch(again))
+			require.True(t, again.replies[0].OK())
+		}
 	}
 }
 

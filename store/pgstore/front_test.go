@@ -20,7 +20,7 @@ import (
 func TestStoresInFrontShareTheLimit(t *testing.T) {
 	t.Parallel()
 	pool := shared(t)
-	leased, err := lease.New(open(t, pool), time.Second)
+	leased, err := lease.New(open(t, pool), time.Minute)
 	require.NoError(t, err)
 	coalesced, err := coalesce.New(open(t, pool))
 	require.NoError(t, err)

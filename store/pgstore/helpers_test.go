@@ -23,7 +23,9 @@ func TestMain(m *testing.M) {
 		client(url)
 		return
 	}
-	os.Exit(pgtest.Main(m))
+	code := m.Run()
+	pgtest.End()
+	os.Exit(code)
 }
 
 // connect returns a pool of so many connections to url, closed with t.

@@ -72,6 +72,7 @@ type Store struct {
 	carrier  *carrier.Carrier[*call]
 
 	renewed  atomic.Int64  // when all connections were last made anew, Unix ns
+	waits    atomic.Int64  // from when on trips wait for rows that others hold, Unix ns
 	prepares atomic.Bool   // some statements
 	written  atomic.Uint64 // rows, up to now: see sweep
 	page     atomic.Uint64 // to sweep next

@@ -45,7 +45,7 @@ func TestSchemaIsWhatMigrateRuns(t *testing.T) {
 	_, err := pool.Exec(t.Context(), `CREATE SCHEMA "of limits"`)
 	require.NoError(t, err)
 	for _, unlogged := range []bool{false, true} {
-		var opts []pgstore.Option
+		opts := []pgstore.Option{pgstore.WithTimeout(long)}
 		if unlogged {
 			opts = append(opts, pgstore.WithUnlogged())
 		}
@@ -79,7 +79,7 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool, name := shared(t), table()
 	at := func(pool *pgxpool.Pool, name string) *pgstore.Store {
-		s, err := pgstore.New(pool, pgstore.WithTable(name))
+		s, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(long))
 		require.NoError(t, err)
 		return s
 	}

@@ -94,12 +94,12 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error
 		}
 		twice = true
 	}
-	waits := true
 	for range mostAttempts {
-		err = s.locked(conn.Conn().PgConn(), b, waits)
+		now := time.Now().UnixNano()
+		err = s.locked(conn.Conn().PgConn(), b, now >= s.waits.Load())
 		switch code := codeOf(err); {
-		case code == lockNotAvailable:
-			waits = false // so that only those fail whose rows are held
+		case code == lockNotAvailable: // from now on only calls fail whose rows are held
+			s.waits.Store(now + held*int64(s.timeout))
 		case errors.Is(err, errRaced), code == deadlockDetected, code == serializationFailure:
 		default:
 			return twice, s.failed(err)
@@ -109,8 +109,14 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error
 	return twice, err
 }
 
-// mostAttempts is how often a trip tries to decide, before its calls go again.
-const mostAttempts = 4
+const (
+	// mostAttempts is how often a trip tries to decide, before its calls go again.
+	mostAttempts = 4
+
+	// held is for how many timeouts no trip waits for rows after one has waited in vain. Otherwise the calls for a row that
+	// a stranger holds, which come again, would keep all others waiting, trip after trip.
+	held = 8
+)
 
 // failed returns err. If the server only reads, another one may have taken over: then all connections of the pool are made
 // anew, once in a while.

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	startTimeout = 20 * time.Second
-	startTries   = 3 // another process may take the free port first
+	startTimeout = 2 * time.Minute // of a busy machine
+	startTries   = 3               // another process may take the free port first
 )
 
 // Server is a Postgres server.
@@ -54,7 +54,7 @@ func Start(t testing.TB, settings ...string) *Server {
 // bin is the directory of the binaries. It skips t if there is none.
 func bin(t testing.TB) string {
 	t.Helper()
-	dir, err := Binaries()
+	dir, err := binaries()
 	switch {
 	case err == nil:
 	case os.Getenv("RATELIMIT_REQUIRE_POSTGRES") == "1":
@@ -65,8 +65,8 @@ func bin(t testing.TB) string {
 	return dir
 }
 
-// Binaries returns the directory with initdb and postgres: that of the PATH, or the newest of Debian's.
-func Binaries() (string, error) {
+// binaries returns the directory with initdb and postgres: that of the PATH, or the newest of Debian's.
+func binaries() (string, error) {
 	if path, err := exec.LookPath("initdb"); err == nil {
 		return filepath.Dir(path), nil
 	}
@@ -76,18 +76,6 @@ func Binaries() (string, error) {
 	}
 	return filepath.Dir(found[len(found)-1]), nil
 }
-
-// Open starts a server outside of a test. End ends it.
-func Open(settings ...string) (*Server, error) {
-	dir, err := Binaries()
-	if err != nil {
-		return nil, err
-	}
-	return start(dir, settings)
-}
-
-// End ends the server, and removes its files.
-func (s *Server) End() { s.end() }
 
 func start(bin string, settings []string) (*Server, error) {
 	dir, err := os.MkdirTemp("", "pgtest")
@@ -215,12 +203,6 @@ func (s *Server) URL() string { return URL(s.Addr()) }
 // URL is that of the database postgres at addr, for its superuser.
 func URL(addr string) string { return "postgres://postgres@" + addr + "/postgres?sslmode=disable" }
 
-// Freeze stops all processes of the server (SIGSTOP). Its kernel still accepts connections and bytes.
-func (s *Server) Freeze() { s.signal(stop) }
-
-// Thaw continues a frozen server.
-func (s *Server) Thaw() { s.signal(cont) }
-
 // Kill ends all processes of the server immediately (SIGKILL). What was committed is on the disk.
 func (s *Server) Kill() {
 	if !s.ended() {
@@ -233,7 +215,11 @@ func (s *Server) Kill() {
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
-	if err := s.run(); err != nil {
+	err := s.run()
+	for limit := time.Now().Add(startTimeout); err != nil && time.Now().Before(limit); err = s.run() {
+		time.Sleep(10 * time.Millisecond) // the last of its processes still have its memory
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -256,7 +242,6 @@ func (s *Server) signal(sig syscall.Signal) {
 // end ends the server, and removes its files.
 func (s *Server) end() {
 	if !s.ended() {
-		s.signal(cont)
 		_ = s.proc.Process.Signal(syscall.SIGQUIT) // which leaves no shared memory behind
 		select {
 		case <-s.done:
@@ -298,22 +283,17 @@ var shared struct {
 	err    error
 }
 
-// Main runs the tests of a binary that uses [Shared], and returns their exit code:
-//
-//	func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
-func Main(m *testing.M) int {
-	defer func() {
-		shared.Lock()
-		defer shared.Unlock()
-		if s := shared.server; s != nil {
-			s.end()
-		}
-	}()
-	return m.Run()
+// End ends the server of [Shared], after the tests of the binary have run.
+func End() {
+	shared.Lock()
+	defer shared.Unlock()
+	if s := shared.server; s != nil {
+		s.end()
+	}
 }
 
 // Shared returns the one server that all tests of this binary share. The first of them starts it. They must not
-// disturb each other: use a table per test, and no faults. The binary needs [Main]. It writes to the disk as a server
+// disturb each other: use a table per test, and no faults. TestMain ends it by [End]. It writes to the disk as a server
 // does by default, but does not wait for that.
 func Shared(t testing.TB) *Server {
 	t.Helper()
