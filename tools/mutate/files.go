@@ -40,6 +40,7 @@ var groups = []group{
 		[]judge{{"store/lease", ".", true}, {pkg: "internal/batch", pattern: "."}, {pkg: "store/coalesce", pattern: "."}, whole}},
 	{"flights", []string{"store/carrier/[^d]*.go", "store/redisstore/trip.go", "store/redisstore/server.go"},
 		[]judge{{pkg: "store/carrier", pattern: "."}, {pkg: "store/redisstore", pattern: "."}, whole}},
+	{"pgstore", []string{"store/pgstore/*.go"}, []judge{{pkg: "store/pgstore", pattern: "."}}},
 	{"limittext", []string{"internal/limittext/*.go"}, []judge{{".", ".", true}, {pkg: "config", pattern: "."}, whole}},
 	{"queue", []string{"internal/queue/*.go"}, []judge{{"internal/queue", ".", true}, {pkg: ".", pattern: "."}, {pkg: "throttle", pattern: "."}, whole}},
 	{"inflight", []string{"inflight/[^d]*.go"}, []judge{{"inflight", ".", true}, {pkg: "httplimit", pattern: "."}, whole}},
@@ -80,6 +81,3 @@ func packages(files []string) []string {
 	}
 	return dirs
 }
-
-// importable is a directory of the module as the go command wants it.
-func importable(dir string) string { return "./" + strings.TrimPrefix(dir, "./") }
