@@ -12,7 +12,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -21,7 +20,7 @@ import (
 func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Start(t).Client(t)
+	client := patient(t)
 	for _, algorithm := range append([]string{"ban"}, algorithms...) {
 		rule := ruleOf(t, algorithm)
 		_, general := halves(t, rule.Script([]*store.Rule{rule}))
@@ -166,7 +165,7 @@ func ruleOf(t *testing.T, algorithm string) *store.Rule {
 func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Start(t).Client(t)
+	client := patient(t)
 	var rules []*store.Rule
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket", "sliding_log"} {
 		rules = append(rules, ruleOf(t, algorithm))

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -144,7 +143,7 @@ type logTwin struct {
 func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Start(t).Client(t)
+	client := patient(t)
 	rule := ruleOf(t, "sliding_log")
 	whole := waysOf(t, rule, besides(t, "sliding_log"))
 	_, general := halves(t, rule.Script([]*store.Rule{rule}))
