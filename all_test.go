@@ -249,8 +249,12 @@ func TestAllPeeksAsItWouldDecideAlsoOnOneKeyTwice(t *testing.T) {
 		wide := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("shared"))
 		tight := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithName("shared"))
 		mid := newLimiter(t, algorithm, s, ratelimit.PerHour(6), ratelimit.WithName("shared"))
-		for i, a := range []ratelimit.Limiter{all(t, lim, lim, lim), all(t, wide, tight), all(t, tight, wide), all(t, tight, mid, wide)} {
-			for range 3 {
+		most := newLimiter(t, algorithm, s, ratelimit.PerHour(8), ratelimit.WithName("shared"))
+		one := newLimiter(t, algorithm, s, ratelimit.PerHour(1), ratelimit.WithName("one"))
+		for i, a := range []ratelimit.Limiter{
+			all(t, lim, lim, lim), all(t, wide, tight), all(t, tight, wide), all(t, tight, mid, wide), all(t, most, wide, most), all(t, wide, most, wide), all(t, one, one),
+		} {
+			for range 4 {
 				told, r := peek(t, a, "key"), allowN(t, a, 1)
 				require.Equal(t, r.Allowed, told.Allowed)
 				if i == 0 { // of one limit: the others are decided one after the other

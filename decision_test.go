@@ -433,6 +433,27 @@ func TestLimitersOfOthersGetBackWhatTheyHaveCharged(t *testing.T) {
 	require.Equal(t, 5, l.left)
 }
 
+// A look charges nothing, so there is nothing to refund if another one fails.
+func TestWhatOnlyLookedGetsNothingBack(t *testing.T) {
+	refunds, down := &refunded{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(5))}, &unreliable{Store: memory(t, newClock())}
+	down.Down.Store(true)
+	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: refunds, Key: "key", Look: true},
+		ratelimit.Ask{Limiter: newLimiter(t, "token_bucket", down, ratelimit.PerHour(5)), Key: "key", Look: true})
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	require.Zero(t, refunds.calls)
+}
+
+// refunded counts the Refunds.
+type refunded struct {
+	ratelimit.Limiter
+	calls int
+}
+
+func (l *refunded) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	l.calls++
+	return l.Limiter.Refund(ctx, key, charged, n)
+}
+
 // panicking is a limiter with a user's function that panics.
 type panicking struct{ ratelimit.Limiter }
 

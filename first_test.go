@@ -174,7 +174,8 @@ func TestAnErrorOfALimiterThatIsNotNeededDoesNotMatter(t *testing.T) {
 }
 
 func TestLimitsWithoutAStoreStandInAFirst(t *testing.T) {
-	s := memory(t, newClock())
+	calls := 0
+	s := counted{memory(t, newClock()), &calls}
 	none := newLimiter(t, "token_bucket", s, ratelimit.PerDay(0), ratelimit.WithName("none"))
 	one := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("one"))
 	free := newLimiter(t, "token_bucket", s, ratelimit.Unlimited(), ratelimit.WithName("free"))
@@ -184,6 +185,7 @@ func TestLimitsWithoutAStoreStandInAFirst(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		require.Equal(t, source, r.Source(), "call %d", i)
+		require.Equal(t, i+1, calls)
 	}
 	r, err := newFirst(t, none).Allow(t.Context(), "key")
 	require.NoError(t, err)
@@ -245,6 +247,22 @@ func TestAFirstOnAStoreWithoutListsAsksInTurn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, r.Allowed)
 	}
+}
+
+// Two limits of an All that share their counts are decided one after the other.
+func TestAFirstOfLimitsThatShareTheirCountsAsksInTurn(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
+		wide := newLimiter(t, algorithm, s, ratelimit.PerDay(5), ratelimit.WithName("shared"))
+		narrow := newLimiter(t, algorithm, s, ratelimit.PerDay(4), ratelimit.WithName("shared"))
+		last := newLimiter(t, algorithm, s, ratelimit.PerDay(1), ratelimit.WithName("last"))
+		first := newFirst(t, all(t, wide, narrow), last)
+		for i, want := range []bool{true, true, true, false} { // two are charged of 4, then of 2, and then the last
+			r, err := first.Allow(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, want, r.Allowed, "call %d", i)
+		}
+		require.Equal(t, 1, left(t, wide, "key"))
+	})
 }
 
 func TestWaitersOfAFirstShareTheQueueOfTheKeyThatIsCounted(t *testing.T) {

@@ -98,7 +98,7 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 // readAll makes the results of the group of the replies to its requests.
 func (d *decision) readAll(replies []store.Reply) {
 	for _, e := range d.group {
-		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek && e.votes()) {
+		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek) {
 			d.denied = true
 		}
 	}
@@ -113,14 +113,11 @@ func (d *decision) readAll(replies []store.Reply) {
 // namespace share one. It is -1 if they differ in the limit or in what they ask, so that they
 // must be decided one after the other.
 func (d *decision) requestOf(e *entry) int {
-	op, events, reserved := d.op(e), e.n, e.reserved
-	if d.how.what == toPeek {
-		events = d.sharing(e)
-	}
+	op, reserved := d.op(e), e.reserved
 	if op == store.OpOverdraw {
 		reserved = 0
 	}
-	n := min(int64(events), beyond-reserved)
+	n := min(int64(e.n), beyond-reserved)
 	for i := range d.requests {
 		req := &d.requests[i]
 		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
@@ -129,12 +126,14 @@ func (d *decision) requestOf(e *entry) int {
 		switch {
 		case req.Limit != e.limit || req.Op != op || req.Reserved != reserved:
 			return -1
-		case op == store.OpTake:
-			req.N = min(req.N+n, beyond-reserved)
-		case d.how.what != toPeek || req.N != n: // a look sees what those before it have charged
+		case op != store.OpTake && d.how.what != toPeek:
 			return -1
 		}
+		req.N = min(req.N+n, beyond-reserved)
 		return i
+	}
+	if d.how.what == toPeek {
+		n = min(n+d.before(e), beyond-reserved)
 	}
 	d.requests = d.requests[:len(d.requests)+1]
 	req := &d.requests[len(d.requests)-1]
@@ -147,16 +146,13 @@ func (d *decision) requestOf(e *entry) int {
 	return len(d.requests) - 1
 }
 
-// sharing is how many events are charged to the state of e's, before it or together with it, by
-// e and by others.
-func (d *decision) sharing(e *entry) (events int) {
-	before := true
+// before is how many events those that were decided before e would have charged to its state.
+func (d *decision) before(e *entry) (events int64) {
 	for i := range d.entries {
 		other := &d.entries[i]
-		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit && other.reserved == e.reserved && other.core.joint == e.core.joint) && other.key == e.key && other.core.sameSpace(e.core) {
-			events += other.n
+		if other.decided && other.core != nil && other.limit.Rate > 0 && other.key == e.key && other.core.sameSpace(e.core) {
+			events += int64(other.n)
 		}
-		before = before && other != e
 	}
 	return events
 }

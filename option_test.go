@@ -448,6 +448,9 @@ func TestAnObserverIsToldOfEachDecision(t *testing.T) {
 		_, err = l.AllowN(ctx, "a", 0)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
 		require.Equal(t, []decided{{"a", 0, ratelimit.Result{}, err, 0}}, o.take())
+		_, err = ratelimit.Charge(ctx, l, "a", -1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+		require.Equal(t, []decided{{"a", -1, ratelimit.Result{}, err, 0}}, o.take())
 
 		_, err = l.Peek(ctx, "a")
 		require.NoError(t, err)

@@ -131,6 +131,93 @@ func TestAnAskCanReserve(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
+// Asks that share their counts, but not what they reserve, are decided one after the other.
+func TestAsksWithDifferentReservesOnOneKeyAreDecidedInTheirOrder(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
+		high, low := classes(t, algorithm, s)
+		require.True(t, allowN(t, low, 5).Allowed)
+		one, four := ratelimit.Ask{Limiter: low, Key: "key", N: 1}, ratelimit.Ask{Limiter: high, Key: "key", N: 4}
+		r, err := ratelimit.Decide(t.Context(), one, four)
+		require.NoError(t, err)
+		require.True(t, r.Allowed, "4 are left to the second")
+		require.Zero(t, left(t, high, "key"))
+		require.NoError(t, ratelimit.GiveBack(t.Context(), r, one, four))
+		r, err = ratelimit.Decide(t.Context(), four, one)
+		require.NoError(t, err)
+		require.False(t, r.Allowed, "none is left to the second")
+		require.Equal(t, 5, left(t, high, "key"))
+	})
+}
+
+// A Charge ignores the reserve, so it may fill a bucket to its Burst and beyond. A Refund then leaves what it would
+// leave without a reserve.
+func TestWhatWasChargedOverAReserveGoesBackAsAnyCharge(t *testing.T) {
+	for _, algorithm := range algorithms {
+		for charged := 1; charged <= 14; charged++ {
+			var levels []int
+			for _, reserved := range []int{0, 1, 4} {
+				limit := ratelimit.PerMinute(10)
+				limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })
+				c := newClock()
+				s := memory(t, c)
+				high := newLimiter(t, algorithm, s, limit, ratelimit.WithName("api"), limits)
+				low := newLimiter(t, algorithm, s, limit, ratelimit.WithName("api"), limits, ratelimit.WithReserved(reserved))
+				r, err := ratelimit.Charge(t.Context(), low, "key", charged)
+				require.NoError(t, err)
+				require.NoError(t, low.Refund(t.Context(), "key", r, charged))
+				levels = append(levels, left(t, high, "key"))
+
+				r, err = ratelimit.Charge(t.Context(), low, "key", charged)
+				require.NoError(t, err)
+				c.Advance(30 * time.Second)
+				_ = allow(t, high, "key")
+				limit = ratelimit.PerMinute(0) // as long as the refund takes
+				require.NoError(t, low.Refund(t.Context(), "key", r, 1))
+				limit = ratelimit.PerMinute(10)
+				levels = append(levels, left(t, high, "key"))
+			}
+			require.Equal(t, levels[:2], levels[2:4], "%s: %d events, and a reserve of 1", algorithm, charged)
+			require.Equal(t, levels[:2], levels[4:], "%s: %d events, and a reserve of 4", algorithm, charged)
+		}
+	}
+}
+
+// largest is a store that notes the most events that it was asked for, with those reserved.
+type largest struct {
+	store.Store
+	events int64
+}
+
+func (s *largest) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.events = max(s.events, n)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s *largest) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	for _, r := range requests {
+		s.events = max(s.events, r.N+r.Reserved)
+	}
+	return s.Store.Decide(ctx, requests, replies)
+}
+
+func TestAStoreIsAskedForAtMost2To31Events(t *testing.T) {
+	s := &largest{Store: memory(t, newClock())}
+	high, low := classes(t, "token_bucket", s)
+	for _, n := range []int{math.MaxInt32, math.MaxInt} {
+		ask, more := ratelimit.Ask{Limiter: low, Key: "key", N: n}, ratelimit.Ask{Limiter: high, Key: "another", N: n}
+		require.Equal(t, ratelimit.Never, allowN(t, low, n).RetryAfter)
+		require.Equal(t, ratelimit.Never, allowN(t, high, n).RetryAfter)
+		r, err := ratelimit.Decide(t.Context(), ask, more, ask, more)
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.Never, r.RetryAfter)
+		granted, _, err := ratelimit.AllowUpTo(t.Context(), low, "another", n)
+		require.NoError(t, err)
+		require.Equal(t, 6, granted)
+		require.NoError(t, low.Reset(t.Context(), "another"))
+	}
+	require.Equal(t, int64(1<<31), s.events)
+}
+
 // A store in front never gives one class the answer of the other.
 func TestStoresInFrontKeepClassesApart(t *testing.T) {
 	for name, front := range map[string]func(store.Store) store.Store{

@@ -66,7 +66,7 @@ type wayServer struct {
 }
 
 func newWays(t *testing.T) *wayServer {
-	return &wayServer{t: t, client: redistest.Start(t).Client(t), rules: map[*store.Rule][]way{}}
+	return &wayServer{t: t, client: patient(t), rules: map[*store.Rule][]way{}}
 }
 
 // prepare loads the scripts of a rule.

@@ -98,7 +98,7 @@ const scratchKey = "{script}scratch"
 func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Start(t).Client(t)
+	client := patient(t)
 	for of, algorithm := range algorithms {
 		for i, l := range []ratelimit.Limit{
 			{Rate: 5, Period: 60_000_001e3}, ratelimit.PerHour(200), {Rate: 999_983, Period: 24 * 3600e9}, {Rate: 2_147_483_647, Period: 365 * 24 * 3600e9},

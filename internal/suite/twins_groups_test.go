@@ -12,7 +12,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -21,7 +20,7 @@ import (
 func TestTheScriptOfABatchIsTheTwinOfItsCalls(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Start(t).Client(t)
+	client := patient(t)
 	for _, algorithm := range append([]string{"ban"}, algorithms...) {
 		rule := ruleOf(t, algorithm)
 		_, general := halves(t, rule.Script([]*store.Rule{rule}))
@@ -160,12 +159,13 @@ func ruleOf(t *testing.T, algorithm string) *store.Rule {
 }
 
 // Groups of several keys, each of any rule: all that are asked for events are charged as the Go functions do, or
-// none. Beside them are shadows, looks, gates, and what is charged whether it fits or not. Groups of which one key
-// is not ours leave all as it is, and the others go on.
+// none. Beside them are shadows, looks, gates, what is charged whether it fits or not, and requests that reserve
+// events. Some groups are alternatives to the one before. Groups of which one key is not ours leave all as it is, and
+// the others go on.
 func TestTheScriptOfSeveralKeysIsTheTwinOfTheirFunctions(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Start(t).Client(t)
+	client := patient(t)
 	var rules []*store.Rule
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket", "sliding_log"} {
 		rules = append(rules, ruleOf(t, algorithm))
@@ -210,7 +210,7 @@ type member interface {
 	waits(now int64) int64
 	ask(other bool) (number int, l store.Limit, n int64) // any limit, if other
 	heard(l store.Limit, now int64, callers bool) bool   // or no window that the caller knows is that of the decision
-	plan(op string, l store.Limit, now, n int64, callers bool) (r store.Reply, write func())
+	plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func())
 }
 
 func memberKey(set, i int) string { return mateKey(10*set + i) }
@@ -219,9 +219,10 @@ func memberKey(set, i int) string { return mateKey(10*set + i) }
 func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, sets [2][]member, rng *rand.Rand, now int64) {
 	t.Helper()
 	callers, plain, size := rng.IntN(2) == 0, rng.IntN(3) > 0, len(sets[0])
-	runs, keys, want, fails := [][]any{}, []string{}, []any{}, ""
-	for range 1 + rng.IntN(3) {
+	runs, keys, want, fails, admitted := [][]any{}, []string{}, []any{}, "", false
+	for range 1 + rng.IntN(4) {
 		ops, limits, ns, requests := make([]string, size), make([]store.Limit, size), make([]int64, size), make([][]any, size)
+		reserves := make([]int64, size)
 		for i, w := range sets[0] {
 			number, l, n := w.ask(!plain && rng.IntN(4) == 0)
 			if !w.heard(l, now, callers) || !sets[1][i].heard(l, now, callers) {
@@ -242,12 +243,27 @@ func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, set
 				l = l.TurnBefore(1 + rng.Int64N(2*l.Period))
 				q.what += fmt.Sprint(" ", l.Before())
 			}
+			if op != "charge" && rng.IntN(4) == 0 {
+				reserves[i] = 1 + rng.Int64N(max(1, l.Rate/(1+rng.Int64N(9))))
+				q.limit[3] = fmt.Sprintf("%d+%d", n, reserves[i])
+			}
 			ops[i], limits[i], ns[i], requests[i] = op, l, n, q.request(number)
 		}
-		run := [][]int{{0}, {1}, {0, 1}, {0, -1, 1}, {-1}}[rng.IntN(5)]
-		runs = append(runs, runOf(len(run), requests...))
+		run, alternative := [][]int{{0}, {1}, {-1}, {0, 1}, {0, -1, 1}}[rng.IntN(5)], len(runs) > 0 && rng.IntN(2) == 0
+		if alternative {
+			run = run[:1]
+			runs = append(runs, alternativeTo(requests...))
+		} else {
+			runs = append(runs, runOf(len(run), requests...))
+		}
 		for _, of := range run {
-			if of < 0 {
+			if alternative && admitted {
+				for i := range size {
+					keys, want = append(keys, memberKey(max(of, 0), i)), append(want, int64(2), int64(0), int64(0), int64(0))
+				}
+				continue
+			}
+			if admitted = true; of < 0 { // what failed has no alternative
 				bad := rng.IntN(size)
 				for i := range size {
 					if i == bad {
@@ -263,7 +279,7 @@ func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, set
 			all, writes := true, []func(all bool){}
 			for i, w := range sets[of] {
 				op := ops[i]
-				r, write := w.plan(op, limits[i], now, ns[i], callers)
+				r, write := w.plan(op, limits[i], now, ns[i], reserves[i], callers)
 				keys, want = append(keys, memberKey(of, i)), append(want, twinReply(r)...)
 				switch op {
 				case "take", "gate", "upto":
@@ -280,6 +296,7 @@ func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, set
 			for _, write := range writes {
 				write(all)
 			}
+			admitted = all
 		}
 	}
 	clock, server := []any{}, now

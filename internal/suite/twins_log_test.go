@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -144,7 +143,7 @@ type logTwin struct {
 func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Start(t).Client(t)
+	client := patient(t)
 	rule := ruleOf(t, "sliding_log")
 	whole := waysOf(t, rule, besides(t, "sliding_log"))
 	_, general := halves(t, rule.Script([]*store.Rule{rule}))
@@ -286,7 +285,7 @@ func (w *logTwin) call(kind int) twinCall {
 func (w *logTwin) newest() int64 { return w.log.End() - w.period + w.shift }
 
 func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []any {
-	r, write := w.plan(op, l, now, n, callers)
+	r, write := w.plan(op, l, now, n, 0, callers)
 	if op != "look" {
 		write()
 	}
@@ -296,9 +295,9 @@ func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []a
 	return twinReply(r)
 }
 
-// plan decides on n events, and says what there is to write. What is charged past the limit is of the time that
-// is written.
-func (w *logTwin) plan(op string, l store.Limit, now, n int64, callers bool) (r store.Reply, write func()) {
+// plan decides on n events beside reserved ones, and says what there is to write. What is charged past the limit is of
+// the time that is written.
+func (w *logTwin) plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func()) {
 	log, shift := w.log, w.shift
 	moved := !callers && log.End() != math.MinInt64 && w.newest() > now
 	if moved {
@@ -307,12 +306,12 @@ func (w *logTwin) plan(op string, l store.Limit, now, n int64, callers bool) (r 
 	if log.End() <= now-shift { // a late call finds it again, unless something is written
 		log, shift = w.rule.NewLog(store.State{}), 0
 	}
-	r = log.Step(l, now-shift, n)
+	r = log.Step(l, now-shift, n+reserved)
 	if op == "upto" && !r.OK() && n > 1 {
-		n = max(1, w.rule.Available(l, r))
-		r = log.Step(l, now-shift, n)
+		n = max(1, w.rule.Available(l, r)-reserved)
+		r = log.Step(l, now-shift, n+reserved)
 	}
-	if r.OK() || n > l.Rate {
+	if r.OK() || n+reserved > l.Rate {
 		r.X += shift
 	}
 	return r, func() {

@@ -33,6 +33,7 @@ var groups = []group{
 	{"root", []string{"*.go", "internal/bucket/*.go", "internal/exact/*.go", "internal/report/*.go"},
 		[]judge{{".", ".", true}, inMemory, {pkg: "internal/bucket", pattern: "."}, {pkg: "internal/exact", pattern: "."}, {pkg: "internal/report", pattern: "."},
 			{pkg: "inflight", pattern: "."}, {pkg: "fallback", pattern: "."}, {pkg: "httplimit", pattern: "."}, {pkg: "grpclimit", pattern: "."}, whole}},
+	{"store", []string{"store/*.go"}, []judge{{pkg: "store", pattern: "."}, inMemory, {pkg: ".", pattern: "."}, whole}},
 	{"eventlog", []string{"internal/eventlog/*.go"}, []judge{{"internal/eventlog", ".", true}, inMemory}},
 	{"memstore", []string{"store/memstore/*.go"}, []judge{{"store/memstore", ".", true}, whole}},
 	{"lease", []string{"store/lease/take.go", "store/lease/holding.go", "store/lease/fetch.go", "store/lease/giveback.go",
@@ -40,6 +41,7 @@ var groups = []group{
 		[]judge{{"store/lease", ".", true}, {pkg: "internal/batch", pattern: "."}, {pkg: "store/coalesce", pattern: "."}, whole}},
 	{"flights", []string{"store/carrier/[^d]*.go", "store/redisstore/trip.go", "store/redisstore/server.go"},
 		[]judge{{pkg: "store/carrier", pattern: "."}, {pkg: "store/redisstore", pattern: "."}, whole}},
+	{"pgstore", []string{"store/pgstore/*.go"}, []judge{{pkg: "store/pgstore", pattern: "."}}},
 	{"limittext", []string{"internal/limittext/*.go"}, []judge{{".", ".", true}, {pkg: "config", pattern: "."}, whole}},
 	{"queue", []string{"internal/queue/*.go"}, []judge{{"internal/queue", ".", true}, {pkg: ".", pattern: "."}, {pkg: "throttle", pattern: "."}, whole}},
 	{"inflight", []string{"inflight/[^d]*.go"}, []judge{{"inflight", ".", true}, {pkg: "httplimit", pattern: "."}, whole}},
@@ -80,6 +82,3 @@ func packages(files []string) []string {
 	}
 	return dirs
 }
-
-// importable is a directory of the module as the go command wants it.
-func importable(dir string) string { return "./" + strings.TrimPrefix(dir, "./") }

@@ -244,13 +244,15 @@ func sow(ctx context.Context, root, dir string, files []string, mutants []*mutan
 		if err != nil {
 			return "", err
 		}
-		args := []string{"build", eachError, "-overlay", path}
+		var out []byte
 		for _, p := range packages(files) {
-			args = append(args, importable(p))
+			cmd := exec.CommandContext(ctx, "go", "build", eachError, "-overlay", path)
+			cmd.Dir = filepath.Join(root, filepath.FromSlash(p)) // which may be in a module of its own
+			said, failed := cmd.CombinedOutput()
+			if failed != nil {
+				out, err = append(out, said...), failed
+			}
 		}
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = root
-		out, err := cmd.CombinedOutput()
 		if err == nil {
 			return path, nil
 		}

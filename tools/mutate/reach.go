@@ -151,7 +151,7 @@ const modulePath = "github.com/ratelimit-go/ratelimit"
 func (s *suite) command(ctx context.Context, j judge, bin string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, bin, args...)
 	cmd.Dir = filepath.Join(root, filepath.FromSlash(j.pkg))
-	cmd.Env = append(os.Environ(), "RATELIMIT_REQUIRE_REDIS=1", "GOWORK=off")
+	cmd.Env = append(os.Environ(), "RATELIMIT_REQUIRE_REDIS=1", "RATELIMIT_REQUIRE_POSTGRES=1", "GOWORK=off")
 	cmd.WaitDelay = time.Second
 	return cmd
 }
