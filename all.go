@@ -29,6 +29,7 @@ import (
 // RetryAfter. See [Result.DeniedBy] and [Result.Parts]. An All keeps no state of its own.
 type All struct {
 	known
+	limiters
 	members []member
 	pairs   *pairs // nil if it has none
 	plain   bool   // whether takePlain can decide
@@ -68,16 +69,19 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	if len(a.members) == 0 || len(a.members) > maxLimits {
 		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, len(a.members), maxLimits)
 	}
+	for _, p := range a.members {
+		a.limiters = append(a.limiters, p.limiter)
+	}
 	if err := oneKeyEach(coresOf(nil, a)); err != nil {
 		return nil, err
 	}
 	a.pairs, a.plain = newPairs(a.members), isPlain(a.members)
 	a.held = slices.ContainsFunc(a.members, func(p member) bool { return see.Held(p.limiter) })
-	kind, keys := queuesOf(a.members[0].limiter).Kind, make([]see.Key, len(a.members))
-	for i, p := range a.members {
-		kind, keys[i] = queue.Joint(kind, queuesOf(p.limiter).Kind), see.KeyOf(p.limiter)
+	kind := queuesOf(a.limiters[0]).Kind
+	for _, l := range a.limiters {
+		kind = queue.Joint(kind, queuesOf(l).Kind)
 	}
-	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Key: see.Keys(keys...), Local: a.local})
+	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Key: a.keyFunc(), Local: a.local})
 	return a, nil
 }
 
@@ -115,6 +119,55 @@ func (a *All) membersAs(l Limiter) (members []member, is bool) {
 		return nil, false
 	}
 	return all.members, true
+}
+
+// limiters are those of an [All] or a [First].
+type limiters []Limiter
+
+// Unwrap returns the limiters, in their order.
+func (ls *limiters) Unwrap() []Limiter { return slices.Clone(*ls) }
+
+// Reset forgets the state of key in each limiter.
+func (ls *limiters) Reset(ctx context.Context, key string) error {
+	if err := ls.check(ctx, key, 1); err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range *ls {
+		errs = append(errs, l.Reset(ctx, key))
+	}
+	return errors.Join(errs...)
+}
+
+// AppendPolicies implements [PolicyAppender].
+func (ls *limiters) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	if len(*ls) == 0 {
+		return dst, unmade.Err
+	}
+	policies := dst
+	for _, l := range *ls {
+		var err error
+		if policies, err = AppendPolicies(ctx, policies, l, key); err != nil {
+			return dst, err
+		}
+	}
+	return policies, nil
+}
+
+// keyFunc makes the key of a queue of all.
+func (ls *limiters) keyFunc() see.Key {
+	keys := make([]see.Key, len(*ls))
+	for i, l := range *ls {
+		keys[i] = see.KeyOf(l)
+	}
+	return see.Keys(keys...)
+}
+
+func (ls *limiters) check(ctx context.Context, key string, n int) error {
+	if len(*ls) == 0 {
+		return unmade.Err
+	}
+	return store.CheckCall(ctx, key, n)
 }
 
 // isPlain reports whether each call asks one store for each of members under the same key, and under
@@ -161,15 +214,6 @@ func oneKeyEach(cores []*limiter) error {
 		}
 	}
 	return nil
-}
-
-// Unwrap returns the limiters, in their order.
-func (a *All) Unwrap() []Limiter {
-	limiters := make([]Limiter, len(a.members))
-	for i := range a.members {
-		limiters[i] = a.members[i].limiter
-	}
-	return limiters
 }
 
 // Allow implements [Limiter].
@@ -245,50 +289,16 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	return errors.Join(errs...)
 }
 
-// Reset forgets the state of key in each limit.
-func (a *All) Reset(ctx context.Context, key string) error {
-	if err := a.check(ctx, key, 1); err != nil {
-		return err
-	}
-	var errs []error
-	for i := range a.members {
-		errs = append(errs, a.members[i].limiter.Reset(ctx, key))
-	}
-	return errors.Join(errs...)
-}
-
-// AppendPolicies implements [PolicyAppender].
-func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
-	if len(a.members) == 0 {
-		return dst, unmade.Err
-	}
-	all := dst
-	for i := range a.members {
-		var err error
-		if all, err = AppendPolicies(ctx, all, a.members[i].limiter, key); err != nil {
-			return dst, err
-		}
-	}
-	return all, nil
-}
-
 // local makes an All of the local limiters of its limits.
 func (a *All) local(s store.Store, instances int) (Limiter, error) {
-	limiters := make([]Limiter, len(a.members))
-	for i := range a.members {
+	locals := make([]Limiter, len(a.limiters))
+	for i, l := range a.limiters {
 		var err error
-		if limiters[i], err = see.Local(a.members[i].limiter, s, instances); err != nil {
+		if locals[i], err = see.Local(l, s, instances); err != nil {
 			return nil, err
 		}
 	}
-	return NewAll(limiters...)
-}
-
-func (a *All) check(ctx context.Context, key string, n int) error {
-	if len(a.members) == 0 {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
+	return NewAll(locals...)
 }
 
 // decide is AllowN, AllowWithin or Peek.

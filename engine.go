@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -71,13 +72,8 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	if lim.integers, err = integers(rule, l); err != nil {
 		return err
 	}
-	for _, opt := range opts {
-		if opt == nil {
-			return fmt.Errorf("%w: an Option is nil", ErrInvalidOption)
-		}
-		if err := opt(lim); err != nil {
-			return err
-		}
+	if err := options.Apply(lim, opts); err != nil {
+		return err
 	}
 	if err := lim.checkReserved(); err != nil {
 		return err

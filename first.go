@@ -2,14 +2,13 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
-	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -29,9 +28,9 @@ import (
 // limiter that was charged, and a Refund or a Settle goes to it. A First keeps no state of its own.
 type First struct {
 	known
-	limiters []Limiter
-	members  [][]member  // of each limiter
-	joint    store.Store // of all members, or nil
+	limiters
+	members [][]member  // of each limiter
+	joint   store.Store // of all members, or nil
 }
 
 // NewFirst returns a limiter that asks 1 to 16 limiters in their order. An All counts as the limiters in it.
@@ -39,7 +38,7 @@ type First struct {
 // does, if it counts slots (package inflight), or if two limiters share their counts ([WithName]) but use
 // different keys ([WithKeyFunc]).
 func NewFirst(limiters ...Limiter) (*First, error) {
-	f := &First{limiters: append([]Limiter(nil), limiters...)}
+	f := &First{limiters: slices.Clone(limiters)}
 	size := 0
 	for _, l := range limiters {
 		members, err := membersOf(l)
@@ -59,11 +58,7 @@ func NewFirst(limiters ...Limiter) (*First, error) {
 		return nil, err
 	}
 	f.joint = jointOf(f.members)
-	keys := make([]see.Key, len(limiters))
-	for i, l := range limiters {
-		keys[i] = see.KeyOf(l)
-	}
-	f.known = see.NewCore[Limiter](f, see.Known[Limiter]{Kind: queue.Unknown, Key: see.Keys(keys...), Alternatives: true, Local: noLocal})
+	f.known = see.NewCore[Limiter](f, see.Known[Limiter]{Kind: queue.Unknown, Key: f.keyFunc(), Alternatives: true, Local: noLocal})
 	return f, nil
 }
 
@@ -94,9 +89,6 @@ func mayBeOneOf(l Limiter) error {
 	}
 	return nil
 }
-
-// Unwrap returns the limiters, in their order.
-func (f *First) Unwrap() []Limiter { return append([]Limiter(nil), f.limiters...) }
 
 // Allow implements [Limiter].
 func (f *First) Allow(ctx context.Context, key string) (Result, error) {
@@ -185,44 +177,10 @@ func (f *First) chosen(r Result) (i int, own Result) {
 	return -1, own
 }
 
-// Reset forgets the state of key in each limiter.
-func (f *First) Reset(ctx context.Context, key string) error {
-	if err := f.check(ctx, key, 1); err != nil {
-		return err
-	}
-	var errs []error
-	for _, l := range f.limiters {
-		errs = append(errs, l.Reset(ctx, key))
-	}
-	return errors.Join(errs...)
-}
-
-// AppendPolicies implements [PolicyAppender].
-func (f *First) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
-	if len(f.limiters) == 0 {
-		return dst, unmade.Err
-	}
-	policies := dst
-	for _, l := range f.limiters {
-		var err error
-		if policies, err = AppendPolicies(ctx, policies, l, key); err != nil {
-			return dst, err
-		}
-	}
-	return policies, nil
-}
-
 // errFirstLocal: a fallback hands back how many events it has admitted for a key, and not by which limiter.
 var errFirstLocal = fmt.Errorf("%w: a First has no share: put a fallback around each of its limiters", ErrInvalidOption)
 
 func noLocal(store.Store, int) (Limiter, error) { return nil, errFirstLocal }
-
-func (f *First) check(ctx context.Context, key string, n int) error {
-	if len(f.limiters) == 0 {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
-}
 
 // decide is AllowN, AllowWithin or Peek.
 func (f *First) decide(ctx context.Context, key string, n int, how asking) (Result, error) {

@@ -41,7 +41,7 @@ func WithPolicyName(name string) Option {
 	}
 }
 
-// WithLimitFunc makes every call ask f for the limit of its key (see [KeepLimits]). If f returns the
+// WithLimitFunc makes every call ask f for the limit of its key. If f returns the
 // zero Limit, the constructor's limit applies. If f returns an error or an invalid limit, the call
 // returns the error and charges nothing. f must be safe for concurrent use. If f reads a database, put
 // package plancache in front of it.
@@ -212,13 +212,6 @@ func withObservers(more []Observer, timed bool) Option {
 		lim.timed = lim.timed || timed
 		return nil
 	}
-}
-
-// KeepLimits returns a context for one request. With it, [AppendPolicies] and Refund use the limit of the
-// key's last decision and do not ask [WithLimitFunc] again, for up to 64 keys. The middlewares use
-// KeepLimits.
-func KeepLimits(ctx context.Context) context.Context {
-	return kept.New[Limit](ctx, false)
 }
 
 // askLimit asks the limit function for the limit of a decision.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/kept"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
@@ -375,13 +376,13 @@ func TestInOneRequestPoliciesAndRefundsGoByTheLimitOfTheDecision(t *testing.T) {
 		require.NoError(t, err)
 		return policies[0].Quota
 	}
-	ctx := ratelimit.KeepLimits(t.Context())
+	ctx := kept.New[ratelimit.Limit](t.Context(), false)
 	r, err := l.AllowN(ctx, "key", 2)
 	require.NoError(t, err)
 	require.Equal(t, 3, r.Remaining)
 
 	answer = ratelimit.PerMinute(7)
-	inside := ratelimit.KeepLimits(ctx)
+	inside := kept.New[ratelimit.Limit](ctx, false)
 	require.Equal(t, 7, quota(inside), "it does not know what was decided outside of it")
 	require.Equal(t, 7, quota(ctx), "and tells what it has asked")
 	require.Equal(t, 7, quota(t.Context()))

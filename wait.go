@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -193,7 +194,7 @@ func (r *Result) inTime(d time.Duration) bool { return !r.Allowed || r.Delay <= 
 // tooLate is the denial of n events whose turn, by r, comes later than d.
 func (r *Result) tooLate(n int, d time.Duration) Result {
 	denial := r.without(n, n)
-	denial.Allowed, denial.Delay, denial.RetryAfter = false, 0, wholeMicroseconds(r.Delay-max(d, 0))
+	denial.Allowed, denial.Delay, denial.RetryAfter = false, 0, exact.WholeMicros(r.Delay-max(d, 0))
 	return denial
 }
 
@@ -230,11 +231,3 @@ func (a asking) ask(ctx context.Context, l Limiter, key string, n int) (Result, 
 }
 
 var _ Delayer = (*limiter)(nil)
-
-// wholeMicroseconds is d rounded up, unless there is no such Duration.
-func wholeMicroseconds(d time.Duration) time.Duration {
-	if d > Never-time.Microsecond { // of a limiter without a longest Delay
-		return d
-	}
-	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
-}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -113,13 +114,8 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 	mark := ratelimit.NewMark(lim, ratelimit.SourceList, nil)
 	lim.allowed = ratelimit.Result{Allowed: true, Limit: math.MaxInt32, Remaining: math.MaxInt32}.WithMark(mark)
 	lim.denied = ratelimit.Result{RetryAfter: ratelimit.Never}.WithMark(mark)
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(lim); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(lim, opts); err != nil {
+		return nil, err
 	}
 	return lim, nil
 }
@@ -268,13 +264,6 @@ var (
 		Name: ratelimit.Unlimited().String(), Limit: ratelimit.Unlimited(), Quota: math.MaxInt32,
 	}
 	denyPolicy = ratelimit.Policy{Name: ratelimit.PerSecond(0).String(), Limit: ratelimit.PerSecond(0)}
-)
-
-var (
-	_ ratelimit.Limiter        = (*Limiter)(nil)
-	_ ratelimit.PolicyAppender = (*Limiter)(nil)
-	_ ratelimit.Charger        = (*Limiter)(nil)
-	_ ratelimit.Delayer        = (*Limiter)(nil)
 )
 
 const maxAddr = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 )
 
@@ -166,13 +167,8 @@ func New(floor, ceiling ratelimit.Limit, signal func() float64, opts ...Option) 
 }
 
 func (l *Limit) apply(opts []Option) error {
-	for _, opt := range opts {
-		if opt == nil {
-			return fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(l); err != nil {
-			return err
-		}
+	if err := options.Apply(l, opts); err != nil {
+		return err
 	}
 	// This compares products because 0.8·0.75 is closer to 0.6 than the quotient 0.6/0.8 is
 	// to 0.75.

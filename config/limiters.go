@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/internal/yamltree"
@@ -77,13 +78,8 @@ func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 		return nil, err
 	}
 	ls := &Limiters{store: s, fronts: fronts, local: local, index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(ls); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(ls, opts); err != nil {
+		return nil, err
 	}
 	ls.now.Store(new([]*stack))
 	if err := ls.Update(c); err != nil {

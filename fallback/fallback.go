@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/kept"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -95,13 +96,8 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	}
 	f := &Limiter{wrapper: see.Has(see.Traits{Mirrors: true}), limiter: l, source: p.source}
 	f.breaker.failures, f.breaker.pause = defaultFailures, defaultPause
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(f); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(f, opts); err != nil {
+		return nil, err
 	}
 	var err error
 	if f.local, err = p.limiter(l); err != nil {

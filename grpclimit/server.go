@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/guard"
+	"github.com/ratelimit-go/ratelimit/internal/kept"
 )
 
 // UnaryServerInterceptor returns an interceptor that limits unary calls with l. A call that l
@@ -85,7 +86,7 @@ func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
 
 // context returns ctx for the limiter, with the client's address if it is known.
 func (s server) context(ctx context.Context) context.Context {
-	ctx = ratelimit.KeepLimits(ctx)
+	ctx = kept.New[ratelimit.Limit](ctx, false)
 	if s.addr == nil {
 		return ctx
 	}

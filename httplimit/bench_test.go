@@ -49,7 +49,6 @@ func BenchmarkMiddleware(b *testing.B) {
 		{"slot", slotted(), "192.0.2.1:1234"},
 		{"slot/headers=none", slotted(httplimit.WithoutHeaders()), "192.0.2.1:1234"},
 		{"denied", ours(little), "192.0.2.1:1234"},
-		{"denied/plain", ours(little, httplimit.WithPlainText()), "192.0.2.1:1234"},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -25,7 +25,7 @@ type Decision struct {
 }
 
 // NewDecision returns the decision r that l has made for key, with the policies of l. Use it with
-// [SetHeaders], [WriteProblem] and [WritePlainText] outside the middleware.
+// [SetHeaders] and [WriteProblem] outside the middleware.
 func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) Decision {
 	d := report.Of(r)
 	d.Describe(ctx, l, key, nil)

@@ -258,10 +258,6 @@ func TestAListWithinAnAllDeniesAsAList(t *testing.T) {
 func TestADenialByAListCanBeAnsweredInOtherWays(t *testing.T) {
 	lim := listed(t, accesslist.Lists{Deny: list(t, "192.0.2.0/24")})
 	w := httptest.NewRecorder()
-	protect(t, lim, httplimit.WithPlainText()).ServeHTTP(w, get("192.0.2.1:1234"))
-	require.Equal(t, http.StatusForbidden, w.Code)
-	require.Equal(t, "Forbidden\n", w.Body.String())
-	w = httptest.NewRecorder()
 	protect(t, lim, httplimit.WithDeniedHandler(func(w http.ResponseWriter, _ *http.Request, _ http.Handler, d httplimit.Decision) {
 		require.Equal(t, ratelimit.SourceList, d.Result.Source())
 		w.WriteHeader(http.StatusNotFound)

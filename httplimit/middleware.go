@@ -37,6 +37,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/internal/guard"
+	"github.com/ratelimit-go/ratelimit/internal/kept"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -65,8 +66,8 @@ import (
 //
 // Without [WithRefund] and [WithContext], a request costs the limiter's decision and at most four
 // allocations: two for that context if it is needed, one for a key that is not an IPv4 address, and
-// one, in every tenth request, for header fields. A limit function is called once per request
-// ([ratelimit.KeepLimits]). There is nothing to close.
+// one, in every tenth request, for header fields. A limit function is called once per request.
+// There is nothing to close.
 //
 // If l counts slots (package inflight), alone or with rates, a request holds a slot until its
 // handler returns or panics. If the handler takes over the connection, it holds the slot until that
@@ -175,7 +176,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (c *config) context(r *http.Request) context.Context {
 	ctx := r.Context()
 	if c.asks {
-		ctx = ratelimit.KeepLimits(ctx)
+		ctx = kept.New[ratelimit.Limit](ctx, false)
 	}
 	if c.Addr == nil {
 		return ctx

@@ -140,11 +140,6 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 	})
 }
 
-// WithPlainText answers denied requests with [WritePlainText], a line of plain text.
-func WithPlainText() ServerOption {
-	return WithDeniedHandler(func(w http.ResponseWriter, _ *http.Request, _ http.Handler, d Decision) { WritePlainText(w, d) })
-}
-
 // WithRefund refunds a request's charge if f returns true for the status of the response.
 // WithRefund([Failed]) refunds requests that fail through the server's fault.
 // WithRefund([Successful]) counts only failures, such as wrong passwords. If f returns true for any

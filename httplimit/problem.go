@@ -50,13 +50,6 @@ func WriteProblem(w http.ResponseWriter, d Decision) {
 	_, _ = w.Write(appendProblem(nil, code, &all, new(policyTexts))) // an error: the client has gone
 }
 
-// WritePlainText is [WriteProblem] with a line of plain text as the body.
-func WritePlainText(w http.ResponseWriter, d Decision) {
-	all := d.report()
-	code := status(&all)
-	http.Error(w, http.StatusText(code), code)
-}
-
 // tooManyHead is the beginning of nearly all refusals.
 var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests, "Too many requests."))
 

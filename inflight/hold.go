@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
@@ -47,15 +48,7 @@ func OnEnd(f func(Ending)) Option {
 }
 
 func (s *settings) apply(opts []Option) error {
-	for _, opt := range opts {
-		if opt == nil {
-			return fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(s); err != nil {
-			return err
-		}
-	}
-	return nil
+	return options.Apply(s, opts)
 }
 
 func (s *settings) applyToHold(opts []Option) error {

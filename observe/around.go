@@ -39,7 +39,7 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 			e.Expect(names...)
 		}
 	}
-	return &around{wrapper: see.Has(see.Traits{LooksOn: true}), limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
+	return &around{wrapper: see.Has(see.Traits{LooksOn: true}), Limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
 }
 
 type wrapper = see.Wrapper
@@ -47,7 +47,7 @@ type wrapper = see.Wrapper
 // around is a limiter with observers.
 type around struct {
 	wrapper
-	limiter   ratelimit.Limiter
+	ratelimit.Limiter
 	observers []ratelimit.Observer
 }
 
@@ -64,7 +64,7 @@ func (a *around) tell(ctx context.Context, key string, n int, r ratelimit.Result
 // Allow calls the limiter and notifies the observers.
 func (a *around) Allow(ctx context.Context, key string) (r ratelimit.Result, err error) {
 	since := time.Now()
-	r, err = a.limiter.Allow(ctx, key)
+	r, err = a.Limiter.Allow(ctx, key)
 	a.tell(ctx, key, 1, r, err, since)
 	return r, err
 }
@@ -72,7 +72,7 @@ func (a *around) Allow(ctx context.Context, key string) (r ratelimit.Result, err
 // AllowN calls the limiter and notifies the observers.
 func (a *around) AllowN(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
 	since := time.Now()
-	r, err = a.limiter.AllowN(ctx, key, n)
+	r, err = a.Limiter.AllowN(ctx, key, n)
 	a.tell(ctx, key, n, r, err, since)
 	return r, err
 }
@@ -80,7 +80,7 @@ func (a *around) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 // AllowWithin calls the limiter and notifies the observers.
 func (a *around) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (r ratelimit.Result, err error) {
 	since := time.Now()
-	r, err = ratelimit.AllowWithin(ctx, a.limiter, key, n, d)
+	r, err = ratelimit.AllowWithin(ctx, a.Limiter, key, n, d)
 	a.tell(ctx, key, n, r, err, since)
 	return r, err
 }
@@ -88,7 +88,7 @@ func (a *around) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 // AllowUpTo calls the limiter and notifies the observers.
 func (a *around) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
 	since := time.Now()
-	granted, r, err = ratelimit.AllowUpTo(ctx, a.limiter, key, n)
+	granted, r, err = ratelimit.AllowUpTo(ctx, a.Limiter, key, n)
 	a.tell(ctx, key, n, r, err, since)
 	return granted, r, err
 }
@@ -96,31 +96,18 @@ func (a *around) AllowUpTo(ctx context.Context, key string, n int) (granted int,
 // Charge calls the limiter and notifies the observers.
 func (a *around) Charge(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
 	since := time.Now()
-	r, err = ratelimit.Charge(ctx, a.limiter, key, n)
+	r, err = ratelimit.Charge(ctx, a.Limiter, key, n)
 	a.tell(ctx, key, n, r, err, since)
 	return r, err
 }
 
-// Peek calls the limiter.
-func (a *around) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	return a.limiter.Peek(ctx, key)
-}
-
-// Refund calls the limiter.
-func (a *around) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	return a.limiter.Refund(ctx, key, charged, n)
-}
-
-// Reset calls the limiter.
-func (a *around) Reset(ctx context.Context, key string) error { return a.limiter.Reset(ctx, key) }
-
 // AppendPolicies appends the policies of the limiter.
 func (a *around) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	return ratelimit.AppendPolicies(ctx, dst, a.limiter, key)
+	return ratelimit.AppendPolicies(ctx, dst, a.Limiter, key)
 }
 
 // Unwrap returns the observed limiter.
-func (a *around) Unwrap() ratelimit.Limiter { return a.limiter }
+func (a *around) Unwrap() ratelimit.Limiter { return a.Limiter }
 
 var (
 	_ ratelimit.Limiter        = (*around)(nil)

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -150,13 +151,8 @@ func New[V any](f func(ctx context.Context, key string) (V, error), ttl time.Dur
 		return nil, fmt.Errorf("%w: plancache.New with a ttl of %v, want above 0", store.ErrInvalidOption, ttl)
 	}
 	c := &Cache[V]{ask: f, ttl: ttl, settings: settings{defaultMaxKeys, defaultStale, defaultTimeout}}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
-		}
-		if err := opt(&c.settings); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(&c.settings, opts); err != nil {
+		return nil, err
 	}
 	c.stale = min(c.stale, math.MaxInt64-ttl)
 	c.young = map[string]*entry[V]{}

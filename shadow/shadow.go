@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/evenhash"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
@@ -28,8 +29,8 @@ import (
 // enforced limit would have slowed down keeps sending at its own rate, so its share of denials is
 // larger than under enforcement.
 //
-// Whether a key is enforced depends only on the key, the percentage and the salt, in every process
-// and in later versions. A higher percentage adds keys and removes none. The hash does not
+// Whether a key is enforced depends only on the key and the percentage, in every process and in later
+// versions. A higher percentage adds keys and removes none. The hash does not
 // withstand clients that choose their keys to avoid enforcement.
 //
 // A decision costs a hash of the key at 1 ns per byte, about 100 ns for the goroutine of the
@@ -41,7 +42,6 @@ type Limiter struct {
 	*around
 
 	reports reports
-	seed    uint64        // the hash of the salt
 	percent atomic.Uint64 // the bits of a float64, 0 to 100
 }
 
@@ -59,34 +59,20 @@ func WithEnforcement(percent float64) Option {
 	return func(l *Limiter) error { return l.SetEnforcement(percent) }
 }
 
-// WithSalt changes which keys are enforced. Limiters with the same salt enforce the same keys. The
-// default is "".
-func WithSalt(salt string) Option {
-	return func(l *Limiter) error {
-		l.seed = evenhash.Add(evenhash.Offset, salt)
-		return nil
-	}
-}
-
 // New returns a limiter that reports the decisions of l. It returns [ratelimit.ErrInvalidOption] if
 // l, report or an option is nil, or if an option is out of range.
 func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	if report == nil {
 		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
 	}
-	lim := &Limiter{wrapper: see.Has(see.Traits{Answers: true}), seed: evenhash.Offset}
+	lim := &Limiter{wrapper: see.Has(see.Traits{Answers: true})}
 	lim.reports.report = report
 	var err error
 	if lim.around, err = ratelimit.NewAround(l, lim.decide); err != nil {
 		return nil, err
 	}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(lim); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(lim, opts); err != nil {
+		return nil, err
 	}
 	return lim, nil
 }
@@ -102,16 +88,13 @@ func (l *Limiter) SetEnforcement(percent float64) error {
 	return nil
 }
 
-// Enforcement returns the percentage of enforced keys.
-func (l *Limiter) Enforcement() float64 { return math.Float64frombits(l.percent.Load()) }
-
 // Enforced reports whether decisions on key are currently enforced.
 func (l *Limiter) Enforced(key string) bool {
-	percent := l.Enforcement()
+	percent := math.Float64frombits(l.percent.Load())
 	if percent == 0 {
 		return false
 	}
-	return float64(evenhash.Mix(evenhash.Add(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
+	return float64(evenhash.Of(key)>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
 }
 
 // decide asks the limiter and reports its decision, except for a Peek or a Charge. It returns the
@@ -140,10 +123,3 @@ func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 	}
 	return all, nil
 }
-
-var (
-	_ ratelimit.Limiter        = (*Limiter)(nil)
-	_ ratelimit.PolicyAppender = (*Limiter)(nil)
-	_ ratelimit.Charger        = (*Limiter)(nil)
-	_ ratelimit.Delayer        = (*Limiter)(nil)
-)

@@ -16,7 +16,9 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
@@ -92,13 +94,8 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	w := &Waiter{wrapper: see.Has(see.Traits{Sleeps: true, Behind: l}), limiter: l, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting
 	w.own, w.fixed = w.queues(), see.Fixed(l)
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: a WaiterOption is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(w); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(w, opts); err != nil {
+		return nil, err
 	}
 	return w, nil
 }
@@ -157,7 +154,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	if !r.Allowed {
 		r.RetryAfter = d.RetryAfter
 		if r.RetryAfter != ratelimit.Never && room {
-			r.RetryAfter = wholeMicros(r.RetryAfter - patience)
+			r.RetryAfter = exact.WholeMicros(r.RetryAfter - patience)
 		}
 	}
 	return w.denial(r, room, patience), nil
@@ -188,7 +185,7 @@ func (w *Waiter) behind(d queue.Answer, patience time.Duration) ratelimit.Result
 	if !ok {
 		r.Limit = d.Limit
 	}
-	r.Remaining, r.RetryAfter, r.ResetAfter = 0, wholeMicros(d.RetryAfter), wholeMicros(d.ResetAfter)
+	r.Remaining, r.RetryAfter, r.ResetAfter = 0, exact.WholeMicros(d.RetryAfter), exact.WholeMicros(d.ResetAfter)
 	return r
 }
 
@@ -220,7 +217,7 @@ func (w *Waiter) denial(r ratelimit.Result, room bool, early time.Duration) rate
 		if w.leaky(&r) { // at its scheduled time, all earlier events are gone
 			reset = r.Delay
 		}
-		retry := max(leastRetryAfter, wholeMicros(r.Delay-early))
+		retry := max(leastRetryAfter, exact.WholeMicros(r.Delay-early))
 		r.Allowed, r.Remaining, r.RetryAfter, r.ResetAfter, r.Delay = false, 0, retry, reset, 0
 		return r
 	}
@@ -229,7 +226,7 @@ func (w *Waiter) denial(r ratelimit.Result, room bool, early time.Duration) rate
 	}
 	r.RetryAfter = max(r.RetryAfter, leastRetryAfter)
 	if w.leaky(&r) && r.RetryAfter != ratelimit.Never {
-		r.RetryAfter = max(r.RetryAfter, wholeMicros(r.ResetAfter-early))
+		r.RetryAfter = max(r.RetryAfter, exact.WholeMicros(r.ResetAfter-early))
 	}
 	return r
 }
@@ -315,11 +312,3 @@ var (
 	_ ratelimit.Charger        = (*Waiter)(nil)
 	_ ratelimit.Delayer        = (*Waiter)(nil)
 )
-
-// wholeMicros rounds d up to whole µs.
-func wholeMicros(d time.Duration) time.Duration {
-	if rest := d % time.Microsecond; rest > 0 && d < math.MaxInt64-time.Microsecond {
-		d += time.Microsecond - rest
-	}
-	return d
-}

@@ -5,6 +5,7 @@ package exact
 import (
 	"math"
 	"math/bits"
+	"time"
 )
 
 // MulDiv returns a·b/c, rounded down, and the remainder. All arguments are 0 or more, and c is
@@ -46,4 +47,12 @@ func AtMost(a, b, c, d int64) bool {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	most, least := bits.Mul64(uint64(c), uint64(d))
 	return hi < most || hi == most && lo <= least
+}
+
+// WholeMicros returns d rounded up to whole µs, or d if there is no such Duration.
+func WholeMicros(d time.Duration) time.Duration {
+	if d > math.MaxInt64-time.Microsecond { // of a limiter without a longest Delay
+		return d
+	}
+	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
 }

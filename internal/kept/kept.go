@@ -30,8 +30,9 @@ type limit[L any] struct {
 
 type inContext[L any] struct{}
 
-// New returns Limits in ctx. If once is true, no function is called twice, because all calls are
-// for one decision.
+// New returns Limits in ctx. With them, AppendPolicies and Refund use the limit of the key's last
+// decision, and do not ask the function again. If once is true, no function is called twice, because
+// all calls are for one decision.
 func New[L any](ctx context.Context, once bool) *Limits[L] {
 	k := &Limits[L]{Context: ctx, outer: In[L](ctx), once: once}
 	k.limits = k.first[:0]

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/denials"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -94,13 +95,8 @@ func New(s store.Store, opts ...Option) (*Store, error) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
 	by := settings{maxKeys: defaultMaxKeys, maxAge: forever}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
-		}
-		if err := opt(&by); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(&by, opts); err != nil {
+		return nil, err
 	}
 	return &Store{Store: s, denials: denials.New(by.maxKeys, by.maxAge)}, nil
 }

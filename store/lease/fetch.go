@@ -13,7 +13,7 @@ import (
 // fetch is a call to the store for claims on the same keys, and for leases of these keys.
 type fetch struct {
 	batch.Batch
-	lacks    []lack
+	misses   []miss
 	portions []portion  // one for each key
 	alone    [1]portion // of a single key
 	sent     time.Duration
@@ -32,19 +32,19 @@ type portion struct {
 // newFetch returns the next call for claims. It fetches a lease of each key unless another call
 // does. It returns nil in two cases if the claims are for one key: what has arrived in the meantime
 // answers the first claim, or another call fetches a lease, in which case wait is true.
-func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait bool) {
+func (d *Store) newFetch(misses []miss, claims []batch.Claim) (f *fetch, wait bool) {
 	f = fetches.Get().(*fetch)
-	f.lacks = lacks
-	f.Make(len(lacks), claims, d.patience)
-	if f.portions = f.alone[:]; len(lacks) > 1 {
-		f.portions = make([]portion, len(lacks))
+	f.misses = misses
+	f.Make(len(misses), claims, d.patience)
+	if f.portions = f.alone[:]; len(misses) > 1 {
+		f.portions = make([]portion, len(misses))
 	}
-	for i := range lacks {
-		l := &lacks[i]
+	for i := range misses {
+		l := &misses[i]
 		f.Requests[i] = l.request
 		f.Requests[i].Limit = l.limits.by
 		l.shard.mu.Lock()
-		alone := len(claims) > 0 && len(lacks) == 1 && l.entry.limits == l.limits && !d.closed.Load()
+		alone := len(claims) > 0 && len(misses) == 1 && l.entry.limits == l.limits && !d.closed.Load()
 		answered, wait := alone && l.answered(d.now(), claims[0].N[0]), alone && l.entry.fetching
 		if !answered && !wait {
 			d.lead(f, i)
@@ -58,7 +58,7 @@ func (d *Store) newFetch(lacks []lack, claims []batch.Claim) (f *fetch, wait boo
 }
 
 // answered reports whether the answer to a call for n events is held or known.
-func (l *lack) answered(now time.Duration, n int64) bool {
+func (l *miss) answered(now time.Duration, n int64) bool {
 	e := l.entry
 	return e.left >= int(n) && now < e.until || e.spare.left >= int(n) && now < e.spare.until || n == 1 && now < e.denied
 }
@@ -66,7 +66,7 @@ func (l *lack) answered(now time.Duration, n int64) bool {
 // lead makes f the call that fetches the next lease of key i, unless another call does, or f
 // fetches ahead and nothing is needed. The caller holds the shard's lock.
 func (d *Store) lead(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
+	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	e, now := l.entry, d.now()
 	d.tidy(e, now)
 	forgotten := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
@@ -101,7 +101,7 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 	if f.Lost {
 		d.stats.lost.Add(1)
 	}
-	for i := range f.lacks {
+	for i := range f.misses {
 		f.portions[i].left = int(f.Events(i, f.Fit))
 		d.takeIn(f, i)
 	}
@@ -112,7 +112,7 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 		}
 	}, func(c batch.Claim, replies []store.Reply) {
 		for i, n := range c.N {
-			r := f.lacks[i].request
+			r := f.misses[i].request
 			r.N = n
 			d.putBackOne(&r, replies[i])
 		}
@@ -123,7 +123,7 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 // lifetime, however long the call took, so that leases work even if the store needs longer than a
 // lifetime to answer.
 func (d *Store) takeIn(f *fetch, i int) {
-	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
+	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	rule, by := l.request.Namespace.Rule, l.limits.by
 	if p.Granted > 0 {
 		says := p.Reply.Report(rule, by, p.Granted, p.Granted)
@@ -155,7 +155,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 
 // takeLease receives what was granted for key i, minus what the claims need.
 func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
-	l, k, p := &f.lacks[i], &f.portions[i], &f.Parts[i]
+	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	e := l.entry
 	d.stats.granted.Add(p.Granted)
 	held := e.receive(grants{
@@ -202,9 +202,9 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 	d.do(func(ctx context.Context) error {
 		s.mu.Lock()
 		e.queued = false
-		l := lack{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
+		l := miss{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
 		s.mu.Unlock()
-		if f, _ := d.newFetch([]lack{l}, nil); f.portions[0].leads {
+		if f, _ := d.newFetch([]miss{l}, nil); f.portions[0].leads {
 			d.run(ctx, f)
 		}
 		return nil

@@ -251,9 +251,9 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		shard.mu.Lock()
 		e := d.entry(shard, id, ns, "key", of.limit)
 		shard.mu.Unlock()
-		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
-		require.False(t, lacks[0].alone())
-		ln := &queue{lacks: lacks, busy: true}
+		misses := []miss{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
+		require.False(t, misses[0].alone())
+		ln := &queue{misses: misses, busy: true}
 		e.queues = ln
 		for range 3 * 1 << 13 {
 			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})

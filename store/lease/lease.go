@@ -44,6 +44,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
@@ -231,13 +232,8 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	}
 	d := &Store{wrapper: see.Has(see.Traits{Leases: true}), Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
 	d.terms = terms{life: life, most: maxLease}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
-		}
-		if err := opt(d); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(d, opts); err != nil {
+		return nil, err
 	}
 	for i := range d.shards {
 		d.shards[i].keys = make(map[keyhash.Hash]*entry)

@@ -12,7 +12,7 @@ import (
 // store is asked for all of them together, in one call after the other. The shard of the first key
 // protects it.
 type queue struct {
-	lacks  []lack // of each claim, except for the numbers
+	misses []miss // of each claim, except for the numbers
 	claims []batch.Claim
 	busy   bool           // whether a goroutine serves it
 	after  *queue         // the next queue of the entry
@@ -20,15 +20,15 @@ type queue struct {
 }
 
 // isOf reports whether q is for these keys, under these limits.
-func (q *queue) isOf(lacks []lack) bool {
-	return slices.EqualFunc(q.lacks, lacks, func(a, b lack) bool { return a.entry == b.entry && a.limits == b.limits })
+func (q *queue) isOf(misses []miss) bool {
+	return slices.EqualFunc(q.misses, misses, func(a, b miss) bool { return a.entry == b.entry && a.limits == b.limits })
 }
 
-// claim waits in the queue of the keys in lacks. If its claim is all that the store would be asked
+// claim waits in the queue of the keys in misses. If its claim is all that the store would be asked
 // for, the call asks the store itself, with its own context.
-func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
-	c := batch.NewClaim(len(lacks), func(i int) int64 { return lacks[i].request.N })
-	if q := enqueue(lacks, c); q != nil {
+func (d *Store) claim(ctx context.Context, misses []miss, replies []store.Reply) (all bool, err error) {
+	c := batch.NewClaim(len(misses), func(i int) int64 { return misses[i].request.N })
+	if q := enqueue(misses, c); q != nil {
 		switch f := d.next(q, nil, false); {
 		case f == nil: // c is answered
 		case f.IsOf(c):
@@ -39,27 +39,27 @@ func (d *Store) claim(ctx context.Context, lacks []lack, replies []store.Reply) 
 	}
 	v, err := c.Wait(ctx, d.patience)
 	for i := range v.Replies {
-		replies[lacks[i].at] = v.Replies[i]
+		replies[misses[i].at] = v.Replies[i]
 	}
 	return v.OK, err
 }
 
 // enqueue appends c to its queue. If nothing serves the queue, it returns the queue, and the caller
 // must serve it. While a lease of a single key is being fetched, its queue waits for that.
-func enqueue(lacks []lack, c batch.Claim) *queue {
-	s, e := lacks[0].shard, lacks[0].entry
+func enqueue(misses []miss, c batch.Claim) *queue {
+	s, e := misses[0].shard, misses[0].entry
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q := e.queues
-	for q != nil && !q.isOf(lacks) {
+	for q != nil && !q.isOf(misses) {
 		q = q.after
 	}
 	if q == nil {
-		q = &queue{lacks: lacks, after: e.queues}
+		q = &queue{misses: misses, after: e.queues}
 		q.claims, e.queues = q.first[:0], q
 	}
 	q.claims = batch.Add(q.claims, c)
-	if q.busy || len(lacks) == 1 && e.fetching {
+	if q.busy || len(misses) == 1 && e.fetching {
 		return nil
 	}
 	q.busy = true
@@ -70,7 +70,7 @@ func enqueue(lacks []lack, c batch.Claim) *queue {
 // caller holds the shard's lock.
 func (d *Store) wake(e *entry) {
 	for q := e.queues; q != nil; q = q.after {
-		if len(q.lacks) == 1 && !q.busy {
+		if len(q.misses) == 1 && !q.busy {
 			q.busy = true
 			go d.goOn(q, nil)
 		}
@@ -106,7 +106,7 @@ func (d *Store) goOn(q *queue, left []batch.Claim) {
 // returns nil if no claims are left, and the queue is then removed, or if they wait for a lease
 // that is being fetched.
 func (d *Store) next(q *queue, left []batch.Claim, waited bool) *fetch {
-	s, e := q.lacks[0].shard, q.lacks[0].entry
+	s, e := q.misses[0].shard, q.misses[0].entry
 	for wait := false; ; waited = true {
 		s.mu.Lock()
 		var claims []batch.Claim
@@ -123,11 +123,11 @@ func (d *Store) next(q *queue, left []batch.Claim, waited bool) *fetch {
 			return nil
 		}
 		if waited {
-			claims = d.answerHere(q.lacks, claims)
+			claims = d.answerHere(q.misses, claims)
 		}
 		if left = claims; len(left) > 0 {
 			var f *fetch
-			if f, wait = d.newFetch(q.lacks, left); f != nil {
+			if f, wait = d.newFetch(q.misses, left); f != nil {
 				return f
 			}
 		}
@@ -136,16 +136,16 @@ func (d *Store) next(q *queue, left []batch.Claim, waited bool) *fetch {
 
 // answerHere answers claims without the store, up to the first one that needs it. It returns that
 // claim and those after it.
-func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
-	if slices.ContainsFunc(lacks, lack.stale) {
+func (d *Store) answerHere(misses []miss, claims []batch.Claim) []batch.Claim {
+	if slices.ContainsFunc(misses, miss.stale) {
 		return claims
 	}
-	requests := make([]store.Request, len(lacks))
-	for i := range lacks {
-		requests[i] = lacks[i].request
+	requests := make([]store.Request, len(misses))
+	for i := range misses {
+		requests[i] = misses[i].request
 	}
 	for len(claims) > 0 {
-		c, replies := claims[0], make([]store.Reply, len(lacks))
+		c, replies := claims[0], make([]store.Reply, len(misses))
 		for i := range requests {
 			requests[i].N = c.N[i]
 		}
@@ -163,7 +163,7 @@ func (d *Store) answerHere(lacks []lack, claims []batch.Claim) []batch.Claim {
 }
 
 // stale reports whether other calls now ask for the key under another limit.
-func (l lack) stale() bool {
+func (l miss) stale() bool {
 	l.shard.mu.Lock()
 	defer l.shard.mu.Unlock()
 	return l.entry.limits != l.limits

@@ -53,23 +53,23 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		return r, nil
 	}
 	s.mu.Unlock()
-	return d.takeOne(ctx, store.Request{Namespace: e.ns, Key: e.key, Limit: l, N: n}, &lack{limits: ls, shard: s, entry: e})
+	return d.takeOne(ctx, store.Request{Namespace: e.ns, Key: e.key, Limit: l, N: n}, &miss{limits: ls, shard: s, entry: e})
 }
 
 // takeOne decides on r. If l is not nil, none of the events of r are held.
-func (d *Store) takeOne(ctx context.Context, r store.Request, l *lack) (store.Reply, error) {
+func (d *Store) takeOne(ctx context.Context, r store.Request, l *miss) (store.Reply, error) {
 	requests, replies := [1]store.Request{r}, [1]store.Reply{}
 	if l == nil {
-		err := d.takeLacking(ctx, requests[:], replies[:], d.decideHere(requests[:], replies[:]))
+		err := d.takeMisses(ctx, requests[:], replies[:], d.decideHere(requests[:], replies[:]))
 		return replies[0], err
 	}
 	l.request = r
-	_, err := d.claim(ctx, []lack{*l}, replies[:])
+	_, err := d.claim(ctx, []miss{*l}, replies[:])
 	return replies[0], err
 }
 
-// lack is one of several requests for which not all events are held.
-type lack struct {
+// miss is one of several requests for which not all events are held.
+type miss struct {
 	request store.Request // as the caller asked
 	limits  *limits
 	at      int  // its index among the requests
@@ -99,61 +99,61 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 			return err
 		}
 	}
-	return d.takeLacking(ctx, requests, replies, d.decideHere(requests, replies))
+	return d.takeMisses(ctx, requests, replies, d.decideHere(requests, replies))
 }
 
-// takeLacking asks the store for what is lacking. If that is denied, the events spent for the rest
+// takeMisses asks the store for what is lacking. If that is denied, the events spent for the rest
 // are taken back.
-func (d *Store) takeLacking(ctx context.Context, requests []store.Request, replies []store.Reply, lacks []lack) (err error) {
-	if len(lacks) == 0 {
+func (d *Store) takeMisses(ctx context.Context, requests []store.Request, replies []store.Reply, misses []miss) (err error) {
+	if len(misses) == 0 {
 		return nil
 	}
 	all := false
 	defer func() { // even if the store panics
 		if !all {
-			d.putBack(requests, replies, lacks)
+			d.putBack(requests, replies, misses)
 		}
 	}()
-	if slices.ContainsFunc(lacks, lack.alone) {
-		all, err = d.takeAlone(ctx, lacks, replies)
+	if slices.ContainsFunc(misses, miss.alone) {
+		all, err = d.takeAlone(ctx, misses, replies)
 	} else {
-		all, err = d.claim(ctx, lacks, replies)
+		all, err = d.claim(ctx, misses, replies)
 	}
 	return err
 }
 
 // alone reports whether l must be asked for in a call of its own.
-func (l lack) alone() bool {
+func (l miss) alone() bool {
 	return l.entry == nil || !l.request.Votes() || l.request.N > batch.MostEvents
 }
 
 // decideHere decides on requests by what is held and known, if it can. Otherwise, it returns what
 // to ask for, and has spent the events that are held for the rest.
-func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (lacks []lack) {
+func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (misses []miss) {
 	for i := range requests {
 		if l, held := d.spendFor(&requests[i], &replies[i]); !held {
 			l.at, l.request = i, requests[i]
 			if l.limits == nil {
 				l.limits = newLimits(l.request.Namespace.Rule, l.request.Limit, d.terms.life)
 			}
-			lacks = append(lacks, l)
+			misses = append(misses, l)
 		}
 	}
 	switch {
-	case len(lacks) == 0:
+	case len(misses) == 0:
 		return nil
-	case denyAll(lacks, replies):
-		d.putBack(requests, replies, lacks)
+	case denyAll(misses, replies):
+		d.putBack(requests, replies, misses)
 		return nil
-	case d.lendAll(lacks, replies):
+	case d.lendAll(misses, replies):
 		return nil
 	}
-	return lacks
+	return misses
 }
 
 // spendFor spends the events of r if they are held. If they are not, but the store's answer is
 // known, it sets reply.
-func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held bool) {
+func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l miss, held bool) {
 	own := r.Limit.TurnBefore(0)
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
@@ -185,11 +185,11 @@ func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held boo
 	return l, false
 }
 
-// lendAll admits all of lacks before the store knows them, if it may.
-func (d *Store) lendAll(lacks []lack, replies []store.Reply) bool {
-	for i := range lacks {
-		if l := &lacks[i]; d.terms.overdraft == 0 || !d.lendFor(l, &replies[l.at]) {
-			for _, l := range lacks[:i] {
+// lendAll admits all of misses before the store knows them, if it may.
+func (d *Store) lendAll(misses []miss, replies []store.Reply) bool {
+	for i := range misses {
+		if l := &misses[i]; d.terms.overdraft == 0 || !d.lendFor(l, &replies[l.at]) {
+			for _, l := range misses[:i] {
 				d.putBackOne(&l.request, replies[l.at])
 			}
 			return false
@@ -198,7 +198,7 @@ func (d *Store) lendAll(lacks []lack, replies []store.Reply) bool {
 	return true
 }
 
-func (d *Store) lendFor(l *lack, reply *store.Reply) (lent bool) {
+func (d *Store) lendFor(l *miss, reply *store.Reply) (lent bool) {
 	if e := l.entry; e != nil && l.request.N == 1 {
 		l.shard.mu.Lock()
 		defer l.shard.mu.Unlock()
@@ -219,10 +219,10 @@ func (d *Store) lend(s *shard, e *entry) store.Reply {
 }
 
 // denyAll reports whether all replies are known and one of them denies.
-func denyAll(lacks []lack, replies []store.Reply) bool {
+func denyAll(misses []miss, replies []store.Reply) bool {
 	denied := false
-	for i := range lacks {
-		l := &lacks[i]
+	for i := range misses {
+		l := &misses[i]
 		if !l.known {
 			return false
 		}
@@ -231,11 +231,11 @@ func denyAll(lacks []lack, replies []store.Reply) bool {
 	return denied
 }
 
-// putBack takes back what was spent for requests, except for lacks.
-func (d *Store) putBack(requests []store.Request, replies []store.Reply, lacks []lack) {
+// putBack takes back what was spent for requests, except for misses.
+func (d *Store) putBack(requests []store.Request, replies []store.Reply, misses []miss) {
 	for i := range requests {
-		if len(lacks) > 0 && lacks[0].at == i {
-			lacks = lacks[1:]
+		if len(misses) > 0 && misses[0].at == i {
+			misses = misses[1:]
 			continue
 		}
 		d.putBackOne(&requests[i], replies[i])
@@ -243,21 +243,21 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, lacks [
 }
 
 // takeAlone asks the store for what one call lacks.
-func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Reply) (all bool, err error) {
-	if len(lacks) > 1 || lacks[0].request.Op != store.OpLook { // the call is for events
+func (d *Store) takeAlone(ctx context.Context, misses []miss, replies []store.Reply) (all bool, err error) {
+	if len(misses) > 1 || misses[0].request.Op != store.OpLook { // the call is for events
 		d.stats.asked.Add(1)
 	}
-	requests, told := make([]store.Request, len(lacks)), make([]store.Reply, len(lacks))
-	for i := range lacks {
-		requests[i] = lacks[i].request
-		requests[i].Limit = lacks[i].limits.by
+	requests, told := make([]store.Request, len(misses)), make([]store.Reply, len(misses))
+	for i := range misses {
+		requests[i] = misses[i].request
+		requests[i].Limit = misses[i].limits.by
 	}
 	if err = d.Store.Decide(ctx, requests, told); err != nil {
 		return false, err
 	}
 	all = store.AllOK(requests, told)
-	for i := range lacks {
-		l, r := &lacks[i], &requests[i]
+	for i := range misses {
+		l, r := &misses[i], &requests[i]
 		n, charged := r.N, int64(0)
 		if r.Op == store.OpUpTo {
 			n = max(1, min(n, told[i].Available(r.Namespace.Rule, l.limits.by)-r.Reserved))

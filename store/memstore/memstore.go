@@ -29,6 +29,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -102,13 +103,8 @@ func New(opts ...Option) (*Store, error) {
 		start:   base.UnixNano(),
 		maxKeys: defaultMaxKeys,
 	}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: memstore: nil Option", store.ErrInvalidOption)
-		}
-		if err := opt(s); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(s, opts); err != nil {
+		return nil, err
 	}
 	s.plant()
 	return s, nil

@@ -91,7 +91,7 @@ func hashTags(n int) []string {
 
 // tagOf is the one of tags that key belongs to.
 func tagOf(tags []string, key string) string {
-	i, _ := bits.Mul64(evenhash.Mix(evenhash.Add(evenhash.Offset, key)), uint64(len(tags)))
+	i, _ := bits.Mul64(evenhash.Of(key), uint64(len(tags)))
 	return tags[i]
 }
 

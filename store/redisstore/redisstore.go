@@ -53,6 +53,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/redisview"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
@@ -161,13 +162,8 @@ func New(client Client, opts ...Option) (*Store, error) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
 	}
 	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript)}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: option is nil", store.ErrInvalidOption)
-		}
-		if err := opt(s); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(s, opts); err != nil {
+		return nil, err
 	}
 	if err := s.checkTags(client); err != nil {
 		return nil, err

@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/credit"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -127,13 +128,8 @@ func WithWeights(weights map[string]int) Option {
 // [ratelimit.LeakyBucket]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#LeakyBucket
 func New(here string, stores map[string]store.Store, opts ...Option) (*Store, error) {
 	by := settings{wait: defaultWait}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
-		}
-		if err := opt(&by); err != nil {
-			return nil, err
-		}
+	if err := options.Apply(&by, opts); err != nil {
+		return nil, err
 	}
 	all, err := divide(stores, by.weights)
 	if err != nil {
