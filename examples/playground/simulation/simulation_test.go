@@ -213,7 +213,7 @@ func TestBarsOfALogAreRound(t *testing.T) {
 }
 
 func TestCost(t *testing.T) {
-	for x, want := range map[float64]int{1: 1, 0: 0, -1: -1, 2147483648: 2147483648} {
+	for x, want := range map[float64]int{1: 1, 0: 0, -1: -1, 2147483647: 2147483647} {
 		n, err := Cost(x)
 		require.NoError(t, err)
 		require.Equal(t, want, n)
