@@ -331,8 +331,8 @@ type Ask struct {
 // check is CheckCall for an Ask, which may be of none if that is meant.
 func (a *Ask) check(ctx context.Context, none bool) error {
 	switch {
-	case a.Reserved < 0:
-		return fmt.Errorf("%w: an Ask reserves %d events", ErrInvalidN, a.Reserved)
+	case a.Reserved < 0 || a.Reserved > maxEvents:
+		return fmt.Errorf("%w: an Ask reserves %d events, want 0 to %d", ErrInvalidN, a.Reserved, maxEvents)
 	case a.N == 0 && none:
 		return store.CheckCall(ctx, a.Key, 1)
 	case a.Look:
