@@ -99,7 +99,25 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 			return err
 		}
 	}
-	return d.takeLacking(ctx, requests, replies, d.decideHere(requests, replies))
+	for range requests { // a lease that arrives gives each of them at most one more chance
+		lacks := d.decideHere(requests, replies)
+		if err = d.takeLacking(ctx, requests, replies, lacks); err != nil || !d.haveArrived(lacks, replies) {
+			break
+		}
+	}
+	return err
+}
+
+// haveArrived reports whether the store has denied what is held by now: a lease that was in flight had taken it.
+func (d *Store) haveArrived(lacks []lack, replies []store.Reply) bool {
+	return slices.ContainsFunc(lacks, func(l lack) bool {
+		if len(lacks) == 1 || l.entry == nil || l.known || !l.request.Votes() || replies[l.at].OK() {
+			return false
+		}
+		l.shard.mu.Lock()
+		defer l.shard.mu.Unlock()
+		return l.entry.limits == l.limits && l.entry.held(d.now()) >= int(l.request.N)
+	})
 }
 
 // takeLacking asks the store for what is lacking. If that is denied, the events spent for the rest
