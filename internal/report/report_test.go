@@ -107,6 +107,7 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 		"of equal ones the longest time":   {left(1, time.Hour), []ratelimit.Result{left(1, time.Second), left(1, time.Hour)}, 1},
 		"not one whose store is down":      {left(3, time.Hour), []ratelimit.Result{open, left(3, time.Hour)}, 1},
 		"the longest denial":               {denied(time.Hour), []ratelimit.Result{denied(time.Second), denied(time.Hour), left(0, time.Minute)}, 1},
+		"of a First the shortest denial":   {denied(time.Second), []ratelimit.Result{denied(time.Hour), denied(time.Second), denied(ratelimit.Never)}, 1},
 		"a denial for ever":                {denied(ratelimit.Never), []ratelimit.Result{denied(ratelimit.Never), denied(time.Hour)}, 0},
 		"not one that was not asked":       {denied(time.Hour), []ratelimit.Result{{}, denied(time.Hour)}, 1},
 		"the first of equal ones":          {left(1, time.Hour), []ratelimit.Result{left(1, time.Hour), left(1, time.Hour)}, 0},
