@@ -135,6 +135,7 @@ func (b *block) share(n *yaml.Node) bool {
 		b.Fail(n, "%sshares: limiter %s has in_flight, and slots are not shared", b.what, yamltree.Quote(name))
 	default:
 		b.spec.algorithm, b.spec.limits, b.spec.several, b.spec.tiers = other.algorithm, other.limits, other.several, other.tiers
+		b.spec.front.lease = other.front.lease // or both together would admit what flows into a bucket in its TTL twice
 		return len(other.limits) > 0
 	}
 	return false
@@ -367,7 +368,16 @@ func (b *block) duration(field, example string, wanted bool) time.Duration {
 // far.
 func (b *block) store(good bool) {
 	f, found := b.fields["store"]
-	if !found {
+	switch shared := b.spec.front.lease; {
+	case !found && shared > 0 && good:
+		if err := b.spec.checkLease(); err != nil {
+			b.Fail(b.fields["shares"].Value, "%sshares: on the lease of limiter %s: %w", b.what, yamltree.Quote(b.spec.shares), err)
+		}
+		return
+	case !found:
+		return
+	case shared > 0:
+		b.Fail(f.Key, "%sstore: want none beside shares: the lease is that of limiter %s", b.what, yamltree.Quote(b.spec.shares))
 		return
 	}
 	before, what := len(b.Errors), b.what+"store: "
