@@ -308,6 +308,8 @@ func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
 			time.Minute, []time.Duration{5 * time.Second, time.Minute}},
 		"the rate alone": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Minute), {}}...)},
 			time.Minute, []time.Duration{time.Minute, 0}},
+		"a First beside slots": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Hour), denied(time.Minute), admitted}...)},
+			time.Minute, []time.Duration{time.Hour, time.Minute, 0}},
 		"more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), admitted}...)},
 			time.Second, []time.Duration{ratelimit.Never, 0}},
 	} {
