@@ -323,8 +323,8 @@ type Ask struct {
 	Look bool
 	// Shadow tries a limit out: the limit is charged if it has room, but never denies the call.
 	Shadow bool
-	// Reserved is how many events must remain afterwards, as [WithReserved] says of a limiter. 0 means those of
-	// the Limiter. More than 0 is for a Limiter with a built-in algorithm, or an All of such.
+	// Reserved is how many events must remain afterwards, as [WithReserved] says of a limiter, at most 2^31-1. 0
+	// means those of the Limiter. More than 0 is for a Limiter with a built-in algorithm, or an All of such.
 	Reserved int
 }
 
