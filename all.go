@@ -333,16 +333,16 @@ type Ask struct {
 	Look bool
 	// Shadow tries a limit out: the limit is charged if it has room, but never denies the call.
 	Shadow bool
-	// Reserved is how many events must remain afterwards, as [WithReserved] says of a limiter. 0 means those of
-	// the Limiter. More than 0 is for a Limiter with a built-in algorithm, or an All of such.
+	// Reserved is how many events must remain afterwards, as [WithReserved] says of a limiter, at most 2^31-1. 0
+	// means those of the Limiter. More than 0 is for a Limiter with a built-in algorithm, or an All of such.
 	Reserved int
 }
 
 // check is CheckCall for an Ask, which may be of none if that is meant.
 func (a *Ask) check(ctx context.Context, none bool) error {
 	switch {
-	case a.Reserved < 0:
-		return fmt.Errorf("%w: an Ask reserves %d events", ErrInvalidN, a.Reserved)
+	case a.Reserved < 0 || a.Reserved > maxEvents:
+		return fmt.Errorf("%w: an Ask reserves %d events, want 0 to %d", ErrInvalidN, a.Reserved, maxEvents)
 	case a.N == 0 && none:
 		return store.CheckCall(ctx, a.Key, 1)
 	case a.Look:

@@ -85,7 +85,20 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	if reflect.ValueOf(s).Comparable() {
 		lim.joint, lim.bottom = s, see.Bottom(s)
 	}
-	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
+	return lim.prepare()
+}
+
+// prepare lets the store refuse the limit, or what a reserve leaves of it.
+func (lim *limiter) prepare() error {
+	fixed, l := lim.limitFunc == nil, lim.integers
+	if !fixed || lim.reserved == 0 {
+		return lim.store.Prepare(lim.rule, l, fixed)
+	}
+	l.Burst -= lim.reserved
+	if err := lim.store.Prepare(lim.rule, l, fixed); err != nil {
+		return fmt.Errorf("WithReserved(%d) leaves %d events of %v: %w", lim.reserved, l.Burst, lim.limit, err)
+	}
+	return nil
 }
 
 // introduce lets others know lim as self.

@@ -130,7 +130,8 @@ func CountCalls() Option {
 // for it. [Charge] charges what it must. [AllowWithin] of a [TokenBucket] charges nothing ahead of its time,
 // because the event would be taken from those reserved.
 //
-// WithReserved returns [ErrInvalidOption] if the limit does not exceed n, or if it is [Unlimited]. A limit
+// WithReserved returns [ErrInvalidOption] if the limit does not exceed n, or if it is [Unlimited]. On a
+// lease, the Burst of a TokenBucket must exceed n by more than what flows in during the TTL. A limit
 // function may return such a limit: then calls are denied, with a RetryAfter of [Never].
 func WithReserved(n int) Option {
 	return func(lim *limiter) error {

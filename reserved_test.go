@@ -78,6 +78,22 @@ func TestReservesThatLeaveNothingOrDoNothingAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
+// What flows into a bucket in the TTL of a lease is admitted late, so others cannot have it at once.
+func TestAReserveMustLeaveWhatALeaseNeeds(t *testing.T) {
+	leased, err := lease.New(ratelimit.Must(memstore.New()), 50*time.Millisecond)
+	require.NoError(t, err)
+	defer leased.Close(t.Context())
+	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 10} // 6 events in the TTL
+	_, err = ratelimit.NewTokenBucket(leased, limit, ratelimit.WithReserved(4))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, "WithReserved(4) leaves 6 events of 100/s burst 10")
+	low, err := ratelimit.NewTokenBucket(leased, limit, ratelimit.WithReserved(3))
+	require.NoError(t, err)
+	r, err := low.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+}
+
 func TestAPolicyIsWhatIsNotReserved(t *testing.T) {
 	for _, algorithm := range algorithms {
 		_, low := classes(t, algorithm, memory(t, newClock()))
@@ -121,8 +137,12 @@ func TestAnAskCanReserve(t *testing.T) {
 		require.NoError(t, ratelimit.GiveBack(t.Context(), r, ratelimit.Ask{Limiter: high, Key: "key", N: 1, Reserved: 4}))
 		require.True(t, ask(low, 1, 0).Allowed)
 	})
-	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(1)), Key: "key", N: 1, Reserved: -1})
-	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+	for _, reserved := range []int{-1, math.MaxInt32 + 1, math.MaxInt} {
+		l := inMemory(t, "token_bucket", ratelimit.PerMinute(1))
+		_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: l, Key: "key", N: 1, Reserved: reserved})
+		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+		require.Equal(t, 1, left(t, l, "key"))
+	}
 	wrapped, err := ratelimit.NewAround(inMemory(t, "token_bucket", ratelimit.PerMinute(1)), func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
 		return c.Inside(ctx)
 	})

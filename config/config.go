@@ -262,7 +262,7 @@ func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
 	if err != nil {
 		return err
 	}
-	_, err = ratelimit.New(s.algorithm, leases, l, opts...)
+	_, err = ratelimit.New(s.algorithm, leases, l, append(opts, ratelimit.WithReserved(s.reserved))...)
 	return err
 }
 

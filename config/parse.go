@@ -135,6 +135,7 @@ func (b *block) share(n *yaml.Node) bool {
 		b.Fail(n, "%sshares: limiter %s has in_flight, and slots are not shared", b.what, yamltree.Quote(name))
 	default:
 		b.spec.algorithm, b.spec.limits, b.spec.several, b.spec.tiers = other.algorithm, other.limits, other.several, other.tiers
+		b.spec.front.lease = other.front.lease // or both together would admit what flows into a bucket in its TTL twice
 		return len(other.limits) > 0
 	}
 	return false

@@ -15,7 +15,16 @@ import (
 // far.
 func (b *block) store(good bool) {
 	f, found := b.fields["store"]
-	if !found {
+	switch shared := b.spec.front.lease; {
+	case !found && shared > 0 && good:
+		if err := b.spec.checkLease(); err != nil {
+			b.Fail(b.fields["shares"].Value, "%sshares: on the lease of limiter %s: %w", b.what, yamltree.Quote(b.spec.shares), err)
+		}
+		return
+	case !found:
+		return
+	case shared > 0:
+		b.Fail(f.Key, "%sstore: want none beside shares: the lease is that of limiter %s", b.what, yamltree.Quote(b.spec.shares))
 		return
 	}
 	before, what := len(b.Errors), b.what+"store: "

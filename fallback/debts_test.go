@@ -166,6 +166,46 @@ func TestOfSeveralLimitsWhatAnyOfThemHoldsIsOwed(t *testing.T) {
 	}
 }
 
+// Each event of a First is charged to one of its limiters, so what they count adds up.
+func TestTheLimitersOfAFirstPayWhatEachOwes(t *testing.T) {
+	first := func(limiters ...ratelimit.Limiter) *ratelimit.First {
+		return ratelimit.Must(ratelimit.NewFirst(limiters...))
+	}
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			plan, credits := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerDay(5))}, &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerDay(50))}
+			setDown := func(down bool) {
+				plan.down.Store(down)
+				credits.down.Store(down)
+				time.Sleep(time.Second) // so that a breaker probes
+			}
+			local := [2]ratelimit.Limiter{inMemory(t, algorithm, ratelimit.PerDay(5)), inMemory(t, algorithm, ratelimit.PerDay(50))}
+			lim := failover(t, first(plan, credits), fallback.FailTo(first(local[0], local[1])))
+			spent := func() [2]int {
+				return [2]int{5 - peek(t, plan, "key").Remaining, 50 - peek(t, credits, "key").Remaining}
+			}
+
+			setDown(true)
+			require.Equal(t, 8, admitted(t, lim, 8), algorithm)
+			setDown(false)
+			allow(t, lim, "key")
+			require.Equal(t, [2]int{5, 4}, spent(), algorithm)
+			require.False(t, lim.Owes("key"))
+
+			_, err := ratelimit.Charge(t.Context(), lim, "key", 10)
+			require.NoError(t, err)
+			require.Equal(t, [2]int{5, 14}, spent(), algorithm)
+			require.Equal(t, 50-14, peek(t, local[1], "key").Remaining, "%s: the local limiter knows of it", algorithm)
+
+			setDown(true)
+			require.Equal(t, 3, admitted(t, lim, 3), algorithm)
+			setDown(false)
+			allow(t, lim, "key")
+			require.Equal(t, [2]int{5, 18}, spent(), algorithm)
+		})
+	}
+}
+
 func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}

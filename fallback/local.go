@@ -2,6 +2,7 @@ package fallback
 
 import (
 	"context"
+	"math"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
@@ -41,13 +42,9 @@ func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key strin
 	if err != nil {
 		return 0, p, err
 	}
-	for _, part := range each(f.counts, p) {
-		if limit := see.Behind(part.Limiter); part.Counted() && !limit.Calls && !limit.Held {
-			n = min(n, part.Remaining)
-		}
-	}
-	if n == 0 {
-		return 0, p, nil
+	s, err := tallyOf(ctx, f.counts, key, p)
+	if n = min(n, s.room); err != nil || n == 0 {
+		return 0, p, err
 	}
 	r, err := ratelimit.Charge(ctx, l, key, n)
 	return n, r, err
@@ -72,7 +69,9 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 		if uncounted(p) || p.Limit == 0 { // by the current limit, which may have changed
 			return nil
 		}
-		due = due.still(held(f.counts, p))
+		if s, err := tallyOf(ctx, f.counts, key, p); err == nil {
+			due = due.still(s.held)
+		}
 	}
 	granted, err := f.pay(ctx, key, due)
 	if err != nil {
@@ -103,10 +102,19 @@ func (c charge) still(held charge) charge {
 	return all
 }
 
-// held returns what a local limiter counts for a key, by its Peek p. With several limits, the one
-// that counts most is used. If no limit counts events or calls, that number is -1.
-func held(local ratelimit.Limiter, p ratelimit.Result) charge {
-	most := charge{-1, -1}
+// tally is what a local limiter counts for a key, and how many events it has room for.
+type tally struct {
+	held charge // if no limit counts events or calls, that number is -1
+	room int
+}
+
+// tallyOf returns the tally of local, by its Peek p. Of several limits, the one that counts most is used, and the
+// one with the least room. What the limiters of a First count adds up, because each event is charged to one.
+func tallyOf(ctx context.Context, local ratelimit.Limiter, key string, p ratelimit.Result) (tally, error) {
+	if see.Alternatives(local) { // the parts of p are those that were asked
+		return tallyInside(ctx, local, key)
+	}
+	s := tally{charge{-1, -1}, math.MaxInt}
 	for _, part := range each(local, p) {
 		n, l := part.Limit-part.Remaining, see.Behind(part.Limiter)
 		if !part.Counted() {
@@ -115,12 +123,49 @@ func held(local ratelimit.Limiter, p ratelimit.Result) charge {
 		switch {
 		case l.Held: // holders of slots take them again
 		case l.Calls:
-			most.calls = max(most.calls, n)
+			s.held.calls = max(s.held.calls, n)
 		default:
-			most.events = max(most.events, n)
+			s.held.events = max(s.held.events, n)
+			if part.Counted() {
+				s.room = min(s.room, part.Remaining)
+			}
 		}
 	}
-	return most
+	return s, nil
+}
+
+func tallyInside(ctx context.Context, local ratelimit.Limiter, key string) (tally, error) {
+	s, k := tally{charge{-1, -1}, math.MaxInt}, see.Of(local)
+	either := k != nil && k.Alternatives
+	if either {
+		s.room = 0
+	}
+	for _, l := range see.Inside(local) {
+		p, err := l.Peek(ctx, key)
+		if err != nil {
+			return s, err
+		}
+		inside, err := tallyOf(ctx, l, key, p)
+		switch {
+		case err != nil:
+			return s, err
+		case either:
+			s.held = charge{sum(s.held.events, inside.held.events), sum(s.held.calls, inside.held.calls)}
+			s.room = max(s.room, inside.room)
+		default:
+			s.held = charge{max(s.held.events, inside.held.events), max(s.held.calls, inside.held.calls)}
+			s.room = min(s.room, inside.room)
+		}
+	}
+	return s, nil
+}
+
+// sum adds numbers of which each may be unknown, which is -1.
+func sum(a, b int) int {
+	if a < 0 || b < 0 {
+		return max(a, b)
+	}
+	return a + b
 }
 
 // owing is one limit of a limiter, with what it is charged with.
@@ -155,10 +200,7 @@ const payTries = 3
 func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted charge, err error) {
 	limits := owingOf(f.limiter)
 	if len(limits) == 1 && !limits[0].calls && due.events > 0 {
-		n, r, err := ratelimit.AllowUpTo(ctx, limits[0].Limiter, key, due.events)
-		if err != nil || uncounted(r) {
-			n = 0
-		}
+		n, err := payInTurn(ctx, limits[0].Limiter, key, due.events)
 		return charge{n, due.calls}, err
 	}
 	for range payTries + len(limits) {
@@ -186,6 +228,30 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 		}
 	}
 	return charge{}, nil
+}
+
+// payInTurn charges l with as many of n events as it has room for. The limiters of a First are charged as n calls
+// for one event would charge them. If one of them fails, what was charged until then is paid.
+func payInTurn(ctx context.Context, l ratelimit.Limiter, key string, n int) (paid int, err error) {
+	payers := []ratelimit.Limiter{l}
+	if k := see.Of(l); k != nil && k.Alternatives {
+		payers = see.Inside(l)
+	}
+	for _, l := range payers {
+		granted, r, err := ratelimit.AllowUpTo(ctx, l, key, n-paid)
+		switch {
+		case err != nil && paid > 0:
+			return paid, nil
+		case err != nil:
+			return 0, err
+		case uncounted(r): // by the current limit, which may have changed
+			return paid, nil
+		}
+		if paid += granted; paid == n {
+			break
+		}
+	}
+	return paid, nil
 }
 
 // part returns the part of c that l is charged with.

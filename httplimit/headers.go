@@ -22,7 +22,9 @@ import (
 // through. Neither are denials by a list, nor the limit [ratelimit.Unlimited].
 //
 // With several limits, Draft10 reports each of them. The other styles have room for one: the limit
-// that denies longest or, for an admission, the one with the fewest events left.
+// that denies longest or, for an admission, the one with the fewest events left. Of a
+// [ratelimit.First], that is the limiter that admits again first or, for an admission, the one that
+// was charged.
 type HeaderStyle uint8
 
 // The header styles. Draft10 cannot be combined with Draft6 and Draft7, whose fields have the same

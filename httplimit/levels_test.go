@@ -54,6 +54,29 @@ func TestEachOfSeveralLimitsIsTold(t *testing.T) {
 	require.Contains(t, w.Body.String(), `"violated-policies":["api/h"]`)
 }
 
+// A First that denies has the numbers of the limiter that admits again first, in every style.
+func TestAFirstTellsTheSameTimeInEachField(t *testing.T) {
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }))
+	require.NoError(t, err)
+	window := func(name string, l ratelimit.Limit) ratelimit.Limiter {
+		return ratelimit.Must(ratelimit.NewFixedWindow(mem, l, ratelimit.WithName(name)))
+	}
+	first, err := ratelimit.NewFirst(window("day", ratelimit.PerDay(1)), window("minute", ratelimit.PerMinute(2)), window("hour", ratelimit.PerHour(3)))
+	require.NoError(t, err)
+	h := httplimit.Middleware(first, httplimit.WithHeaders(httplimit.Draft7))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for i, want := range []string{
+		"limit=1, remaining=0, reset=86400",
+		"limit=2, remaining=1, reset=60", "limit=2, remaining=0, reset=60",
+		"limit=3, remaining=2, reset=3600", "limit=3, remaining=1, reset=3600", "limit=3, remaining=0, reset=3600",
+		"limit=2, remaining=0, reset=60",
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.Equal(t, want, w.Header().Get("RateLimit"), i)
+		require.Equal(t, map[bool]string{true: "60"}[i == 6], w.Header().Get("Retry-After"), i)
+	}
+}
+
 func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	onItsOwnStore := func(name string, rate int) ratelimit.Limiter {

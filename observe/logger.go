@@ -155,8 +155,12 @@ func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Res
 	}
 	limit, longest := r.Limit, time.Duration(0)
 	for _, part := range r.Parts() { // find the limit that DeniedBy names
-		if !part.Allowed && part.RetryAfter > longest {
+		decides := part.RetryAfter == r.RetryAfter // of a First, that is not the longest
+		if !part.Allowed && (decides || part.RetryAfter > longest) {
 			limit, longest = part.Limit, part.RetryAfter
+			if decides {
+				break
+			}
 		}
 	}
 	attrs = append(attrs, slog.Int("n", n), slog.Int("limit", limit), slog.String("source", source.String()))

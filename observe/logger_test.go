@@ -99,6 +99,16 @@ func TestTheLimitOfADenialIsThatOfItsName(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, out.take()[0], "limit=2000 source=store denied_by=tokens")
 	}
+
+	var out lines
+	day := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerDay(9), ratelimit.WithName("day")))
+	last := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 3, Period: 3650 * 24 * time.Hour}, ratelimit.WithName("last")))
+	l := ratelimit.Must(observe.Around(ratelimit.Must(ratelimit.NewFirst(last, day)), observe.Logger(out.logger(slog.LevelInfo))))
+	for _, n := range []int{3, 9, 1} {
+		_, err := l.AllowN(t.Context(), "key", n)
+		require.NoError(t, err)
+	}
+	require.Contains(t, out.take()[0], "limit=9 source=store denied_by=day")
 }
 
 // TestAWaitHasItsUnitInJSON exists because a duration in JSON is a number of nanoseconds.

@@ -156,17 +156,18 @@ func (d *Decision) Shorten(to time.Duration) {
 	}
 	switch {
 	case len(d.Parts) == len(d.Policies):
-		longest := time.Duration(0)
+		longest, denied := time.Duration(0), false
 		d.Parts = slices.Clone(d.Parts)
 		for i := range d.Parts {
 			if part := &d.Parts[i].Result; !part.Allowed && *part != (ratelimit.Result{}) {
 				if slots(&d.Policies[i]) {
 					shorten(part)
+					denied = true
 				}
 				longest = max(longest, part.RetryAfter)
 			}
 		}
-		if longest < ratelimit.Never { // otherwise the whole is better informed, as in an outage, when the store may answer again
+		if denied && longest < ratelimit.Never { // otherwise the whole is better informed, as in an outage, when the store may answer again
 			d.Result.RetryAfter = longest
 		}
 	case len(d.Policies) == 1:
@@ -175,7 +176,8 @@ func (d *Decision) Shorten(to time.Duration) {
 }
 
 // One returns the decision of one limit, and its policy, or nil if that is not known. After a
-// denial, it is the limit that denied with the longest RetryAfter. After an admission, it is the
+// denial, it is the limit whose RetryAfter is that of the Result: the longest, or the shortest of a
+// [ratelimit.First]. After an admission, it is the
 // limit with the fewest events left and, among several of these, the one with the longest time.
 // Limits of slots come after limits of requests, because most clients expect the latter.
 func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
@@ -216,7 +218,8 @@ func (d *Decision) policy(i int) *ratelimit.Policy {
 func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *ratelimit.Result, o *ratelimit.Policy) bool {
 	switch {
 	case !part.Allowed:
-		return part.RetryAfter > other.RetryAfter
+		decides, decided := part.RetryAfter == d.Result.RetryAfter, other.RetryAfter == d.Result.RetryAfter
+		return decides && !decided || decides == decided && part.RetryAfter > other.RetryAfter
 	case slots(p) != slots(o):
 		return slots(o)
 	case part.Remaining != other.Remaining:

@@ -107,6 +107,7 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 		"of equal ones the longest time":   {left(1, time.Hour), []ratelimit.Result{left(1, time.Second), left(1, time.Hour)}, 1},
 		"not one whose store is down":      {left(3, time.Hour), []ratelimit.Result{open, left(3, time.Hour)}, 1},
 		"the longest denial":               {denied(time.Hour), []ratelimit.Result{denied(time.Second), denied(time.Hour), left(0, time.Minute)}, 1},
+		"of a First the shortest denial":   {denied(time.Second), []ratelimit.Result{denied(time.Hour), denied(time.Second), denied(ratelimit.Never)}, 1},
 		"a denial for ever":                {denied(ratelimit.Never), []ratelimit.Result{denied(ratelimit.Never), denied(time.Hour)}, 0},
 		"not one that was not asked":       {denied(time.Hour), []ratelimit.Result{{}, denied(time.Hour)}, 1},
 		"the first of equal ones":          {left(1, time.Hour), []ratelimit.Result{left(1, time.Hour), left(1, time.Hour)}, 0},
@@ -307,6 +308,8 @@ func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
 			time.Minute, []time.Duration{5 * time.Second, time.Minute}},
 		"the rate alone": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Minute), {}}...)},
 			time.Minute, []time.Duration{time.Minute, 0}},
+		"a First beside slots": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Hour), denied(time.Minute), admitted}...)},
+			time.Minute, []time.Duration{time.Hour, time.Minute, 0}},
 		"more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), admitted}...)},
 			time.Second, []time.Duration{ratelimit.Never, 0}},
 	} {

@@ -105,6 +105,29 @@ func TestACallForOneKeyDuringAnAll(t *testing.T) {
 	})
 }
 
+// A call for several keys may find a key empty at the store because a lease of it is in flight. If that leaves enough
+// when it arrives, the call is not denied.
+func TestAnAllIsNotDeniedWhatALeaseInFlightHas(t *testing.T) {
+	for _, algorithm := range []string{"sliding_window", "sliding_log"} {
+		synctest.Test(t, func(t *testing.T) {
+			all, tight, wide, d, s := two(t, algorithm)
+			grow(t, all, d)
+			allowN(t, tight, remaining(t, tight)-3)
+			left := remaining(t, wide)
+			s.set(20*time.Millisecond, nil)
+			go func() { _, _ = tight.Allow(t.Context(), "key") }()
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			require.True(t, allow(t, all).Allowed, algorithm)
+			require.True(t, allow(t, all).Allowed, algorithm)
+			require.False(t, allow(t, all).Allowed, algorithm)
+			require.NoError(t, d.Close(t.Context()))
+			require.Equal(t, left-2, remaining(t, wide), algorithm)
+			require.Zero(t, remaining(t, tight), algorithm)
+		})
+	}
+}
+
 // A denial of an All is remembered, with what its other limits have said.
 func TestADenialOfAnAllIsRemembered(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {

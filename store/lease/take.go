@@ -99,7 +99,25 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 			return err
 		}
 	}
-	return d.takeMisses(ctx, requests, replies, d.decideHere(requests, replies))
+	for range requests { // a lease that arrives gives each of them at most one more chance
+		misses := d.decideHere(requests, replies)
+		if err = d.takeMisses(ctx, requests, replies, misses); err != nil || !d.haveArrived(misses, replies) {
+			break
+		}
+	}
+	return err
+}
+
+// haveArrived reports whether the store has denied what is held by now: a lease that was in flight had taken it.
+func (d *Store) haveArrived(misses []miss, replies []store.Reply) bool {
+	return slices.ContainsFunc(misses, func(m miss) bool {
+		if len(misses) == 1 || m.entry == nil || m.known || !m.request.Votes() || replies[m.at].OK() {
+			return false
+		}
+		m.shard.mu.Lock()
+		defer m.shard.mu.Unlock()
+		return m.entry.limits == m.limits && m.entry.held(d.now()) >= int(m.request.N)
+	})
 }
 
 // takeMisses asks the store for what is lacking. If that is denied, the events spent for the rest
