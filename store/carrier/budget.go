@@ -19,6 +19,10 @@ type Budget struct {
 	// room for others, such as a refund. There must not be more of these calls than others that were admitted.
 	Ahead bool
 
+	// Together keeps the call from going alone. Set it if the call has to wait for others at the server: the end of its time
+	// would then cost a connection.
+	Together bool
+
 	gate   *gate         // of the carrier that admits it
 	before *Failure      // of an attempt, which gave a reason
 	pause  time.Duration // before the last attempt

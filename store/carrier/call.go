@@ -66,7 +66,7 @@ func (cr *Carrier[C]) open(q *queue[C], now time.Time) *batch[C] {
 // charged could not be given back. (The store's own timeout leaves it charged in any case.)
 func (cr *Carrier[C]) alone(b Budget, now time.Time) bool {
 	way := cr.distance.is()
-	return cr.config.Alone != nil && b.Own && way > 0 && b.Left > 2*max(way, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.most() &&
+	return cr.config.Alone != nil && b.Own && !b.Together && way > 0 && b.Left > 2*max(way, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.most() &&
 		now.Sub(cr.conns.used) <= rested && cr.gathering(now) <= 0
 }
 

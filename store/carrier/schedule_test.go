@@ -79,6 +79,7 @@ func TestWhoMayGoAlone(t *testing.T) {
 		"no connection is ready":      func(p *Carrier[int], _ *Budget, _ time.Time) { p.conns.ready = 0 },
 		"no trip may begin":           func(p *Carrier[int], _ *Budget, _ time.Time) { p.trips = 16 },
 		"the connections may be gone": func(p *Carrier[int], _ *Budget, now time.Time) { p.conns.used = now.Add(-rested - 1) },
+		"it is to go with others":     func(_ *Carrier[int], b *Budget, _ time.Time) { b.Together = true },
 		"another began just now":      func(p *Carrier[int], _ *Budget, now time.Time) { p.trips, p.began = 1, now.Add(-12*ms/16+1) },
 	} {
 		require.False(t, alone(change), what)

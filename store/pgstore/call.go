@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -56,16 +57,18 @@ func newCall(requests []store.Request) *call {
 
 const maxPlainKey = 128 // bytes; longer keys are hashed, since an index has no room for them
 
-// address is the key of the row that keeps key: the namespace, and the key or its hash.
+// address is the key of the row that keeps key: key or its hash, and then the limiter. So SQL finds all rows of a key by the
+// index.
 func address(ns *store.Namespace, key string) []byte {
-	hi, lo := ns.ID()
-	b := make([]byte, 0, 17+max(min(len(key), maxPlainKey), sha256.Size))
-	b = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(b, hi), lo)
-	if len(key) <= maxPlainKey {
-		return append(append(b, '='), key...)
+	b := make([]byte, 0, 18+max(min(len(key), maxPlainKey), sha256.Size))
+	if len(key) <= maxPlainKey && strings.IndexByte(key, 0) < 0 {
+		b = append(append(b, '='), key...)
+	} else {
+		sum := sha256.Sum256([]byte(key))
+		b = append(append(b, '#'), sum[:]...)
 	}
-	sum := sha256.Sum256([]byte(key))
-	return append(append(b, '#'), sum[:]...)
+	hi, lo := ns.ID()
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(append(b, 0), hi), lo)
 }
 
 // row is what a transaction knows of a key, and makes of it. Its value is empty if nothing is charged.

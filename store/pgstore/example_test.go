@@ -54,7 +54,7 @@ func ExampleStore_Schema() {
 	fmt.Print(st.Schema())
 	// Output:
 	// CREATE TABLE IF NOT EXISTS "limits"."rates" (
-	// 	key   bytea  PRIMARY KEY, -- 16 bytes of the limiter, and the key of a user, or its hash
+	// 	key   bytea  PRIMARY KEY, -- '=' and the key of a user, or '#' and its hash; then 0, and 16 bytes of the limiter
 	// 	value bytea  NOT NULL,    -- what the key has spent
 	// 	ends  bigint NOT NULL     -- when that has ended, in µs since 1970
 	// ) WITH (

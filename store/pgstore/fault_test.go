@@ -175,12 +175,94 @@ func TestAServerThatIsGoneIsUnavailableUntilItIsBack(t *testing.T) {
 	take(t, patient, "key")
 	l := window(t, openAt(t, connect(t, server.URL(), 4), name, pgstore.WithTimeout(2*time.Second)), "n", 10)
 	eventually(t, func() bool { _, err := l.Peek(t.Context(), "key"); return err == nil })
+	unlogged := window(t, open(t, connect(t, server.URL(), 4), pgstore.WithUnlogged()), "n", 10)
+	take(t, unlogged, "key")
 	server.Kill()
 	_, err := l.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	server.Restart(t)
 	eventually(t, func() bool { _, err = l.Peek(t.Context(), "key"); return err == nil })
 	require.Equal(t, 9, remaining(t, patient, "key"))
+	require.Equal(t, 10, remaining(t, unlogged, "key"))
+}
+
+func TestAFailoverToAReplica(t *testing.T) {
+	t.Parallel()
+	if pgtest.Of(0, 1, 1) == 0 {
+		t.Skip("RATELIMIT_FULL=1 runs it")
+	}
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		primary, name := pgtest.Start(t), table()
+		standby := primary.Standby(t)
+		both := "postgres://postgres@" + primary.Addr() + "," + standby.Addr() + "/postgres?sslmode=disable&target_session_attrs=read-write"
+		l := way(t, openAt(t, connect(t, both, 4), name))
+		take(t, l, "key")
+		direct := connect(t, standby.URL(), 4)
+		s, err := pgstore.New(direct, pgstore.WithTable(name), pgstore.WithTimeout(time.Second))
+		require.NoError(t, err)
+		replica := way(t, s)
+		one := window(t, s, "n", 1000) // of several limits a Peek locks rows
+		eventually(t, func() bool { r, err := one.Peek(t.Context(), "key"); return err == nil && r.Remaining == 999 })
+		require.ErrorContains(t, s.Ready(t.Context()), "is a replica")
+		_, err = replica.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		primary.Kill()
+		_, err = direct.Exec(t.Context(), "SELECT pg_promote()")
+		require.NoError(t, err)
+		take(t, l, "key")
+		require.Equal(t, 998, remaining(t, l, "key"))
+	})
+}
+
+// As a role may have it by default.
+func TestASerializableSessionSharesExactlyTheLimit(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"serializable", "repeatable read"} {
+		s := open(t, connect(t, pgtest.Shared(t).URL(), 8, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level }))
+		l := window(t, s, "n", 300)
+		require.EqualValues(t, 200, crowd(2, 100, func(int, int) bool { return take(t, l, "key").Allowed }))
+		require.EqualValues(t, 100, crowd(32, 10, func(int, int) bool { return take(t, l, "key").Allowed }))
+	}
+}
+
+func TestAPoolLargerThanTheServerAllowsServesByTheConnectionsThatThereAre(t *testing.T) {
+	t.Parallel()
+	pool, name, role := shared(t), table(), table()
+	openAt(t, pool, name)
+	_, err := pool.Exec(t.Context(), "CREATE ROLE "+role+" LOGIN SUPERUSER CONNECTION LIMIT 3", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	s, err := pgstore.New(connect(t, "postgres://"+role+"@"+pgtest.Shared(t).Addr()+"/postgres?sslmode=disable", 16), pgstore.WithTable(name), pgstore.WithTimeout(long))
+	require.NoError(t, err)
+	l := window(t, s, "n", 10_000)
+	require.EqualValues(t, 640, crowd(64, 10, func(i, n int) bool { return take(t, l, string(rune('a'+i))).Allowed }))
+}
+
+func TestATableThatIsLockedOrDroppedFailsCallsUntilItIsBack(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		pool, name := shared(t), table()
+		patient := openAt(t, pool, name)
+		l := way(t, patient)
+		take(t, l, "key")
+		hurried := way(t, openAt(t, pool, name, pgstore.WithTimeout(300*time.Millisecond)))
+		tx, err := pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), "LOCK TABLE "+name)
+		require.NoError(t, err)
+		_, err = hurried.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrStore)
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.GreaterOrEqual(t, remaining(t, l, "key"), 998) // the transaction may come to it now
+
+		_, err = pool.Exec(t.Context(), "DROP TABLE "+name)
+		require.NoError(t, err)
+		_, err = l.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrStore)
+		require.ErrorContains(t, err, "does not exist")
+		require.NoError(t, patient.Migrate(t.Context()))
+		take(t, l, "key")
+		require.Equal(t, 999, remaining(t, l, "key"))
+	})
 }
 
 func TestAServerThatHangsTakesNoLongerThanTheTimeout(t *testing.T) {

@@ -14,7 +14,7 @@
 // A call that comes alone reads its row without a lock, and writes it if nobody has changed it meanwhile: two
 // round trips, or one for a denial. When many callers come at once, and for several limits, the store locks all
 // rows, decides on all calls, writes and commits, in two round trips, or three if rows are new. Many calls share
-// such a transaction. All of them lock rows, and then insert rows, in the order of their keys, so they cannot deadlock.
+// such a transaction. Only these wait for rows that others hold, so that the end of a caller's time costs no connection. All of them lock rows, and then insert rows, in the order of their keys, so they cannot deadlock.
 //
 // The store changes no settings of the session, and needs no prepared statement to be there, so a pooler such as
 // PgBouncer may be in transaction mode. At most 16 connections of the pool are used at once. Calls that could not be
@@ -248,6 +248,10 @@ func (s *Store) do(ctx context.Context, ahead bool, newCall func() *call) (*call
 		c, err := s.carrier.Do(b, newCall())
 		if err == nil {
 			return c, nil
+		}
+		if errors.Is(err, errHeld) && !b.Together { // those that go together wait for the row
+			b.Together = true
+			continue
 		}
 		f := failureOf(err)
 		if !b.Again(f) {

@@ -43,7 +43,7 @@ func (s *Store) Schema() string {
 		unlogged = "UNLOGGED "
 	}
 	return `CREATE ` + unlogged + `TABLE IF NOT EXISTS ` + s.table() + ` (
-	key   bytea  PRIMARY KEY, -- 16 bytes of the limiter, and the key of a user, or its hash
+	key   bytea  PRIMARY KEY, -- '=' and the key of a user, or '#' and its hash; then 0, and 16 bytes of the limiter
 	value bytea  NOT NULL,    -- what the key has spent
 	ends  bigint NOT NULL     -- when that has ended, in µs since 1970
 ) WITH (

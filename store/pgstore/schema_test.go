@@ -119,6 +119,24 @@ func count(t *testing.T, pool *pgxpool.Pool, name string) (n int) {
 	return n
 }
 
+// As docs/postgres.md has it for operators.
+func TestSQLFindsAndForgetsTheRowsOfAKey(t *testing.T) {
+	t.Parallel()
+	pool, name := shared(t), table()
+	s := openAt(t, pool, name)
+	l := window(t, s, "n", 10)
+	for _, key := range []string{"user:42", "user:420", "user:4", "user:42\x00", "other=user:42"} {
+		take(t, l, key)
+		take(t, window(t, s, "m", 10), key)
+	}
+	tag, err := pool.Exec(t.Context(), "DELETE FROM "+name+` WHERE key >= '=user:42\000' AND key < '=user:42\001'`)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, tag.RowsAffected())
+	require.Equal(t, 10, remaining(t, l, "user:42"))
+	require.Equal(t, 9, remaining(t, l, "user:420"))
+	take(t, l, "user:42")
+}
+
 // Calls delete the rows that have ended faster than they come, and none that is in force.
 func TestRowsThatHaveEndedLeave(t *testing.T) {
 	t.Parallel()

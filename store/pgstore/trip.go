@@ -34,7 +34,7 @@ func (s *Store) send(ctx context.Context, t *carrier.Trip[*call]) error {
 	for c := range t.Calls {
 		calls = append(calls, c.Call)
 	}
-	twice, err := s.decide(conn, calls)
+	twice, err := s.decide(conn, calls, true)
 	if twice {
 		t.Twice()
 	}
@@ -47,7 +47,8 @@ func (s *Store) send(ctx context.Context, t *carrier.Trip[*call]) error {
 }
 
 // alone makes a call on its caller's goroutine. Once it has begun to write, the end of the caller's context does
-// not break it off, since nobody would know what is charged.
+// not break it off, since nobody would know what is charged. It waits for no row that others hold: the end of its time would cost
+// its connection then, and new ones cost the server more than calls.
 func (s *Store) alone(b carrier.Budget, c *call) (*call, bool, error) {
 	ctx, cancel := context.WithDeadline(b.Context, b.End)
 	conn, err := s.pool.Acquire(ctx)
@@ -56,7 +57,7 @@ func (s *Store) alone(b carrier.Budget, c *call) (*call, bool, error) {
 		return c, false, err
 	}
 	defer until(conn, b.End)()
-	if _, err = s.decide(conn, []*call{c}); err == nil {
+	if _, err = s.decide(conn, []*call{c}, false); err == nil {
 		err = c.err
 	}
 	return c, true, err
@@ -81,8 +82,9 @@ func until(conn *pgxpool.Conn, end time.Time) (release func()) {
 }
 
 // decide decides on calls. It returns the error of the connection or an answer of the server, which is that of all
-// calls that are not done and have no error of their own; and whether it took several attempts.
-func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error) {
+// calls that are not done and have no error of their own; and whether it took several attempts. Unless it waits, calls whose rows
+// others hold fail with errHeld.
+func (s *Store) decide(conn *pgxpool.Conn, calls []*call, waits bool) (twice bool, err error) {
 	b := newBatch(calls)
 	if len(b.rows) == 1 && len(calls) == 1 {
 		lost, err := s.compare(conn.Conn().PgConn(), b)
@@ -96,7 +98,7 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call) (twice bool, err error
 	}
 	for range mostAttempts {
 		now := time.Now().UnixNano()
-		err = s.locked(conn.Conn().PgConn(), b, now >= s.waits.Load())
+		err = s.locked(conn.Conn().PgConn(), b, waits && now >= s.waits.Load())
 		switch code := codeOf(err); {
 		case code == lockNotAvailable: // from now on only calls fail whose rows are held
 			s.waits.Store(now + held*int64(s.timeout))
