@@ -186,3 +186,18 @@ func TestTheEndOfItsContextIsTheErrorOfACall(t *testing.T) {
 	require.Equal(t, isFull, b.Fail(isFull))
 	require.EqualValues(t, 1, p.Stats().Overloaded)
 }
+
+// A caller whose context ends afterwards still learns that the outcome is not known.
+func TestAFailureOfACallThatWasSentOutlastsItsContext(t *testing.T) {
+	config := plain()
+	config.Send, config.Alone = nil, func(_ Budget, call int) (int, bool, error) { return call, true, io.EOF }
+	p := made(t, config)
+	ctx, cancel := context.WithCancel(t.Context())
+	b := p.Begin(ctx)
+	require.NoError(t, p.Admit(&b))
+	defer b.Leave()
+	_, err := p.Do(b, 0)
+	f := failure(t, err)
+	cancel()
+	require.ErrorIs(t, b.Fail(f), io.EOF)
+}
