@@ -201,3 +201,14 @@ func TestAFailureOfACallThatWasSentOutlastsItsContext(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, b.Fail(f), io.EOF)
 }
+
+// As long as no connection can be made, a server is silent, however lately it has answered.
+func TestAServerThatCannotBeDialedIsSilentUntilItAnswers(t *testing.T) {
+	p := pulse{base: time.Now()}
+	p.beat()
+	require.False(t, p.silent(time.Hour))
+	require.True(t, p.undialed(&net.OpError{Op: "dial", Err: errClosed}))
+	require.True(t, p.silent(time.Hour))
+	p.beat()
+	require.False(t, p.silent(time.Hour))
+}

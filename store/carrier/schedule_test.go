@@ -655,7 +655,10 @@ func TestTheAccountOfATrip(t *testing.T) {
 			}
 			p.begin(c.made)
 			now := time.Now()
-			tr := &Trip[int]{made: c.made, twice: c.twice, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
+			tr := &Trip[int]{made: c.made, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
+			if c.twice {
+				tr.Twice()
+			}
 			if c.left {
 				p.abandon(tr)
 				p.abandon(tr)
