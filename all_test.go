@@ -272,6 +272,12 @@ func TestAllPeeksAsItWouldDecideAlsoOnOneKeyTwice(t *testing.T) {
 		allowN(t, tight, 2)
 		require.True(t, peek(t, all(t, blocked, tight), "key").Parts()[1].Allowed, "a Rate of 0 charges nothing before it")
 	})
+	s := memory(t, newClock())
+	slow := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 4}, ratelimit.WithName("shared"))
+	fast := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 2, Period: time.Hour, Burst: 3}, ratelimit.WithName("shared"))
+	allowN(t, slow, 2)
+	require.False(t, peek(t, all(t, slow, fast), "key").Allowed)
+	require.False(t, allow(t, all(t, slow, fast), "key").Allowed)
 }
 
 func TestAllAsksForKeysAndLimitsOnce(t *testing.T) {

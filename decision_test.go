@@ -436,6 +436,8 @@ func TestLimitersOfOthersGetBackWhatTheyHaveCharged(t *testing.T) {
 // A look charges nothing, so there is nothing to refund if another one fails.
 func TestWhatOnlyLookedGetsNothingBack(t *testing.T) {
 	refunds, down := &refunded{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(5))}, &unreliable{Store: memory(t, newClock())}
+	r := decide(t, ratelimit.Ask{Limiter: refunds, Key: "key", Look: true})
+	require.Equal(t, peek(t, refunds, "key"), r.Parts()[0].Result)
 	down.Down.Store(true)
 	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: refunds, Key: "key", Look: true},
 		ratelimit.Ask{Limiter: newLimiter(t, "token_bucket", down, ratelimit.PerHour(5)), Key: "key", Look: true})

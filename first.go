@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -58,7 +57,7 @@ func NewFirst(limiters ...Limiter) (*First, error) {
 		return nil, err
 	}
 	f.joint = jointOf(f.members)
-	f.known = see.NewCore[Limiter](f, see.Known[Limiter]{Kind: queue.Unknown, Key: f.keyFunc(), Alternatives: true, Local: noLocal})
+	f.known = see.NewCore[Limiter](f, see.Known[Limiter]{Key: f.keyFunc(), Alternatives: true, Local: noLocal})
 	return f, nil
 }
 
@@ -229,9 +228,6 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 	for i, d := range alternatives {
 		own := replies[:len(d.requests)]
 		replies = replies[len(own):]
-		if err == nil && len(own) > 0 && own[0].Outcome == store.NotAsked {
-			break
-		}
 		if err == nil && i == len(alternatives)-1 {
 			err = failed
 		}
@@ -309,7 +305,6 @@ func (f *First) result(parts []Part, i int) Result {
 	if !r.Allowed {
 		j.deniedBy = parts[i].Name()
 	}
-	r.at, r.period, r.n, r.rate = 0, 0, 0, 0
 	j.mark = Mark{owner: f, source: r.source(), note: j}
 	r.mark = &j.mark
 	return r

@@ -3,6 +3,8 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -62,6 +64,7 @@ func TestTheFirstThatAdmitsIsChargedAlone(t *testing.T) {
 		r, err := first.Allow(t.Context(), "key")
 		require.NoError(t, err)
 		require.False(t, r.Allowed)
+		require.Equal(t, 8, counted.Joints, "one call of the store")
 		own, err := plan.Allow(t.Context(), "key")
 		require.NoError(t, err)
 		require.Equal(t, own.RetryAfter, r.RetryAfter, "the shortest")
@@ -136,6 +139,9 @@ func TestAFirstChargesWhereThereIsRoom(t *testing.T) {
 		require.True(t, r.Allowed)
 		require.Equal(t, want, [2]int{left(t, a, "key"), left(t, b, "key")}, "charge %d", i)
 	}
+	_, err := ratelimit.Charge(t.Context(), first, "key", 2)
+	require.NoError(t, err)
+	require.Zero(t, left(t, a, "key"), "which has just as many left")
 }
 
 // Limits on several stores, and those of other packages, are asked one after the other.
@@ -154,13 +160,24 @@ func TestAFirstOfSeveralStoresAsksInTurn(t *testing.T) {
 	require.True(t, r.Allowed)
 	require.False(t, r.Parts()[0].Allowed)
 	require.True(t, r.Parts()[1].Allowed)
+
+	other := &ofOthers{Limiter: a, left: 1}
+	first = newFirst(t, other, b)
+	r = allow(t, first, "another")
+	require.True(t, r.Allowed)
+	require.Zero(t, other.left)
+	require.NoError(t, first.Refund(t.Context(), "another", r, 1))
+	require.Equal(t, 1, other.left)
 }
 
 // What fails behind a limiter that admits is never asked, and what fails before one ends the call.
 func TestAnErrorOfALimiterThatIsNotNeededDoesNotMatter(t *testing.T) {
 	s := memory(t, newClock())
-	broken := errors.New("no such plan")
-	failing := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, broken })
+	broken, asked := errors.New("no such plan"), 0
+	failing := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		asked++
+		return ratelimit.Limit{}, broken
+	})
 	good := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("good"))
 	bad := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("bad"), failing)
 	r, err := newFirst(t, good, bad).Allow(t.Context(), "key")
@@ -168,6 +185,7 @@ func TestAnErrorOfALimiterThatIsNotNeededDoesNotMatter(t *testing.T) {
 	require.True(t, r.Allowed)
 	_, err = newFirst(t, good, bad).Allow(t.Context(), "key")
 	require.ErrorIs(t, err, broken)
+	require.Equal(t, 2, asked, "once for each call")
 	_, err = newFirst(t, bad, good).Allow(t.Context(), "another")
 	require.ErrorIs(t, err, broken)
 	require.Equal(t, 1, left(t, good, "another"))
@@ -178,9 +196,10 @@ func TestLimitsWithoutAStoreStandInAFirst(t *testing.T) {
 	s := counted{memory(t, newClock()), &calls}
 	none := newLimiter(t, "token_bucket", s, ratelimit.PerDay(0), ratelimit.WithName("none"))
 	one := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("one"))
+	two := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName("two"))
 	free := newLimiter(t, "token_bucket", s, ratelimit.Unlimited(), ratelimit.WithName("free"))
-	first := newFirst(t, none, one, free)
-	for i, source := range []ratelimit.Source{ratelimit.SourceStore, ratelimit.SourceUnlimited} {
+	first := newFirst(t, none, one, two, free)
+	for i, source := range []ratelimit.Source{ratelimit.SourceStore, ratelimit.SourceStore, ratelimit.SourceUnlimited} {
 		r, err := first.Allow(t.Context(), "key")
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
@@ -190,6 +209,7 @@ func TestLimitsWithoutAStoreStandInAFirst(t *testing.T) {
 	r, err := newFirst(t, none).Allow(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, ratelimit.Never, r.RetryAfter)
+	require.Equal(t, 3, calls, "nobody is asked")
 }
 
 func TestWhatAFirstWouldGoPastIsRefused(t *testing.T) {
@@ -215,6 +235,79 @@ func TestWhatAFirstWouldGoPastIsRefused(t *testing.T) {
 	}
 	_, err = ratelimit.NewFirst(new(ratelimit.All))
 	require.Error(t, err)
+	_, err = ratelimit.NewFirst(many[:16]...)
+	require.NoError(t, err)
+	_, err = see.Local[ratelimit.Limiter](newFirst(t, bucket), s, 2)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "no share of it")
+}
+
+func TestAPeekAtAFirstSaysWhatAllowWould(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
+		one := newLimiter(t, algorithm, s, ratelimit.PerDay(1), ratelimit.WithName("one"))
+		two := newLimiter(t, algorithm, s, ratelimit.PerDay(1), ratelimit.WithName("two"))
+		first := newFirst(t, one, two)
+		for _, want := range []bool{true, true, false} {
+			require.Equal(t, want, peek(t, first, "key").Allowed)
+			require.Equal(t, want, peek(t, first, "key").Allowed, "and charges nothing")
+			require.Equal(t, want, allow(t, first, "key").Allowed)
+		}
+	})
+}
+
+// The one that has room the soonest says when to come back. Of several, the first one.
+func TestADenialOfAFirstIsThatOfTheSoonest(t *testing.T) {
+	s := memory(t, newClock())
+	var limits []ratelimit.Limiter
+	for name, l := range map[string]ratelimit.Limit{"day": ratelimit.PerDay(1), "minute": ratelimit.PerMinute(1), "another": ratelimit.PerMinute(1)} {
+		limits = append(limits, newLimiter(t, "token_bucket", s, l, ratelimit.WithName(name)))
+	}
+	slices.SortFunc(limits, func(a, b ratelimit.Limiter) int { return strings.Compare(see.Names(b)[0], see.Names(a)[0]) })
+	first := newFirst(t, limits[1], limits[0], limits[2]) // the day, the minute, another
+	for range limits {
+		require.True(t, allow(t, first, "key").Allowed)
+	}
+	r := allow(t, first, "key")
+	require.Equal(t, time.Minute, r.RetryAfter)
+	require.Equal(t, "minute", r.DeniedBy())
+}
+
+func TestThePoliciesOfAFirstAreThoseOfItsLimiters(t *testing.T) {
+	s := memory(t, newClock())
+	before := ratelimit.Policy{Name: "before"}
+	policies, err := ratelimit.AppendPolicies(t.Context(), []ratelimit.Policy{before},
+		newFirst(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(1)), newLimiter(t, "fixed_window", s, ratelimit.PerHour(2))), "key")
+	require.NoError(t, err)
+	require.Equal(t, before, policies[0])
+	require.Equal(t, []int{1, 2}, []int{policies[1].Quota, policies[2].Quota})
+	broken := errors.New("no such plan")
+	failing := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, broken })
+	policies, err = ratelimit.AppendPolicies(t.Context(), []ratelimit.Policy{before},
+		newFirst(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(1)), newLimiter(t, "fixed_window", s, ratelimit.PerHour(2), failing)), "key")
+	require.ErrorIs(t, err, broken)
+	require.Equal(t, []ratelimit.Policy{before}, policies)
+	_, err = ratelimit.AppendPolicies(t.Context(), nil, new(ratelimit.First), "key")
+	require.Error(t, err)
+}
+
+// An Observer of one of the limiters is told what that has decided, if it was asked.
+func TestObserversOfAFirstAreToldWhatWasDecided(t *testing.T) {
+	s := memory(t, newClock())
+	var o [3]recorder
+	var limits []ratelimit.Limiter
+	for i := range o {
+		limits = append(limits, observed(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(1), ratelimit.WithName(string(rune('a'+i)))), &o[i]))
+	}
+	first := newFirst(t, limits...)
+	for _, told := range [][]int{{1, 0, 0}, {1, 1, 0}, {1, 1, 1}, {1, 1, 1}} {
+		r := allow(t, first, "key")
+		for i := range o {
+			decisions := o[i].take()
+			require.Len(t, decisions, told[i])
+			if told[i] == 1 {
+				require.Equal(t, decided{"key", 1, r.Parts()[i].Result, nil, 0}, decisions[0])
+			}
+		}
+	}
 }
 
 // A queue of waiters does not take the pace of one limiter for that of all.

@@ -133,7 +133,7 @@ func (d *decision) requestOf(e *entry) int {
 		return i
 	}
 	if d.how.what == toPeek {
-		n = min(n+d.before(e), beyond-reserved)
+		n += d.before(e)
 	}
 	d.requests = d.requests[:len(d.requests)+1]
 	req := &d.requests[len(d.requests)-1]

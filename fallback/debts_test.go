@@ -13,7 +13,9 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // ---- Handing back.
@@ -63,6 +65,27 @@ func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testi
 			})
 		}
 	}
+}
+
+// A First is charged as a whole: the events were admitted once.
+func TestWhatIsOwedToAFirstIsChargedToOneOfItsLimiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		s := &testkit.Unreliable{Store: mem}
+		plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("plan"))
+		credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("credits"))
+		first, err := ratelimit.NewFirst(plan, credits)
+		require.NoError(t, err)
+		lim := failover(t, first, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerDay(5))))
+		s.Down.Store(true)
+		require.Equal(t, 3, admitted(t, lim, 3))
+		s.Down.Store(false)
+		time.Sleep(time.Second) // after which a breaker probes
+		require.True(t, allow(t, lim, "key").Allowed)
+		require.Equal(t, 6, peek(t, plan, "key").Remaining)
+		require.Equal(t, 10, peek(t, credits, "key").Remaining)
+	})
 }
 
 func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.T) {

@@ -186,3 +186,29 @@ func TestTheEndOfItsContextIsTheErrorOfACall(t *testing.T) {
 	require.Equal(t, isFull, b.Fail(isFull))
 	require.EqualValues(t, 1, p.Stats().Overloaded)
 }
+
+// A caller whose context ends afterwards still learns that the outcome is not known.
+func TestAFailureOfACallThatWasSentOutlastsItsContext(t *testing.T) {
+	config := plain()
+	config.Send, config.Alone = nil, func(_ Budget, call int) (int, bool, error) { return call, true, io.EOF }
+	p := made(t, config)
+	ctx, cancel := context.WithCancel(t.Context())
+	b := p.Begin(ctx)
+	require.NoError(t, p.Admit(&b))
+	defer b.Leave()
+	_, err := p.Do(b, 0)
+	f := failure(t, err)
+	cancel()
+	require.ErrorIs(t, b.Fail(f), io.EOF)
+}
+
+// As long as no connection can be made, a server is silent, however lately it has answered.
+func TestAServerThatCannotBeDialedIsSilentUntilItAnswers(t *testing.T) {
+	p := pulse{base: time.Now()}
+	p.beat()
+	require.False(t, p.silent(time.Hour))
+	require.True(t, p.undialed(&net.OpError{Op: "dial", Err: errClosed}))
+	require.True(t, p.silent(time.Hour))
+	p.beat()
+	require.False(t, p.silent(time.Hour))
+}

@@ -178,8 +178,23 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 		p.conns.ready = 1
 		_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		require.False(t, p.silent())
+		require.Zero(t, p.conns.ready, "nobody relies on a connection that has rested")
 		time.Sleep(time.Second)
 	})
+}
+
+// Hanging dials leave half of the pool to others, until a connection works.
+func TestDialsLeaveHalfOfAPoolUntilAConnectionWorks(t *testing.T) {
+	for size, most := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 20: 10} {
+		now, c := time.Now(), conns{dials: newDials(size, time.Minute)}
+		for range 2 {
+			for i := range size {
+				require.Equal(t, i < most, c.dials.may(now), "%d of %d", i, size)
+				c.dials.begin(now)
+			}
+			c.release(true, false, now)
+		}
+	}
 }
 
 // What Ready has found out holds for the calls that follow.
@@ -195,7 +210,7 @@ func TestAWarmedStoreKnowsItsServer(t *testing.T) {
 		require.True(t, p.conns.reached)
 		require.Equal(t, 7, p.conns.ready)
 		require.Equal(t, 30*ms, p.distance.is())
-		require.Equal(t, 30*ms, time.Duration(p.forecast.roundTrip.Load()))
+		require.Equal(t, 30*ms, p.Stats().RoundTrip)
 		require.False(t, p.distance.due(time.Now()))
 		require.True(t, p.alone(p.Begin(t.Context()), time.Now()))
 	})
@@ -641,7 +656,10 @@ func TestTheAccountOfATrip(t *testing.T) {
 			}
 			p.begin(c.made)
 			now := time.Now()
-			tr := &Trip[int]{made: c.made, twice: c.twice, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
+			tr := &Trip[int]{made: c.made, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
+			if c.twice {
+				tr.Twice()
+			}
 			if c.left {
 				p.abandon(tr)
 				p.abandon(tr)

@@ -23,8 +23,9 @@ import (
 // core is the decisions of a Store, with a map in place of the table.
 type core struct {
 	*Store
-	mu   sync.Mutex
-	rows map[string][]byte
+	mu      sync.Mutex
+	rows    map[string][]byte
+	written int // rows
 }
 
 func newCore(clock func() time.Time, setBack bool) *core {
@@ -40,6 +41,7 @@ func (m *core) batch(calls ...*call) error {
 		r.old, r.there = m.rows[string(r.key)]
 	}
 	update, insert := m.decideAll(b, 0)
+	m.written += len(update) + len(insert)
 	for _, r := range append(update, insert...) {
 		value, _, err := r.value()
 		if err != nil {
@@ -145,6 +147,23 @@ func TestListsAreDecidedAsInMemory(t *testing.T) {
 				require.Equal(t, want, c.replies, "seed %d, step %d: %+v", seed, step, c.requests)
 			}
 			at = at.Add(time.Duration(rng.Int64N(int64(30 * time.Second))))
+		}
+	}
+}
+
+// A row costs Postgres a version of it, so only what is charged writes one.
+func TestADenialWritesNoRow(t *testing.T) {
+	clock := func() time.Time { return time.Unix(1_700_000_000, 0) }
+	s := newCore(clock, true)
+	for _, q := range rulesOf(t, ratelimit.PerMinute(5)) {
+		q.Key, q.N, q.Op = "key", 5, store.OpTake
+		before := s.written
+		require.NoError(t, s.batch(newCall([]store.Request{q})))
+		require.Equal(t, before+1, s.written, q.Namespace.Rule.Name)
+		for _, op := range []store.Op{store.OpTake, store.OpShadow, store.OpLook, store.OpGate, store.OpUpTo} {
+			q.Op = op
+			require.NoError(t, s.batch(newCall([]store.Request{q})))
+			require.Equal(t, before+1, s.written, q.Namespace.Rule.Name)
 		}
 	}
 }

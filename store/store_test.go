@@ -1,0 +1,70 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Lists are charged if all that vote in them are admitted.
+func TestAListIsChargedIfAllThatVoteAreAdmitted(t *testing.T) {
+	for op, votes := range map[store.Op]bool{
+		store.OpTake: true, store.OpGate: true, store.OpUpTo: true, store.OpShadow: false, store.OpLook: false, store.OpOverdraw: false,
+	} {
+		requests := []store.Request{{Op: store.OpTake}, {Op: op}}
+		require.Equal(t, votes, requests[1].Votes(), op)
+		require.Equal(t, op == store.OpLook || op == store.OpGate, requests[1].Looks(), op)
+		yes, no := store.Reply{Outcome: store.Admitted}, store.Reply{Outcome: store.Denied}
+		require.True(t, store.AllOK(requests, []store.Reply{yes, yes}), op)
+		require.Equal(t, !votes, store.AllOK(requests, []store.Reply{yes, no}), op)
+		require.False(t, store.AllOK(requests, []store.Reply{no, yes}), op)
+		require.False(t, store.AllOK(requests, []store.Reply{no, no}), op)
+	}
+}
+
+// Alternatives are decided in their order, each as a list of its own, up to one that is admitted or fails.
+func TestAlternativesAreDecidedUntilOneIsAdmitted(t *testing.T) {
+	requests := make([]store.Request, 6) // of one, of two, and of three
+	requests[0].Else, requests[1].Else, requests[3].Else = true, true, true
+	require.True(t, store.Alternatives(requests))
+	require.True(t, store.Alternatives(requests[:2]))
+	require.False(t, store.Alternatives(requests[:1]), "an Else of the first begins no other")
+	require.False(t, store.Alternatives(requests[1:3]))
+	require.False(t, store.Alternatives(nil))
+
+	broken := errors.New("broken")
+	for admitted, asked := range map[int][]int{0: {1}, 1: {1, 2}, 2: {1, 2, 3}, 3: {1, 2, 3}} {
+		for fails := range 4 {
+			var lists []int
+			replies := make([]store.Reply, len(requests))
+			err := store.InTurn(t.Context(), requests, replies, func(_ context.Context, list []store.Request, replies []store.Reply) error {
+				require.Len(t, replies, len(list))
+				if lists = append(lists, len(list)); len(lists)-1 == fails {
+					return broken
+				}
+				for i := range replies { // the last one decides
+					replies[i].Outcome = store.AdmittedIf(len(lists)-1 == admitted || i < len(list)-1)
+				}
+				return nil
+			})
+			if fails < len(asked) {
+				require.ErrorIs(t, err, broken)
+				require.Equal(t, asked[:fails+1], lists)
+				continue
+			}
+			require.NoError(t, err)
+			require.Equal(t, asked, lists)
+			decided := 0
+			for _, n := range asked {
+				decided += n
+			}
+			for i, r := range replies {
+				require.Equal(t, i >= decided, r.Outcome == store.NotAsked, "admitted: %d, reply %d", admitted, i)
+			}
+		}
+	}
+}
