@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -70,6 +71,35 @@ func TestReservesAndAFirstHoldOnEachKindOfClient(t *testing.T) {
 			r, err := l.Peek(t.Context(), "key")
 			require.NoError(t, err)
 			require.Equal(t, want, r.Remaining, fmt.Sprint(name, ", ", l.(*ratelimit.FixedWindow).Name()))
+		}
+	}
+}
+
+// A First whose second limit fails is told why, on every kind of client, and also if its call goes alone: nothing was charged.
+func TestAFirstIsToldWhatHasFailed(t *testing.T) {
+	t.Parallel()
+	server, _ := clusterOfOne(t)
+	for name, client := range kinds(t, server.Addr(), true) {
+		s, err := redisstore.New(client, redisstore.WithTimeout(20*time.Second), redisstore.WithPrefix(name))
+		require.NoError(t, err)
+		plan, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1), ratelimit.WithName("plan"))
+		require.NoError(t, err)
+		credits, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(9), ratelimit.WithName("credits"))
+		require.NoError(t, err)
+		first, err := ratelimit.NewFirst(plan, credits)
+		require.NoError(t, err)
+		for range 2 { // one of each, and connections to go alone on
+			_, err = first.Allow(t.Context(), "k")
+			require.NoError(t, err)
+		}
+		redis := server.Client(t)
+		keys, err := redis.Keys(t.Context(), name+":*credits*").Result()
+		require.NoError(t, err)
+		require.Len(t, keys, 1)
+		require.NoError(t, redis.Set(t.Context(), keys[0], "garbage", 0).Err())
+		for range 2 {
+			_, err = first.Allow(t.Context(), "k")
+			require.ErrorIs(t, err, store.ErrCorrupt, name)
 		}
 	}
 }

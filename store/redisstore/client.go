@@ -21,6 +21,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -306,6 +307,40 @@ func (c numbers) Clone() redis.Cmder { return numbers{c.IntSliceCmd.Clone().(*re
 
 func newNumbers(ctx context.Context, args []any) numbers {
 	return onKey(numbers{redis.NewIntSliceCmd(ctx, args...)})
+}
+
+// list is a command whose reply is integers, or the text of an error in place of the first one of an alternative.
+type list struct{ *redis.SliceCmd }
+
+// NoRetry tells go-redis not to send the command again.
+func (list) NoRetry() bool { return true }
+
+// Clone keeps the type, and with it NoRetry.
+func (c list) Clone() redis.Cmder { return list{c.SliceCmd.Clone().(*redis.SliceCmd)} }
+
+// newAlone returns the command of c alone. It is none of those whose errors a ClusterClient does not see.
+func newAlone(ctx context.Context, args []any, c *call) redis.Cmder {
+	if c.alternative(0) == c.size() {
+		return newNumbers(ctx, args)
+	}
+	return onKey(list{redis.NewSliceCmd(ctx, args...)})
+}
+
+// valuesOf returns the values of a command of newAlone, or the error that an alternative has ended in.
+func valuesOf(cmd redis.Cmder) (values []int64, err error) {
+	if cmd, ok := cmd.(numbers); ok {
+		return cmd.Val(), nil
+	}
+	for i, v := range cmd.(list).Val() {
+		value, ok := v.(int64)
+		if text, failed := v.(string); failed && i%4 == 0 {
+			return nil, refusal(text)
+		} else if !ok {
+			return nil, fmt.Errorf("%w: element %d is %q", errReply, i, v)
+		}
+		values = append(values, value)
+	}
+	return values, nil
 }
 
 // mixed is a command whose reply is read by [bundle.read].

@@ -53,6 +53,9 @@ return replies`, "LUA", lua, 1)
 	return func([]*store.Rule) string { return text }
 }
 
+// SlotOf is the slot of a cluster that has a key in Redis.
+func SlotOf(key string) int { return slotOf(key) }
+
 // RedisKey is the Redis key of key's state.
 func (s *Store) RedisKey(ns *store.Namespace, key string) string { return s.key(ns, key) }
 
@@ -125,8 +128,14 @@ func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 	return replies, errs, again
 }
 
-// of is what the carrier of the client's only server knows.
-func (s *Store) of() carrier.Stats { return s.link.whole.Stats() }
+// of is what the carriers of all servers know.
+func (s *Store) of() (sum carrier.Stats) {
+	s.link.each(func(v *server) {
+		of := v.Stats()
+		sum.Waiting, sum.Trips, sum.Busy, sum.Late = sum.Waiting+of.Waiting, sum.Trips+of.Trips, sum.Busy+of.Busy, sum.Late+of.Late
+	})
+	return sum
+}
 
 // Waiting is how many calls wait for a connection.
 func (s *Store) Waiting() int { return s.of().Waiting }

@@ -133,14 +133,16 @@ func (l left) ended() bool {
 
 // lateOf returns a function that waits for the values of cmd, which has ended in err for its caller. It is nil if there
 // is nothing to wait for.
-func lateOf(cmd numbers, err error) func() ([]int64, error) {
+func lateOf(cmd redis.Cmder, err error) func() ([]int64, error) {
 	var l left
 	if !errors.As(err, &l) {
 		return nil
 	}
 	return func() ([]int64, error) {
-		_, err := l.wait(context.Background())
-		return cmd.Val(), err
+		if _, err := l.wait(context.Background()); err != nil {
+			return nil, err
+		}
+		return valuesOf(cmd)
 	}
 }
 
@@ -181,20 +183,22 @@ func (s *Store) refunds(c *call, values []int64) (list []*call) {
 	if parse(values, replies) != nil {
 		return nil
 	}
-	for i := range replies {
-		if c.request(i).votes() && !replies[i].OK() {
-			return nil
+	for from, to := 0, 0; from < c.size(); from = to {
+		to = from + c.alternative(from)
+		denied := false
+		for i := from; i < to; i++ {
+			denied = denied || c.request(i).votes() && !replies[i].OK()
 		}
-	}
-	for i := range replies {
-		r := c.request(i)
-		n := r.charged(replies[i])
-		if n < 1 || r.rule.Report == nil {
-			continue
+		for i := from; i < to && !denied; i++ {
+			r := c.request(i)
+			n := r.charged(replies[i])
+			if n < 1 || r.rule.Report == nil {
+				continue
+			}
+			back := &call{first: *r}
+			back.first.op, back.first.n = refund(replies[i].Receipt(r.rule, r.limit, n, n)), n
+			list = append(list, back)
 		}
-		back := &call{first: *r}
-		back.first.op, back.first.n = refund(replies[i].Receipt(r.rule, r.limit, n, n)), n
-		list = append(list, back)
 	}
 	return list
 }

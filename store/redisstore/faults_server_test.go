@@ -26,72 +26,85 @@ var bookkeeping = store.NewNamespace(&store.Rule{Name: "book", Script: func([]*s
 // mostFits is the most events that a bookkeeper admits.
 const mostFits = 2
 
-// bookkeeper is a server in a bubble of testing/synctest, and the network before it. It speaks
-// RESP, and it decides on groups of requests as scripts/groups.lua does. A request fits if n is at most mostFits,
-// the burst. It remembers of each key what was asked and charged. What it does are timers: it has no goroutines.
+// bubble is what the servers in a bubble of testing/synctest have in common.
+type bubble struct {
+	mu       sync.Mutex // protects the servers, and all wires
+	began    time.Time
+	note     func(format string, args ...any)
+	pages    map[string]*page
+	instants map[time.Time]bool // at which something happens
+	servers  []*bookkeeper
+	behind   time.Time // when one last ran a command that had waited for long
+}
+
+func newBubble() *bubble {
+	return &bubble{began: time.Now(), note: func(string, ...any) {}, pages: map[string]*page{}, instants: map[time.Time]bool{}}
+}
+
+// bookkeeper is a server in a bubble, and the network before it. It speaks RESP, and it decides on groups of requests as
+// scripts/groups.lua does. Of bookkeeping a request fits if n is at most mostFits. A fixed window is one without an end. It
+// remembers of each request what was asked and charged. What it does are timers: it has no goroutines.
 type bookkeeper struct {
-	mu      sync.Mutex // protects all below, and all wires
-	began   time.Time
-	note    func(format string, args ...any)
+	*bubble
+	node                  // if it is one of a cluster
 	way     time.Duration // to it, or back
 	cost    time.Duration // of a command; each key after the first costs a quarter of it
 	answer  string        // to all scripts, in place of running them
 	gone    bool          // refuses dials
 	dark    bool          // dials hang, and what is sent vanishes
 	stopped time.Time     // it does nothing until then
-	behind  time.Time     // when it last ran a command that had waited for long
 
-	queue    []job
-	working  bool
-	scripts  map[string]bool // by SHA-1
-	wires    []*wire
-	pages    map[string]*page
-	instants map[time.Time]bool // at which something happens
+	queue   []job
+	working bool
+	scripts map[string]bool // by SHA-1
+	wires   []*wire
+	kept    map[string]int64 // the events of fixed windows
 }
 
-func newBookkeeper() *bookkeeper {
-	return &bookkeeper{
-		began: time.Now(), note: func(string, ...any) {}, way: 100 * time.Microsecond, cost: 20 * time.Microsecond,
-		scripts: map[string]bool{}, pages: map[string]*page{}, instants: map[time.Time]bool{},
-	}
+func newBookkeeper() *bookkeeper { return newBubble().server() }
+
+// server returns a new server in the bubble.
+func (bb *bubble) server() *bookkeeper {
+	b := &bookkeeper{bubble: bb, way: 100 * time.Microsecond, cost: 20 * time.Microsecond, scripts: map[string]bool{}, kept: map[string]int64{}}
+	bb.servers = append(bb.servers, b)
+	return b
 }
 
-// page is what a bookkeeper knows of a key.
+// page is what is known of a request, on whichever servers.
 type page struct {
-	sent    int       // how often a call on it was written that may charge
-	ran     int       // how often one was run
+	sent    int       // how often it was written
+	ran     int       // how often it was run, and has charged
+	back    int       // how often that was given back
 	refused int       // answers that prove that it was not run, and that have arrived
 	told    time.Time // when the last answer arrived
 	answer  string    // its error, or ""
 }
 
-func (b *bookkeeper) page(key string) *page {
-	if _, tag, ok := strings.Cut(key, "{="); ok {
-		key = strings.TrimSuffix(tag, "}")
+// page returns the page of this name: see [request.page].
+func (bb *bubble) page(name string) *page {
+	if bb.pages[name] == nil {
+		bb.pages[name] = new(page)
 	}
-	if b.pages[key] == nil {
-		b.pages[key] = new(page)
-	}
-	return b.pages[key]
+	return bb.pages[name]
 }
 
 // at runs f at t, or a bit later, with the lock held, and returns when. Of timers of one instant
 // synctest chooses any, so no two have the same.
-func (b *bookkeeper) at(t time.Time, f func()) time.Time {
-	for ; b.instants[t]; t = t.Add(1) {
+func (bb *bubble) at(t time.Time, f func()) time.Time {
+	for ; bb.instants[t]; t = t.Add(1) {
 	}
-	b.instants[t] = true
+	bb.instants[t] = true
 	time.AfterFunc(time.Until(t), func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		delete(b.instants, t)
+		bb.mu.Lock()
+		defer bb.mu.Unlock()
+		delete(bb.instants, t)
 		f()
 	})
 	return t
 }
 
 // in runs f in d.
-func (b *bookkeeper) in(d time.Duration, f func()) { b.at(time.Now().Add(d), f) }
+func (bb *bubble) in(d time.Duration, f func()) { bb.at(time.Now().Add(d), f) }
 
 // dial is the Dialer of a client.
 func (b *bookkeeper) dial(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -149,17 +162,21 @@ func (b *bookkeeper) next() {
 }
 
 // busy reports whether commands wait, or one is run.
-func (b *bookkeeper) busy() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.working
+func (bb *bubble) busy() bool {
+	bb.mu.Lock()
+	defer bb.mu.Unlock()
+	return slices.ContainsFunc(bb.servers, func(b *bookkeeper) bool { return b.working })
 }
 
 // run runs a command.
 func (b *bookkeeper) run(j job) {
+	asking := j.w.asking
+	j.w.asking = j.args[0] == "asking"
 	switch {
 	case strings.HasPrefix(j.args[0], "eval"):
-		b.eval(j)
+		b.eval(j, asking)
+	case j.args[0] == "cluster":
+		j.w.reply(b.clusterSlots(), func() {})
 	case j.args[0] == "time":
 		now := time.Now()
 		j.w.reply(fmt.Sprintf("*2\r\n$9\r\n%09d\r\n$6\r\n%06d\r\n", now.Unix(), now.Nanosecond()/1000), func() {})
@@ -188,10 +205,32 @@ func keysOf(args []string) []string { return args[3 : 3+number(args[2])] }
 
 // request is what is asked about one key.
 type request struct {
-	key     string
-	n       int64
-	charges bool
-	answer  string // the error that it got
+	key            string
+	rate, n        int64
+	period         string
+	charges, gives bool   // events, or events back
+	otherwise      bool   // its group is an alternative to the one before
+	answer         string // the error that it got
+}
+
+// newRequest reads a request: its key, the operation with its arguments, and rate, period, burst and n.
+func newRequest(key, op string, limit []string) request {
+	op, _, _ = strings.Cut(op, " ")
+	return request{
+		key: key, rate: number(limit[0]), period: limit[1], n: number(limit[3]), charges: op != "look" && op != "refund", gives: op == "refund",
+	}
+}
+
+// window reports whether r is of a fixed window.
+func (r *request) window() bool { return strings.Contains(r.key, ":fixed_window:") }
+
+// page is the name of r's page. Many share the key of a window, and each of them has a period of its own.
+func (r *request) page() string {
+	if r.window() {
+		return r.key + " " + r.period
+	}
+	_, tag, _ := strings.Cut(r.key, "{=")
+	return strings.TrimSuffix(tag, "}")
 }
 
 // requests returns what an EVAL or EVALSHA asks, by group.
@@ -206,85 +245,142 @@ func requests(args []string) (groups [][]request) {
 	case "groups":
 		for args = args[2:]; len(args) > 0; { // after the clock, of each run
 			count, size := int(number(args[0])), int(number(args[1]))
+			otherwise := size < 0
+			size = max(size, -size)
 			for range count {
 				group := make([]request, size)
-				for i := range group { // the rule and the operation, the limit, and n
+				for i := range group { // the rule and the operation, and the limit
 					_, op, _ := strings.Cut(args[2+5*i], " ")
-					group[i] = request{key: keys[i], n: number(args[6+5*i]), charges: op != "look"}
+					group[i] = newRequest(keys[i], op, args[3+5*i:])
+					group[i].otherwise = otherwise
 				}
 				groups, keys = append(groups, group), keys[size:]
 			}
 			args = args[2+5*size:]
 		}
 	default:
-		groups = [][]request{{{key: keys[0], n: number(args[4]), charges: args[0] != "look"}}}
+		groups = [][]request{{newRequest(keys[0], args[0], args[1:])}}
 	}
 	return groups
 }
 
 // eval runs a script, if it may.
-func (b *bookkeeper) eval(j job) {
+func (b *bookkeeper) eval(j job, asking bool) {
 	if j.args[0] == "eval" {
 		b.learn(j.args[1])
 	}
-	groups, answer := requests(j.args), b.answer
+	groups := requests(j.args)
+	told, answer := slices.Concat(groups...), b.answer
 	writes := strings.HasPrefix(answer, "OOM") || strings.HasPrefix(answer, "READONLY") // known at the first write
-	if !b.scripts[j.args[1]] && j.args[0] == "evalsha" && (answer == "" || writes) {
+	if other := b.redirect(keysOf(j.args), asking); other != "" {
+		answer, writes = other, false
+	} else if !b.scripts[j.args[1]] && j.args[0] == "evalsha" && (answer == "" || writes) {
 		answer, writes = "NOSCRIPT No matching script", false
 	}
-	reply, told := "", slices.Concat(groups...)
+	var reply string
 	switch {
 	case answer != "" && !writes:
-		reply = "-" + answer + "\r\n"
-		for i := range told {
-			told[i].answer = answer
-		}
+		reply, told = "-"+answer+"\r\n", refuse(told, answer)
 	case j.args[3+len(told)] == "none":
 		told, reply = nil, "*0\r\n"
 	default:
-		reply, told = fmt.Sprintf("*%d\r\n", 4*len(told)), nil
-		for _, group := range groups {
-			all := !slices.ContainsFunc(group, func(r request) bool { return r.charges && r.n > mostFits })
-			refused := answer != "" && all && slices.ContainsFunc(group, func(r request) bool { return r.charges })
-			if refused && len(groups) == 1 {
-				reply = "-" + answer + "\r\n"
-			} else if refused {
-				reply += fmt.Sprintf("$%d\r\n%s\r\n", len(answer), answer) + strings.Repeat(":0\r\n", 4*len(group)-1)
-			}
-			for _, r := range group {
-				if refused {
-					r.answer = answer
-				} else {
-					reply += b.decide(r, all)
-				}
-				told = append(told, r)
-			}
-		}
+		reply, told = b.decideAll(groups, answer)
 	}
-	b.note("%s get %.10q", keysOf(j.args), reply)
+	b.note("%s: %s get %.10q", b.addr, keysOf(j.args), reply)
 	j.w.reply(reply, func() {
 		for _, r := range told {
-			if r.answer != "" {
-				b.page(r.key).refused++
+			if r.answer != "" && !r.gives {
+				b.page(r.page()).refused++
 			}
 		}
 		j.w.tell(told)
 	})
 }
 
-// decide decides on a request, and returns its part of the reply: whether it fits, whose it is, and n. One that fits
-// is charged if all do.
+// decideAll decides on groups of requests, and returns the reply, and the requests with what each of them is told. Those
+// that would write get answer, unless that is empty.
+func (b *bookkeeper) decideAll(groups [][]request, answer string) (reply string, told []request) {
+	count, admitted, refused := 0, false, false
+	for _, group := range groups {
+		count += 4 * len(group)
+		if group[0].otherwise && admitted {
+			reply += strings.Repeat(":2\r\n:0\r\n:0\r\n:0\r\n", len(group))
+			if refused { // with the alternative before
+				told = append(told, refuse(group, answer)...)
+			}
+			continue
+		}
+		admitted = !slices.ContainsFunc(group, func(r request) bool { return r.charges && !b.fits(r) })
+		refused = answer != "" && admitted && slices.ContainsFunc(group, func(r request) bool { return r.charges || r.gives })
+		switch {
+		case refused && len(groups) == 1:
+			reply = "-" + answer + "\r\n"
+		case refused:
+			reply += fmt.Sprintf("$%d\r\n%s\r\n", len(answer), answer) + strings.Repeat(":0\r\n", 4*len(group)-1)
+		}
+		if refused {
+			told = append(told, refuse(group, answer)...)
+			continue
+		}
+		for _, r := range group {
+			reply += b.decide(r, admitted)
+		}
+		told = append(told, group...)
+	}
+	if reply[0] != '-' {
+		reply = fmt.Sprintf("*%d\r\n", count) + reply
+	}
+	return reply, told
+}
+
+// refuse returns list, of which each gets answer.
+func refuse(list []request, answer string) []request {
+	for i := range list {
+		list[i].answer = answer
+	}
+	return list
+}
+
+// fits reports whether there is room for r.
+func (b *bookkeeper) fits(r request) bool {
+	if r.window() {
+		return b.kept[r.key]+r.n <= r.rate
+	}
+	return r.n <= mostFits
+}
+
+// decide decides on a request, and returns its part of the reply: whether it fits, whose it is, and n, or what a fixed
+// window replies. One that fits is charged if all do.
 func (b *bookkeeper) decide(r request, all bool) string {
-	ok := 0
-	if r.n <= mostFits {
+	ok, kept := 0, b.kept[r.key]
+	if b.fits(r) {
 		ok = 1
 	}
 	charge := ok == 1 && all && r.charges
 	b.note("%s is run, charge %t", r.key, charge)
-	if p := b.page(r.key); charge {
+	switch p := b.page(r.page()); {
+	case charge:
 		p.ran++
+		b.keep(r, r.n)
+	case r.gives:
+		p.back++
+		b.keep(r, -min(r.n, kept))
+		return ":0\r\n:0\r\n:0\r\n:0\r\n"
+	}
+	if r.window() {
+		return fmt.Sprintf(":%d\r\n:%d\r\n:%d\r\n:1\r\n", ok, time.Now().UnixMicro(), kept)
 	}
 	return fmt.Sprintf(":%d\r\n:%d\r\n:%d\r\n:0\r\n", ok, owner(r.key), r.n)
+}
+
+// keep adds n events to those of r's window. A key without events is none.
+func (b *bookkeeper) keep(r request, n int64) {
+	if !r.window() {
+		return
+	}
+	if b.kept[r.key] += n; b.kept[r.key] == 0 {
+		delete(b.kept, r.key)
+	}
 }
 
 // owner is the number that a key begins with.
@@ -319,6 +415,7 @@ type wire struct {
 	asked           int       // commands without a reply
 	told            []request // what arrives once all replies are there
 	again           bool      // one of them was that a script is missing
+	asking          bool      // the command before was ASKING
 	err             error     // why it has ended
 	lost, silent    bool      // nothing arrives at the server any more; nor at the client
 	deadline        time.Time
@@ -369,7 +466,7 @@ func (w *wire) tell(list []request) {
 			return
 		}
 		for _, r := range w.told {
-			p := w.b.page(r.key)
+			p := w.b.page(r.page())
 			p.told, p.answer = time.Now(), r.answer
 		}
 		w.told = nil
@@ -398,7 +495,7 @@ func (w *wire) Write(data []byte) (int, error) {
 			b.note("%s is sent", keysOf(args))
 			for _, r := range slices.Concat(requests(args)...) {
 				if r.charges {
-					b.page(r.key).sent++
+					b.page(r.page()).sent++
 				}
 			}
 		}

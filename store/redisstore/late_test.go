@@ -44,6 +44,10 @@ func TestWhatACallerWhoHasLeftWasChargedIsGivenBack(t *testing.T) {
 			r, err := ratelimit.Must(ratelimit.NewAll(bucket, window)).AllowN(ctx, "k", 7)
 			return 2 * r.Charged(), err
 		},
+		"First": func(ctx context.Context, bucket, window ratelimit.Limiter) (int, error) {
+			r, err := ratelimit.Must(ratelimit.NewFirst(bucket, window)).AllowN(ctx, "k", 7)
+			return r.Charged(), err
+		},
 	} {
 		for _, contextTimeouts := range []bool{false, true}[:effort.Of(1, 2)] {
 			for name, client := range kinds(t, proxy.Addr(), contextTimeouts) {

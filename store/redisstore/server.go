@@ -113,12 +113,12 @@ func (v *server) aloneBy(b carrier.Budget, c *call, name any) (sent bool, err er
 	if err != nil {
 		return false, err
 	}
-	cmd := newNumbers(b.Context, args)
-	if err = v.process(b, cmd, a); err == nil {
-		c.values = cmd.Val()
+	cmd := newAlone(b.Context, args, c)
+	if err = v.process(b, cmd, a); err != nil {
+		c.late = lateOf(cmd, err)
+	} else if c.values, err = valuesOf(cmd); err == nil {
 		return false, nil
 	}
-	c.late = lateOf(cmd, err)
 	return !isAnswer(err) && a.writing.GiveUp(), err
 }
 
