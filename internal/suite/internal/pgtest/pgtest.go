@@ -45,13 +45,27 @@ type Server struct {
 // about two seconds.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	s, err := start(bin(t), settings)
+	s, err := start(bin(t), settings, initdb...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.end)
 	return s
 }
+
+// Standby starts a replica of s, which only reads until it is promoted.
+func (s *Server) Standby(t testing.TB) *Server {
+	t.Helper()
+	replica, err := start(s.bin, nil, "pg_basebackup", "--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--dbname", s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(replica.end)
+	return replica
+}
+
+// initdb makes a cluster of databases.
+var initdb = []string{"initdb", "--auth", "trust", "--username", "postgres", "--no-sync", "--encoding", "UTF8", "--locale", "C"}
 
 // bin is the directory of the binaries. It skips t if there is none.
 func bin(t testing.TB) string {
@@ -70,7 +84,8 @@ func bin(t testing.TB) string {
 // binaries returns the directory with initdb and postgres: that of the PATH, or the newest of Debian's.
 func binaries() (string, error) {
 	if path, err := exec.LookPath("initdb"); err == nil {
-		return filepath.Dir(path), nil
+		path, err = filepath.EvalSymlinks(path) // the others are beside it
+		return filepath.Dir(path), err
 	}
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
 	if len(found) == 0 {
@@ -79,7 +94,8 @@ func binaries() (string, error) {
 	return filepath.Dir(found[len(found)-1]), nil
 }
 
-func start(bin string, settings []string) (*Server, error) {
+// start starts a server with the files that a command makes.
+func start(bin string, settings []string, command ...string) (*Server, error) {
 	dir, err := os.MkdirTemp("", "pgtest")
 	if err != nil {
 		return nil, err
@@ -88,7 +104,7 @@ func start(bin string, settings []string) (*Server, error) {
 	for _, setting := range settings {
 		s.args = append(s.args, "-c", setting)
 	}
-	if err = s.init(); err == nil {
+	if err = s.init(command); err == nil {
 		for range startTries {
 			if s.port, err = freePort(); err != nil {
 				break
@@ -102,16 +118,16 @@ func start(bin string, settings []string) (*Server, error) {
 	return nil, err
 }
 
-// init makes the cluster.
-func (s *Server) init() error {
+// init makes the files.
+func (s *Server) init(command []string) error {
 	if id := owner(); id != nil {
 		if err := os.Chown(s.dir, int(id.Uid), int(id.Gid)); err != nil {
 			return err
 		}
 	}
-	cmd := s.command("initdb", "--pgdata", s.data(), "--auth", "trust", "--username", "postgres", "--no-sync", "--encoding", "UTF8", "--locale", "C")
+	cmd := s.command(command[0], append([]string{"--pgdata", s.data()}, command[1:]...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("initdb: %w: %s", err, out)
+		return fmt.Errorf("%s: %w: %s", command[0], err, out)
 	}
 	return nil
 }
@@ -161,7 +177,7 @@ func (s *Server) run() error {
 		_ = proc.Wait()
 	}()
 	for limit := time.Now().Add(startTimeout); time.Now().Before(limit) && !s.ended(); time.Sleep(10 * time.Millisecond) {
-		if strings.Contains(log.String(), "ready to accept connections") {
+		if strings.Contains(log.String(), "ready to accept ") {
 			return nil
 		}
 	}
@@ -303,7 +319,7 @@ func Shared(t testing.TB) *Server {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.server == nil && shared.err == nil {
-		shared.server, shared.err = start(dir, []string{"synchronous_commit=off", "max_connections=300"})
+		shared.server, shared.err = start(dir, []string{"synchronous_commit=off", "max_connections=300"}, initdb...)
 	}
 	if shared.err != nil {
 		t.Fatal(shared.err)
