@@ -55,7 +55,7 @@ func TestReservesThatLeaveNothingOrDoNothingAreRefused(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for what, opts := range map[string][]ratelimit.Option{
 			"below 0":       {ratelimit.WithReserved(-1)},
-			"too many":      {ratelimit.WithReserved(math.MaxInt32 + 1)},
+			"too many":      {ratelimit.WithReserved(math.MaxInt)},
 			"all":           {ratelimit.WithReserved(10)},
 			"all of a tier": {ratelimit.WithReserved(4), tiers(ratelimit.PerMinute(4))},
 		} {

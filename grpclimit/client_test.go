@@ -184,7 +184,7 @@ func TestAServerThatSaysWhenToComeBackIsHeeded(t *testing.T) {
 		"not by a time that is over":         {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(soon.Unix() - 3600)), 0},
 		"the status wins":                    {comeBack(codes.ResourceExhausted, 7*time.Second), header("5"), 7 * time.Second},
 		"up to a bound":                      {comeBack(codes.ResourceExhausted, time.Hour), nil, time.Minute},
-		"up to a bound, by metadata":         {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(math.MaxInt64)), time.Minute},
+		"up to a bound, by metadata":         {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(int64(math.MaxInt64))), time.Minute},
 		"beyond 64 bits":                     {status.Error(codes.ResourceExhausted, ""), header("99999999999999999999"), time.Minute},
 		"not with other codes":               {comeBack(codes.NotFound, 7*time.Second), header("5"), 0},
 		"not when all is well":               {nil, header("5"), 0},

@@ -106,7 +106,7 @@ descriptors:
 	} {
 		require.Equal(t, want.String(), ask(t, s, entry).GetStatuses()[0].GetCurrentLimit().String(), entry)
 	}
-	require.EqualValues(t, math.MaxUint32, ask(t, must(inMemory(t, edge)), "free=x").GetStatuses()[0].GetLimitRemaining())
+	require.EqualValues(t, uint32(math.MaxUint32), ask(t, must(inMemory(t, edge)), "free=x").GetStatuses()[0].GetLimitRemaining())
 }
 
 func must(s *serve.Service, _ *clock) *serve.Service { return s }
