@@ -195,7 +195,7 @@ func TestAScriptOfGroupsReadsTheServersClockOnce(t *testing.T) {
 		} {
 			for of, script := range map[string]string{"one rule": rule.Script([]*store.Rule{rule}), "two rules": rule.Script([]*store.Rule{rule, other})} {
 				require.NoError(t, client.FlushAll(t.Context()).Err())
-				require.NoError(t, client.Set(t.Context(), timeKey, 1_700_000_000_123_456, 0).Err())
+				require.NoError(t, client.Set(t.Context(), timeKey, int64(1_700_000_000_123_456), 0).Err())
 				args, keys := groupsOf(nil, runs...), []string{}
 				for _, run := range runs {
 					for range run[0].(int) * run[1].(int) {
@@ -229,7 +229,7 @@ func TestAGroupThatFailsLeavesAllOthers(t *testing.T) {
 			rule, other := ruleOf(t, algorithm), besides(t, algorithm)
 			for of, script := range map[string]string{"one rule": rule.Script([]*store.Rule{rule}), "two rules": rule.Script([]*store.Rule{rule, other})} {
 				second := map[string]int{"one rule": 1, "two rules": 2}[of]
-				take, upto := question{"take", []any{3, 3_600_000_000, 3, 1}, nil}, "upto"
+				take, upto := question{"take", []any{3, int64(3_600_000_000), 3, 1}, nil}, "upto"
 				if algorithm == "ban" { // whose takes all have a time
 					take.what, upto = "take 3600000001", "take 3600000001"
 				}
@@ -279,7 +279,7 @@ func TestAServerWithoutMemoryFailsTheGroupsThatWrite(t *testing.T) {
 	client := redistest.Start(t).Client(t)
 	for _, algorithm := range append([]string{"ban"}, algorithms...) {
 		rule := ruleOf(t, algorithm)
-		take := question{"take", []any{1, 3_600_000_000, 1, 1}, nil}
+		take := question{"take", []any{1, int64(3_600_000_000), 1, 1}, nil}
 		for name, last := range map[string]question{"plain": take, "general": {"take 1", take.limit, nil}} {
 			script := redis.NewScript(rule.Script([]*store.Rule{rule}))
 			require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
@@ -328,7 +328,7 @@ func TestAlternativesAreDecidedInTheirOrder(t *testing.T) {
 		for _, algorithm := range append([]string{"ban"}, algorithms...) {
 			rule, other := ruleOf(t, algorithm), besides(t, algorithm)
 			script := redis.NewScript(rule.Script([]*store.Rule{rule, other}))
-			limit := []any{1, 3_600_000_000, 1, 1}
+			limit := []any{1, int64(3_600_000_000), 1, 1}
 			plain, general := question{"take", limit, nil}, question{"take 1", limit, nil}
 			if algorithm == "ban" { // whose takes all have a time
 				general.what = "take 3600000001"

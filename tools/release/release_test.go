@@ -344,13 +344,16 @@ func contents(t *testing.T, dir string) map[string][]byte {
 	return all
 }
 
+// forTheTree matches the files of modules that are not for strangers, whatever they require.
+var forTheTree = regexp.MustCompile("^(examples|benchmarks|internal)/")
+
 // modules returns the modules of the tree that are for strangers, by directory, each with
 // the oldest root that it allows. Examples are not for them.
 func modules(t *testing.T) map[string]string {
 	found := map[string]string{".": unreleased}
 	for file := range strings.FieldsSeq(here.run(t, "git", "ls-files", "--cached", "--others", "--exclude-standard", "*/go.mod")) {
 		for _, m := range requirements(t, here, file) {
-			if m.Path == root && m.Version != unreleased && !strings.HasPrefix(file, "examples/") && !strings.HasPrefix(file, "benchmarks/") {
+			if m.Path == root && m.Version != unreleased && !forTheTree.MatchString(file) {
 				found[path.Dir(file)] = m.Version
 			}
 		}
