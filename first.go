@@ -13,14 +13,14 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// First is a [Limiter] that asks several limiters in their order. The first one that admits a call is charged
-// for it, and no other: a monthly plan and then prepaid credits, one supplier and then another, or a tenant's
-// own share and then what the others leave ([WithReserved]). To require several limits at once, make an [All]
+// First is a [Limiter] that asks several limiters in their order. Only the first one that admits a call is
+// charged for it. Use it for a monthly plan and then prepaid credits, for one supplier and then another, or for a
+// tenant's own share and then what the others leave ([WithReserved]). To require several limits at once, make an [All]
 // of them one of the limiters.
 //
-// Limiters with built-in algorithms on the same store, and Alls of them, are asked together: on Redis, by one
-// script (on a cluster or a ring, only limits of the same key or hash tag). Other limiters are asked one after
-// the other. An error of one of them is returned, and the limiters after it are not asked.
+// Limiters with built-in algorithms on the same store, and Alls of them, are asked together, on Redis by one
+// script. On a cluster or a ring, this needs the same key or hash tag. Other limiters are asked one after the
+// other. If one of them returns an error, the call returns it, and the limiters after it are not asked.
 //
 // Bound: the sum of the bounds of the limiters.
 //
@@ -36,8 +36,8 @@ type First struct {
 
 // NewFirst returns a limiter that asks 1 to 16 limiters in their order. An All counts as the limiters in it.
 // NewFirst returns [ErrInvalidOption] if a limiter overrules others, as a [Ban] or a list of package accesslist
-// does, if it counts slots (package inflight), or if two limiters share their counts ([WithName]) but use
-// different keys ([WithKeyFunc]).
+// does, or if it counts slots (package inflight). It also returns ErrInvalidOption if two limiters share their
+// counts ([WithName]) but use different keys ([WithKeyFunc]).
 func NewFirst(limiters ...Limiter) (*First, error) {
 	f := &First{limiters: append([]Limiter(nil), limiters...)}
 	size := 0
@@ -87,10 +87,10 @@ func mayBeOneOf(l Limiter) error {
 		inside, ok = see.First[banner](l)
 	}
 	if ok {
-		return fmt.Errorf("%w: a First around a %T: put the %[2]T around the First", ErrInvalidOption, inside)
+		return fmt.Errorf("%w: a First cannot contain a %T: put the %[2]T around the First", ErrInvalidOption, inside)
 	}
 	if see.Held(l) {
-		return fmt.Errorf("%w: a First of slots, which are held: ask inflight.Hold for each of them", ErrInvalidOption)
+		return fmt.Errorf("%w: a First cannot contain limiters of slots: call inflight.Hold for each of them", ErrInvalidOption)
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (f *First) AppendPolicies(ctx context.Context, dst []Policy, key string) ([
 }
 
 // errFirstLocal: a fallback hands back how many events it has admitted for a key, and not by which limiter.
-var errFirstLocal = fmt.Errorf("%w: a First has no share: put a fallback around each of its limiters", ErrInvalidOption)
+var errFirstLocal = fmt.Errorf("%w: FailLocal cannot divide a First into shares: put a fallback around each of its limiters", ErrInvalidOption)
 
 func noLocal(store.Store, int) (Limiter, error) { return nil, errFirstLocal }
 

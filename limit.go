@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -183,7 +182,7 @@ func (l *Limit) UnmarshalText(text []byte) error {
 // limit.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
-		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
+		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v: want 1 or more instances", ErrInvalidLimit, n, l)
 	}
 	if l == Unlimited() {
 		return l, nil
@@ -195,14 +194,14 @@ func (l Limit) Share(n int) (Limit, error) {
 	share.Rate, share.Burst = l.Rate/n, l.Burst/n
 	switch {
 	case l.calendar != nil && l.Rate > 0 && share.Rate == 0:
-		return Limit{}, fmt.Errorf("%w: 1/%d of %v is less than an event", ErrInvalidLimit, n, l)
+		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v is less than one event", ErrInvalidLimit, n, l)
 	case l.Burst > 0 && l.Rate%n != 0:
 		share.Rate, times = l.Rate, n
 	case l.Rate > 0 && share.Rate == 0:
 		share.Rate, times = 1, 1+(n-1)/l.Rate
 	}
 	if time.Duration(times) > maxPeriod/l.Period { // before the product, which could overflow
-		return Limit{}, fmt.Errorf("%w: 1/%d of %v has a period over 10 years", ErrInvalidLimit, n, l)
+		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v needs a period of more than 10 years", ErrInvalidLimit, n, l)
 	}
 	share.Period *= time.Duration(times)
 	if l.Burst%n != 0 {
@@ -249,13 +248,13 @@ func (l Limit) Algorithms() []string {
 func (l Limit) check() error {
 	switch {
 	case l.Rate < 0 || l.Rate > maxEvents:
-		return fmt.Errorf("rate %d is not from 0 to %d", l.Rate, maxEvents)
+		return fmt.Errorf("rate %d is out of range: want 0 to %d", l.Rate, maxEvents)
 	case l.Period < minPeriod || l.Period > maxPeriod:
-		return fmt.Errorf("period %v is not from 1ms to 10 years", l.Period)
+		return fmt.Errorf("period %v is out of range: want 1ms to 10 years", l.Period)
 	case l.Period%time.Microsecond != 0:
 		return fmt.Errorf("period %v is not a whole number of microseconds", l.Period)
 	case l.Burst < 0 || l.Burst > maxEvents:
-		return fmt.Errorf("burst %d is not from 0 to %d", l.Burst, maxEvents)
+		return fmt.Errorf("burst %d is out of range: want 0 to %d", l.Burst, maxEvents)
 	}
 	return l.checkCalendar()
 }
@@ -267,9 +266,9 @@ func (l Limit) checkCalendar() error {
 	case c.Err() != nil:
 		return c.Err()
 	case l.Period.Microseconds() != c.Unit().Period():
-		return fmt.Errorf("period %v is not that of a calendar %v", l.Period, c.Unit())
+		return fmt.Errorf("period %v does not match the calendar %v: do not set Period", l.Period, c.Unit())
 	case l.Burst != 0:
-		return errors.New("a calendar has no burst")
+		return fmt.Errorf("a calendar limit cannot have a burst: remove the burst of %d", l.Burst)
 	}
 	return nil
 }

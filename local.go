@@ -21,7 +21,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		}
 		if lim.rule.AnyPeriod { // a slot is whole
 			if instances < 1 {
-				return l, fmt.Errorf("%w: %d instances", ErrInvalidLimit, instances)
+				return l, fmt.Errorf("%w: %d instances, want 1 or more", ErrInvalidLimit, instances)
 			}
 			l.Rate = max(min(l.Rate, 1), l.Rate/instances)
 			return l, nil

@@ -50,7 +50,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		if asked { // of several limits the Answer's may be another one than that which denies
 			most = r.denier().Limit
 		}
-		return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, n, most)
+		return Result{}, fmt.Errorf("%w: %d events exceed the limit of %d", ErrNever, n, most)
 	default:
 		return Result{}, err
 	}

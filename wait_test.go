@@ -114,7 +114,7 @@ func TestErrNeverNamesTheLimitThatNeverAdmits(t *testing.T) {
 	allowN(t, perHour, 995)
 	for _, l := range []ratelimit.Limiter{perSecond, all(t, perSecond, perHour), all(t, requests, perSecond)} {
 		_, err := ratelimit.Wait(t.Context(), l, "key", 50)
-		require.EqualError(t, err, ratelimit.ErrNever.Error()+": 50 events with a limit of 10")
+		require.EqualError(t, err, ratelimit.ErrNever.Error()+": 50 events exceed the limit of 10")
 	}
 }
 

@@ -133,7 +133,7 @@ func TestWhatCannotBeSettled(t *testing.T) {
 		require.Contains(t, w.Body.String(), "ask 0: the domain and the entries differ from those of the decision")
 	}
 	for reason, body := range map[string]string{
-		"want the text from a decision": settleBody("window=a", "1", ""),
+		"want the string from a decision": settleBody("window=a", "1", ""),
 		"reservation: want":             settleBody("window=a", "1", "%%%"),
 		"the text from a decision":      settleBody("window=a", "1", id[:25]),
 		"the decision had 1 asks":       strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),

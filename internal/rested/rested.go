@@ -19,7 +19,7 @@ import (
 
 // ErrClosed is the error of a write for which the connection was found closed. Nothing was
 // sent. go-redis repeats users' own commands after an EOF.
-var ErrClosed = fmt.Errorf("the connection was closed while it rested: %w", io.EOF)
+var ErrClosed = fmt.Errorf("the connection was closed while it was idle: %w", io.EOF)
 
 // Grace is how long a connection waits for the rest of a record that has begun to arrive.
 const Grace = 5 * time.Millisecond
@@ -102,9 +102,9 @@ func (r *watched) Write(b []byte) (int, error) {
 	return r.Conn.Write(b)
 }
 
-// closed reports whether the other side has closed the connection. Before the end there may be a
-// layer's own goodbye, or something else than an end: a message that nobody has asked for, which is
-// kept for the next Read, or one of the layer's own.
+// closed reports whether the other side has closed the connection. Data may have arrived before the
+// end, or without one: a message that nobody has asked for, which is kept for the next Read, or a
+// message of the layer itself, such as its goodbye.
 func (r *watched) closed() bool {
 	const looks = 3
 	for range looks {

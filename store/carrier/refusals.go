@@ -63,8 +63,8 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 	return g.queued()
 }
 
-// outlast waits for the end of a call that found no room before its caller's own deadline, and reports whether that is
-// why: it ends with its context's error, and a store that serves others has not failed.
+// outlast reports whether a call found no room only because its caller's own deadline is near, and then waits for that
+// deadline. The call ends with its context's error, because a store that serves other callers has not failed.
 func (g *gate) outlast(b *Budget) bool {
 	if b.Own || g.queued() != isFull {
 		return false

@@ -104,7 +104,7 @@ func New(opts ...Option) (*Store, error) {
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: memstore: nil Option", store.ErrInvalidOption)
+			return nil, fmt.Errorf("%w: memstore: an Option is nil", store.ErrInvalidOption)
 		}
 		if err := opt(s); err != nil {
 			return nil, err
@@ -304,7 +304,7 @@ func (s *Store) Reset(_ context.Context, ns *store.Namespace, key string) error 
 }
 
 var (
-	errNotMade      = fmt.Errorf("%w: memstore: Store not made by New", store.ErrStore)
+	errNotMade      = fmt.Errorf("%w: memstore: the Store was not made by New", store.ErrStore)
 	errTooManyRules = fmt.Errorf("%w: memstore: more than %d rules", store.ErrStore, maxRules)
 )
 

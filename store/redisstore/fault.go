@@ -29,7 +29,7 @@ func faultOf(err error) *fault {
 	case errors.Is(f.Err, errReading):
 		return &fault{Class: store.ErrStore, Err: f.Err}
 	case errors.Is(f.Class, store.ErrTimeout) && unreadable(f.Err):
-		f.What = "a reply that cannot be read, the outcome is unknown"
+		f.What = "the reply cannot be parsed, so the outcome is unknown"
 	}
 	return f
 }
@@ -98,7 +98,7 @@ func codeOf(answer string) string {
 	return code
 }
 
-var errReply = errors.New("not the reply of a script of limiters")
+var errReply = errors.New("the reply is not that of a limiter script")
 
 // unreadable reports whether err is about a reply that is not of integers. The client has
 // no type for such errors.

@@ -57,7 +57,7 @@ func (s *Store) where(ns *store.Namespace, key string) string {
 func WithHashTags(n int) Option {
 	return func(s *Store) error {
 		if n < 1 || n > mostSlots {
-			return fmt.Errorf("%w: %d hash tags, want 1 to %d", store.ErrInvalidOption, n, mostSlots)
+			return fmt.Errorf("%w: WithHashTags(%d), want 1 to %d", store.ErrInvalidOption, n, mostSlots)
 		}
 		s.tags = hashTags(n)
 		return nil
@@ -67,7 +67,7 @@ func WithHashTags(n int) Option {
 // checkTags refuses tags for clients that gain nothing by them.
 func (s *Store) checkTags(client Client) error {
 	if _, cluster := client.(*redis.ClusterClient); s.tags != nil && !cluster {
-		return fmt.Errorf("%w: WithHashTags is for a *redis.ClusterClient, and does nothing with a %T", store.ErrInvalidOption, client)
+		return fmt.Errorf("%w: WithHashTags needs a *redis.ClusterClient, because it has no effect with a %T", store.ErrInvalidOption, client)
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ var crc16 = func() (table [256]uint16) {
 func WithLabel(label string) Option {
 	return func(s *Store) error {
 		if label == "" || len(label) > maxName || !utf8.ValidString(label) || strings.ContainsFunc(label, unprintable) {
-			return fmt.Errorf("%w: the label %q is not 1 to %d bytes of printable UTF-8", store.ErrInvalidOption, label, maxName)
+			return fmt.Errorf("%w: WithLabel(%q), want 1 to %d bytes of printable UTF-8", store.ErrInvalidOption, label, maxName)
 		}
 		s.label = label
 		return nil

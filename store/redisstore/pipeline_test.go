@@ -453,7 +453,7 @@ func TestCallsThatAreTooShortForTheWay(t *testing.T) {
 	s.Warmed(1, 200*time.Millisecond)
 	_, err := s.Take(context.Background(), space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrTimeout)
-	require.ErrorContains(t, err, "nothing was sent: a round trip takes longer than the call may")
+	require.ErrorContains(t, err, "nothing was sent: a round trip takes longer than the call has left")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err = s.Take(ctx, space, "k", limit, 1)

@@ -1,44 +1,28 @@
 // Package redisstore keeps the state of rate limiters in Redis, so that any number of processes
 // share it. It works with every go-redis client: single, Sentinel, Cluster, Ring and
-// auto-pipelined. The least versions are Redis 6.2 and Valkey 7.2. [The guide for operators]
-// has more.
+// auto-pipelined. It requires Redis 6.2 or Valkey 7.2, or a later version.
 //
-// A decision is one EVALSHA in one round trip. The same holds for a decision on several limits if their
-// keys are on one server, and on a cluster or a ring if the limits have the same key, or keys with one
-// hash tag ([WithHashTags]). Decisions use the server's clock. Every key has a TTL. Events whose state a
-// server loses in a crash, failover or eviction may be admitted again.
+// A decision is one EVALSHA in one round trip, and uses the server's clock. A decision on several
+// limits is also one EVALSHA if their keys are on one server. On a cluster or a ring, the limits
+// must have the same key, or keys with one hash tag ([WithHashTags]). Every key has a TTL. If a
+// server loses state in a crash, a failover or an eviction, it may admit the same events again.
 //
-// A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its
-// context's deadline, whichever is nearer, even if the server hangs. Callers should have twice
-// the timeout, because a fallback does not count a call that ended at its own deadline as a failure.
+// Set ContextTimeoutEnabled in the client's options, and make the store before you use the client.
+// [The guide for operators] has the other settings, which package redischeck checks, and the
+// permissions that a user of Redis needs.
+//
+// A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its context's
+// deadline, whichever is earlier, even if the server hangs. Give callers twice the timeout, because
+// a fallback does not count a call that ends at its own deadline as a failure.
 //
 // # Errors
 //
-// If the context ends, the error is ctx.Err(). If the call had been sent, what it charged is given back
-// when the reply comes, unless it was a Charge. Every other error wraps [store.ErrStore]. After
-// [store.ErrTimeout] the events may be charged, unless the error says that nothing was sent.
-// After all others nothing ran. A call that has certainly not run is tried again while there is time.
-// Nothing is sent twice.
-//
-// # Clients
-//
-// Set ContextTimeoutEnabled in the client's options. Package redischeck finds this and most other
-// settings. [New] adds a hook to the client: before a connection over TLS is written to, it
-// checks whether the server has closed it. Make the store before you use the client.
-//
-// At most 16 connections of a *redis.Client are used at once. Further calls wait, and
-// then share a round trip and a script. Those that could not be answered in time are refused
-// ([store.ErrOverloaded]). A Refund, and the renewal of a slot of package inflight, makes room for
-// others: it goes first, and is not refused for want of room.
-//
-// # Permissions
-//
-// With the default prefix, a user needs at least
-//
-//	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
-//
-// [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring +ping.
-// Package redischeck also uses +info and +config|get if allowed.
+// If the context ends, the error is ctx.Err(). If the call was already sent, its charge is refunded
+// when the reply arrives, unless it was a Charge. Every other error wraps [store.ErrStore]. After
+// [store.ErrTimeout], the events may be charged, unless the error says that nothing was sent. After
+// all other errors, nothing is charged. The store retries a call that certainly did not run, while
+// there is time, and never sends a call again that may have run. Calls that cannot be answered in
+// time are refused ([store.ErrOverloaded]).
 //
 // [The guide for operators]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/redis.md
 package redisstore
@@ -112,7 +96,7 @@ type Option func(*Store) error
 func WithPrefix(prefix string) Option {
 	return func(s *Store) error {
 		if strings.ContainsAny(prefix, "{}") {
-			return fmt.Errorf("%w: prefix %q has a brace", store.ErrInvalidOption, prefix)
+			return fmt.Errorf("%w: WithPrefix(%q): the prefix must not contain braces", store.ErrInvalidOption, prefix)
 		}
 		s.prefix = prefix
 		return nil
@@ -129,7 +113,7 @@ func WithPrefix(prefix string) Option {
 func WithTimeout(d time.Duration) Option {
 	return func(s *Store) error {
 		if d <= 0 || d > 24*time.Hour {
-			return fmt.Errorf("%w: timeout %v is not positive, or more than a day", store.ErrInvalidOption, d)
+			return fmt.Errorf("%w: WithTimeout(%v), want above 0 and at most 24h", store.ErrInvalidOption, d)
 		}
 		s.timeout = d
 		return nil
@@ -146,7 +130,7 @@ func WithTimeout(d time.Duration) Option {
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
-			return fmt.Errorf("%w: clock is nil", store.ErrInvalidOption)
+			return fmt.Errorf("%w: WithClock(nil)", store.ErrInvalidOption)
 		}
 		s.clock = now
 		return nil
@@ -158,12 +142,12 @@ func WithClock(now func() time.Time) Option {
 // connections over TLS that were made before. A nil client is [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
-		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: the client is nil", store.ErrInvalidOption)
 	}
 	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript)}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: option is nil", store.ErrInvalidOption)
+			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
 		}
 		if err := opt(s); err != nil {
 			return nil, err
@@ -184,7 +168,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 }
 
 // errNotMade is the error of a Store without a client.
-var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrStore)
+var errNotMade = fmt.Errorf("%w: redisstore: the Store was not made by New", store.ErrStore)
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -304,7 +288,7 @@ func (s *Store) resetOf(key string) *call {
 // noRule is that of a Reset.
 var noRule = new(store.Rule)
 
-var errReading = errors.New("outside 1740 to 2199, where Lua can count µs")
+var errReading = errors.New("want a year from 1740 to 2199, in which Lua counts µs exactly")
 
 // now reads the caller's clock, in Unix µs.
 func (s *Store) now() (int64, error) {

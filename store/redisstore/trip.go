@@ -32,7 +32,7 @@ func (g *bundle) fail(err error) {
 	}
 }
 
-var errApart = errors.New("the call failed beside others")
+var errApart = errors.New("the server refused a script with several calls")
 
 const (
 	// mostTogether is the most requests in a script, but for those of a single call. With 64
@@ -184,7 +184,7 @@ func (g *bundle) read(reply []byte) error {
 	r := reader{reply}
 	n, _, ok := r.next('*')
 	if !ok || n != int64(4*g.requests) {
-		return fmt.Errorf("%w: not a list of %d: %.100q", errReply, 4*g.requests, reply)
+		return fmt.Errorf("%w: want a list of %d: %.100q", errReply, 4*g.requests, reply)
 	}
 	values := make([]int64, n)
 	at := 0
