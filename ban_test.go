@@ -407,7 +407,7 @@ func (s *banCalls) TakeAll(ctx context.Context, requests []store.Request, replie
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-func TestWhatAsksABannedKey(t *testing.T) {
+func TestCallsOfABannedKeyAreDenied(t *testing.T) {
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		bucket := newLimiter(t, "leaky_bucket", s, ratelimit.PerMinute(60))
 		b := newBan(t, bucket, s, quarter)

@@ -248,7 +248,7 @@ func TestDecidesUnderConcurrency(t *testing.T) {
 }
 
 // Whoever hangs up has not used what was asked for on its behalf.
-func TestWhatWasDecidedIsGivenBackThoughTheCallerHasLeft(t *testing.T) {
+func TestChargesAreRefundedAlthoughTheCallerHasLeft(t *testing.T) {
 	l := newLimiter(t, "token_bucket", redisServer(t), ratelimit.PerDay(10))
 	ctx, cancel := context.WithCancel(t.Context())
 	asks := []ratelimit.Ask{{Limiter: l, Key: "key", N: 3}, {Limiter: l, Key: "other", N: 2}}
@@ -439,7 +439,7 @@ type panicking struct{ ratelimit.Limiter }
 func (panicking) AllowN(context.Context, string, int) (ratelimit.Result, error) { panic("broken") }
 
 // A slot in memory would be lost for ever: net/http goes on after a panic.
-func TestWhatALaterLimitPanicsOverIsGivenBack(t *testing.T) {
+func TestChargesAreRefundedIfALaterLimitPanics(t *testing.T) {
 	near := inMemory(t, "token_bucket", ratelimit.PerHour(5))
 	last := panicking{ratelimittest.Static(ratelimit.Result{}, nil)}
 	for _, ask := range []func(){

@@ -776,7 +776,7 @@ func TestWhenAWaiterLearnsThatItsTurnIsTooLate(t *testing.T) {
 
 // How those who wait for a limiter stand: by how its limits admit, under the keys that are counted,
 // and whether a context has a say.
-func TestWhatIsKnownOfThoseWhoWait(t *testing.T) {
+func TestWaitersQueueByTheirKeyAndAlgorithm(t *testing.T) {
 	mem := memory(t, newClock())
 	limit := func(algorithm string, opts ...ratelimit.Option) ratelimit.Limiter {
 		return newLimiter(t, algorithm, mem, ratelimit.PerHour(5), opts...)

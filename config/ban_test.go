@@ -51,7 +51,7 @@ func TestALimiterBansByTheText(t *testing.T) {
 }
 
 // A caller that takes as much as there is has done nothing wrong: see [ratelimit.Ban.AllowUpTo].
-func TestWhoIsGrantedAPartIsNotBanned(t *testing.T) {
+func TestACallerThatIsGrantedAPartIsNotBanned(t *testing.T) {
 	l := limiter(t, build(t, memory(t), "limiters:\n  a:\n    algorithm: fixed_window\n    limit: 5/m\n    ban: {denials: 1/10m, for: 15m}\n"), "a")
 	for _, want := range []int{5, 0} {
 		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 7)

@@ -37,7 +37,7 @@ func (u *upTo) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit
 	return n, r, err
 }
 
-func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testing.T) {
+func TestLocalAdmissionsAreChargedToTheStoreBeforeTheNextDecision(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, spent := range []int{0, 4, 8} { // at the store, by others
 			synctest.Test(t, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testi
 	}
 }
 
-func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.T) {
+func TestDebtsWithoutRoomStayOwedWhileTheyAreHeldLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}
 		lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
@@ -129,7 +129,7 @@ func TestAPeekAfterAnOutageKnowsWhatIsOwed(t *testing.T) {
 	})
 }
 
-func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
+func TestEventsThatDecayedLocallyAreNotOwed(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}

@@ -118,7 +118,7 @@ func TestSettleLate(t *testing.T) {
 
 // Invalid requests are rejected and settle nothing. If nothing was charged, there is no
 // reservation.
-func TestWhatCannotBeSettled(t *testing.T) {
+func TestInvalidRequestsSettleNothing(t *testing.T) {
 	t.Parallel()
 	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))
 	require.NoError(t, err)

@@ -148,7 +148,7 @@ func TestTheTextOfCalendars(t *testing.T) {
 		"10/month  in UTC":              "cannot count by calendar",
 		"10/month in UTC ":              "is not a name",
 		"10/month in ../../etc/passwd":  "is not a name",
-		"10/month from 5 from 6 in UTC": `day "5 from 6"`,
+		"10/month from 5 from 6 in UTC": `"5 from 6" is not a day of the month`,
 	} {
 		_, err := ratelimit.ParseLimit(text)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, text)

@@ -36,14 +36,14 @@
 //   - A call returns by its deadline or the timeout, at most 8 ms later, whatever the server does
 //     (TestNoCallIsLaterThanItsDeadline).
 //   - A refused call was not sent, and its error is [store.ErrOverloaded]
-//     (TestWhoIsRefusedIsToldThatTheServerIsOverloaded). A server that has been silent for a second is
+//     (TestRefusedCallersGetErrOverloaded). A server that has been silent for a second is
 //     [store.ErrUnavailable] instead (TestAServerThatDoesNotAnswerIsNotCalledOverloaded), unless nobody has asked it
 //     (TestTheFirstBurstAfterARestIsNotCalledAnOutage).
 //   - Many callers share round trips (TestCallsShareTrips).
 //   - A call is sent at most once, unless it is certain that it did not run. After any other class than
 //     [store.ErrTimeout], nothing ran (TestNothingRunsTwice).
 //   - Callers who leave cost the others nothing (TestACallerThatLeavesDoesNotCostOthers). What ran for them is given back
-//     (TestWhatWasMadeForACallerWhoHasLeftIsGivenBack).
+//     (TestCallsMadeForACallerThatLeftAreRefundedOnce).
 //   - If Send panics, its callers do, and the carrier keeps working (TestAPanicOfSendReachesItsCallers).
 //   - No goroutine is left when the calls have ended (TestNoGoroutineIsLeft).
 package carrier

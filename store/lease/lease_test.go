@@ -196,7 +196,7 @@ func TestBadInput(t *testing.T) {
 
 // Except for windows, a Rate of 0, Unlimited and keys of few events are decided as without leases.
 // So are long keys.
-func TestWhatIsNotLeased(t *testing.T) {
+func TestLimitsThatAreNotLeasedDecideAsTheStoreDoes(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t, stopped)}
@@ -414,7 +414,7 @@ type rateKey struct{}
 
 // If another caller brings another limit while callers wait for the store, each is decided by its
 // own limit, and by the store.
-func TestWhoWaitsWhileTheLimitChangesHasItsOwn(t *testing.T) {
+func TestWaitersKeepTheirOwnLimitWhenItChanges(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t), latency: trip}
@@ -468,7 +468,7 @@ func TestADenialOfALeaseSaysWhatTheStoreWould(t *testing.T) {
 var slow = ratelimit.PerMinute(1200)
 
 // One asks, and the others wait. The store has no events: others have had them.
-func TestWhoWaitsIsDeniedAsTheStoreSays(t *testing.T) {
+func TestWaitersAreDeniedAsTheStoreDenies(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t), latency: trip}
@@ -498,7 +498,7 @@ func TestWhoWaitsIsDeniedAsTheStoreSays(t *testing.T) {
 }
 
 // One asks, and another one waits: each is a call for a lease.
-func TestWhoWaitsAloneHasALeaseFetched(t *testing.T) {
+func TestALoneWaiterFetchesALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t), latency: trip}
 		d := newLease(t, newLimiter(t, "fixed_window", s, slow), life)
@@ -560,7 +560,7 @@ func TestEqualLimitsOfTwoAlgorithmsAreTheirOwn(t *testing.T) {
 }
 
 // The lease is closed while one asks and others wait: those ask the store themselves.
-func TestWhoWaitsWhileALeaseIsClosedIsServed(t *testing.T) {
+func TestWaitersAreServedWhileALeaseIsClosed(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t), latency: trip}

@@ -426,7 +426,7 @@ func TestOneCallerIsServedFarAway(t *testing.T) {
 
 // Callers with less time than trips once took find out that trips are shorter now: one of
 // them is sent all the same, now and then.
-func TestWhatATripTakesIsLearntAgain(t *testing.T) {
+func TestShorterTripsAreLearnedAgain(t *testing.T) {
 	const trip = 300 * time.Millisecond
 	client := redistest.Start(t).Client(t)
 	_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1) // the server has the script
