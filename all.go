@@ -150,7 +150,7 @@ func coresOf(dst []*limiter, l Limiter) []*limiter {
 	return dst
 }
 
-// oneKeyEach refuses limits that are one and asked for different keys.
+// oneKeyEach refuses limits that share their counts but use different keys.
 func oneKeyEach(cores []*limiter) error {
 	for i, c := range cores {
 		for _, other := range cores[:i] {
@@ -291,7 +291,7 @@ func (a *All) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// decide is AllowN, AllowWithin or Peek.
+// decide implements AllowN, AllowWithin and Peek.
 func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Result) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err
@@ -323,12 +323,12 @@ type Ask struct {
 	Look bool
 	// Shadow tries a limit out: the limit is charged if it has room, but never denies the call.
 	Shadow bool
-	// Reserved is how many events must remain afterwards, as [WithReserved] says of a limiter. 0 means those of
-	// the Limiter. More than 0 is for a Limiter with a built-in algorithm, or an All of such.
+	// Reserved is how many events must remain afterwards, as for [WithReserved]. 0 means the number that the
+	// Limiter reserves. A number above 0 requires a Limiter with a built-in algorithm, or an All of them.
 	Reserved int
 }
 
-// check is CheckCall for an Ask, which may be of none if that is meant.
+// check is CheckCall for an Ask, which may have 0 events if none is set.
 func (a *Ask) check(ctx context.Context, none bool) error {
 	switch {
 	case a.Reserved < 0:

@@ -277,8 +277,8 @@ func (b *Ban) deny(r, res *Result) {
 	res.mark = &byBan
 }
 
-// offend counts a denial of the limiter, and makes it that of the ban which it begins. If it cannot
-// be counted, the denial stands as it is.
+// offend counts a denial of the limiter. If the denial begins a ban, offend turns it into the denial
+// of the ban. If the denial cannot be counted, it is left unchanged.
 func (b *Ban) offend(ctx context.Context, key string, denial *Result) {
 	switch denial.Source() {
 	case SourceList, SourceFailClosed:
@@ -349,7 +349,7 @@ const mostDenials = 1<<16 - 1
 // banOf reads a Whole.
 func banOf(s store.State) (bans, denials int64) { return s.Whole >> 16, s.Whole & mostDenials }
 
-// banLife is how long after its At s matters.
+// banLife returns how long s still matters after its At.
 func banLife(s store.State) int64 {
 	switch bans, denials := banOf(s); {
 	case denials == 0:

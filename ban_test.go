@@ -684,7 +684,7 @@ func TestPenaltiesThatCannotBe(t *testing.T) {
 	}
 	_, err = ratelimit.NewBan(all(t, many...), s, quarter)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "an All of 16, want at most 15")
+	require.ErrorContains(t, err, "an All of 16 limits, want at most 15")
 	require.True(t, allow(t, newBan(t, all(t, many[1:2]...), s, quarter), "other").Allowed)
 	require.False(t, allow(t, newBan(t, all(t, many[1:]...), s, quarter), "other").Allowed, "15 of 1 in a minute")
 }

@@ -194,9 +194,9 @@ func TestADecideChecksItsInput(t *testing.T) {
 	}
 	require.Equal(t, 5, peek(t, l, "key").Remaining, "nothing was charged")
 	_, err = ratelimit.Decide(ctx)
-	require.ErrorContains(t, err, "of 0 limits")
+	require.ErrorContains(t, err, "with 0 limits")
 	_, err = ratelimit.Decide(ctx, many...)
-	require.ErrorContains(t, err, "of 17 limits")
+	require.ErrorContains(t, err, "with 17 limits")
 	most := decide(t, many[1:]...)
 	require.Len(t, most.Parts(), 16)
 	never := decide(t, one, ratelimit.Ask{Limiter: l, Key: "other", N: math.MaxInt})

@@ -118,8 +118,8 @@ func newOf(self Limiter) one { return reflect.New(reflect.TypeOf(self).Elem()).I
 // core is how a limiter is found in what users hold: see coreOf.
 func (lim *limiter) core() *limiter { return lim }
 
-// coreOf is the limiter of l if l is one of the five types. It is nil for types that embed
-// one of them: those may have an AllowN of their own.
+// coreOf returns the limiter of l if l is one of the five types. It returns nil for types that
+// embed one of them, because they may have an AllowN of their own.
 func coreOf(l Limiter) *limiter {
 	if c, ok := l.(interface{ core() *limiter }); ok && see.Of(l) != nil {
 		return c.core()

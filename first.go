@@ -67,7 +67,7 @@ func NewFirst(limiters ...Limiter) (*First, error) {
 	return f, nil
 }
 
-// jointOf returns the store of all members, if it can be asked for all of them at once, or else nil.
+// jointOf returns the store of all members if one call to it can decide on all of them, and nil otherwise.
 func jointOf(lists [][]member) (joint store.Store) {
 	for _, members := range lists {
 		for _, m := range members {
@@ -80,7 +80,7 @@ func jointOf(lists [][]member) (joint store.Store) {
 	return joint
 }
 
-// mayBeOneOf refuses what a First would go past.
+// mayBeOneOf refuses limiters that a First would bypass.
 func mayBeOneOf(l Limiter) error {
 	inside, ok := see.Answering(l)
 	if !ok {
@@ -344,7 +344,7 @@ func soonest(parts []Part) (least int) {
 	return least
 }
 
-// result is the Result of parts, of which that of limiter i stands for all.
+// result returns the Result of parts. It is that of limiter i, and has all parts.
 func (f *First) result(parts []Part, i int) Result {
 	r := parts[i].Result
 	j := &joined{parts: parts, voters: 1 << i, charged: r.Charged(), either: true}

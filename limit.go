@@ -85,7 +85,7 @@ func (l Limit) From(day int) Limit {
 	return l.by(store.NewCalendar(unit, day, l.zone()))
 }
 
-// by returns l by the calendar c, unless l has one that is not valid.
+// by returns l counted by the calendar c. If l already has an invalid calendar, by returns l.
 func (l Limit) by(c *store.Calendar) Limit {
 	if l.calendar != nil && l.calendar.Err() != nil {
 		return l
@@ -96,7 +96,8 @@ func (l Limit) by(c *store.Calendar) Limit {
 	return l
 }
 
-// unit is that of l's windows, 0 if they are of no calendar, and the day on which they begin.
+// unit returns the unit of l's windows and the day on which they begin. The unit is 0 if l does not
+// count by calendar.
 func (l Limit) unit() (store.Unit, int) {
 	switch {
 	case l.calendar != nil:
@@ -107,7 +108,7 @@ func (l Limit) unit() (store.Unit, int) {
 	return 0, 0
 }
 
-// zone is the name of the time zone of l's windows.
+// zone returns the name of the time zone of l's windows.
 func (l Limit) zone() string {
 	if l.calendar == nil {
 		return "UTC"
@@ -173,13 +174,13 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l for each of n instances that limit on their own. In the long run all
-// together admit no more than l does.
+// Share returns the part of l for each of n instances that count on their own. In the long run, all
+// instances together admit no more than l does.
 //
-// With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
-// may admit n-1 events more. Without one the Rate is rounded down, or is one event in n/Rate
-// Periods: then n shares may admit n events at once. It is [ErrInvalidLimit] if there is no such
-// limit.
+// If l has a Burst, Share divides the rate exactly and rounds the Burst up, so at one instant n
+// shares may admit n-1 events more. Without a Burst, Share rounds the Rate down. If l has fewer than n
+// events per Period, a share is one event in n/Rate Periods, so n shares may admit n events at one
+// instant. Share returns [ErrInvalidLimit] if there is no such limit.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v: want 1 or more instances", ErrInvalidLimit, n, l)
@@ -221,8 +222,8 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// ValidateFor returns the error of that algorithm's constructor for l. An unknown algorithm is
-// [ErrInvalidOption].
+// ValidateFor returns the error that the algorithm's constructor would return for l. It returns
+// [ErrInvalidOption] if the algorithm is unknown.
 func (l Limit) ValidateFor(algorithm string) error {
 	for i := range kinds {
 		if rule := kinds[i].rule; rule.Name == algorithm {
@@ -233,7 +234,7 @@ func (l Limit) ValidateFor(algorithm string) error {
 	return errNoAlgorithm(algorithm)
 }
 
-// Algorithms are the names, for [New], of what can keep l.
+// Algorithms returns the names, for [New], of the algorithms that can enforce l.
 func (l Limit) Algorithms() []string {
 	var names []string
 	for i := range kinds {
@@ -244,7 +245,7 @@ func (l Limit) Algorithms() []string {
 	return names
 }
 
-// check is Validate of a limit that is not Unlimited, without the prefix.
+// check validates a limit that is not Unlimited. Its error has no prefix.
 func (l Limit) check() error {
 	switch {
 	case l.Rate < 0 || l.Rate > maxEvents:
@@ -259,7 +260,7 @@ func (l Limit) check() error {
 	return l.checkCalendar()
 }
 
-// checkCalendar is the part of check that few limits need.
+// checkCalendar does the part of check that few limits need.
 func (l Limit) checkCalendar() error {
 	switch c := l.calendar; {
 	case c == nil:

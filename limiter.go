@@ -106,7 +106,8 @@ const (
 	beyond    = int64(maxEvents) + 1 // as good as any larger number of events
 )
 
-// kinds are the five, in the order of the documentation. This is the one list of them.
+// kinds are the five built-in algorithms, in the order of the documentation. There is no other list
+// of them.
 var kinds = []struct {
 	rule  *store.Rule
 	waits queue.Kind // how it admits those who wait

@@ -183,9 +183,9 @@ func (lim *limiter) checkReserved() error {
 
 // Observer is notified of decisions. Package observe has implementations.
 type Observer interface {
-	// Decided is told of a decision on n events of key before its caller is answered. It must be
-	// fast, safe for concurrent use, and not panic. Beside an err r is zero. n is what was asked
-	// for. took is 0 if nobody measures it.
+	// Decided is called after a decision on key, before the caller gets its Result. It must be fast,
+	// safe for concurrent use, and not panic. n is the number of events that the call asked for. If
+	// err is not nil, r is zero. took is 0 unless it is measured: see [WithTimedObserver].
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 
