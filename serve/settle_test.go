@@ -135,7 +135,7 @@ func TestInvalidRequestsSettleNothing(t *testing.T) {
 	for reason, body := range map[string]string{
 		"want the string from a decision": settleBody("window=a", "1", ""),
 		"reservation: want":             settleBody("window=a", "1", "%%%"),
-		"the text from a decision":      settleBody("window=a", "1", id[:25]),
+		"the string from a decision":      settleBody("window=a", "1", id[:25]),
 		"the decision had 1 asks":       strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),
 		"ask 0: entries: want":          strings.Replace(settleBody("window=a", "1", id), `{"window": "a"}`, "{}", 1),
 		"used: want a number":           strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
