@@ -14,13 +14,13 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// All is a [Limiter] of several limits that must all admit a call: 10 per second and 1,000 per hour,
-// one limit per user and one per address ([WithKeyFunc]), or requests and their cost ([CountCalls]).
-// If any limit denies the call, none is charged. If the limits differ from call to call, use [Decide].
+// All is a [Limiter] of several limits that must all admit a call. Examples are 10 per second and 1,000
+// per hour, a limit per user and one per address ([WithKeyFunc]), or requests and their cost
+// ([CountCalls]). If any limit denies the call, none is charged. If the limits differ from call to call, use [Decide].
 //
 // Limits with built-in algorithms on the same store are decided together: in memory under the locks of
-// their keys, and on Redis by one script (on a cluster or a ring, only limits of the same key or hash
-// tag). Other limits are charged one after the other, and refunded if a later one denies.
+// their keys, and on Redis by one script. On a cluster or a ring, this needs the same key or hash tag.
+// Other limits are charged one after the other, and refunded if a later one denies.
 //
 // Bound: the bound of each limit. While limits are charged one after the other, other callers may see
 // up to n events too few. Events whose refund fails stay charged.
@@ -102,7 +102,7 @@ func membersOf(l Limiter) ([]member, error) {
 		}
 	}
 	if sleeper, sleeps := see.Sleeping(l); sleeps {
-		return nil, fmt.Errorf("%w: an All around a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
+		return nil, fmt.Errorf("%w: an All cannot contain a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
 	}
 	return []member{{l, nil}}, nil
 }
@@ -203,12 +203,12 @@ func coresOf(dst []*limiter, l Limiter) []*limiter {
 	return dst
 }
 
-// oneKeyEach refuses limits that are one and asked for different keys.
+// oneKeyEach refuses limits that share their counts but use different keys.
 func oneKeyEach(cores []*limiter) error {
 	for i, c := range cores {
 		for _, other := range cores[:i] {
 			if c.sameSpace(other) && c.keyFunc != other.keyFunc {
-				return fmt.Errorf("%w: two limits, %q and %q, share their counts and have different keys: name them apart (WithName), or give both the same WithKeyFunc Option",
+				return fmt.Errorf("%w: limits %q and %q share counts but use different keys: set a different WithName on each, or the same WithKeyFunc Option on both",
 					ErrInvalidOption, other.policyName, c.policyName)
 			}
 		}
@@ -301,7 +301,7 @@ func (a *All) local(s store.Store, instances int) (Limiter, error) {
 	return NewAll(locals...)
 }
 
-// decide is AllowN, AllowWithin or Peek.
+// decide implements AllowN, AllowWithin and Peek.
 func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Result) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err
@@ -333,20 +333,21 @@ type Ask struct {
 	Look bool
 	// Shadow tries a limit out: the limit is charged if it has room, but never denies the call.
 	Shadow bool
-	// Reserved is how many events must remain afterwards, as [WithReserved] says of a limiter, at most 2^31-1. 0
-	// means those of the Limiter. More than 0 is for a Limiter with a built-in algorithm, or an All of such.
+	// Reserved is how many events must remain afterwards, as for [WithReserved], at most 2^31-1. 0 means the
+	// number that the Limiter reserves. A number above 0 requires a Limiter with a built-in algorithm, or an All
+	// of them.
 	Reserved int
 }
 
-// check is CheckCall for an Ask, which may be of none if that is meant.
+// check is CheckCall for an Ask, which may have 0 events if none is set.
 func (a *Ask) check(ctx context.Context, none bool) error {
 	switch {
 	case a.Reserved < 0 || a.Reserved > maxEvents:
-		return fmt.Errorf("%w: an Ask reserves %d events, want 0 to %d", ErrInvalidN, a.Reserved, maxEvents)
+		return fmt.Errorf("%w: Ask.Reserved is %d, want 0 to %d", ErrInvalidN, a.Reserved, maxEvents)
 	case a.N == 0 && none:
 		return store.CheckCall(ctx, a.Key, 1)
 	case a.Look:
-		return fmt.Errorf("%w: an Ask that looks is for %d events, want 0", ErrInvalidN, a.N)
+		return fmt.Errorf("%w: Ask.N is %d, want 0 if Look is set", ErrInvalidN, a.N)
 	}
 	return store.CheckCall(ctx, a.Key, a.N)
 }
@@ -372,7 +373,7 @@ func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 }
 
 func errAsks(n int) error {
-	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxLimits)
+	return fmt.Errorf("%w: Decide was called with %d limits, want 1 to %d", ErrInvalidOption, n, maxLimits)
 }
 
 // GiveBack refunds what a [Decide] has charged. asks are those of the Decide, in the same order, with N
@@ -401,7 +402,7 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		members = append(members, more...)
 	}
 	if len(members) != len(j.parts) {
-		return errNothingCharged
+		return fmt.Errorf("%w: GiveBack was called with %d limits, but the Decide had %d", ErrInvalidN, len(members), len(j.parts))
 	}
 	var errs []error
 	for _, shadow := range [...]bool{true, false} { // the last to be charged first

@@ -328,7 +328,7 @@ func awayLimit(t *testing.T) ratelimit.Limiter {
 	return newLimiter(t, "token_bucket", away{Store: memory(t, newClock())}, ratelimit.PerHour(4))
 }
 
-func TestWhatIsNotCountedHasNoSayInTheWhole(t *testing.T) {
+func TestUncountedLimitsDoNotAffectTheResult(t *testing.T) {
 	mem := memory(t, newClock())
 	lim := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9))
 	whole := ratelimit.Result{Allowed: true, Limit: 9, Remaining: 8, ResetAfter: time.Hour / 9}

@@ -66,7 +66,7 @@ func NewAround(l Limiter, f func(ctx context.Context, c Call) (Result, error)) (
 		return nil, errNilLimiter
 	}
 	if f == nil {
-		return nil, fmt.Errorf("%w: NewAround without a function", ErrInvalidOption)
+		return nil, fmt.Errorf("%w: NewAround: the function is nil", ErrInvalidOption)
 	}
 	own := new(Mark)
 	own.owner = own
@@ -78,7 +78,7 @@ func NewAround(l Limiter, f func(ctx context.Context, c Call) (Result, error)) (
 func (c Call) Inside(ctx context.Context) (Result, error) {
 	a := c.asked
 	if a == nil || a.turn.Load() != c.turn {
-		return Result{}, fmt.Errorf("%w: the Call has been answered", ErrInvalidOption)
+		return Result{}, fmt.Errorf("%w: Inside was called after the function had returned", ErrInvalidOption)
 	}
 	if a.done {
 		return a.result, a.err

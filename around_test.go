@@ -59,7 +59,7 @@ func TestAWrapperIsAskedForEachCall(t *testing.T) {
 	require.Empty(t, calls, "what is no call")
 }
 
-func TestWhatAWrapperDeniesOrFailsOnIsGivenBack(t *testing.T) {
+func TestAWrapperThatDeniesOrFailsRefundsTheCharge(t *testing.T) {
 	l := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	boom := errors.New("boom")
 	for name, f := range map[string]decider{

@@ -68,7 +68,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 		return nil, err
 	}
 	if len(members) >= maxLimits {
-		return nil, fmt.Errorf("%w: a Ban around an All of %d, want at most %d", ErrInvalidOption, len(members), maxLimits-1)
+		return nil, fmt.Errorf("%w: a Ban cannot contain an All of %d limits, want at most %d", ErrInvalidOption, len(members), maxLimits-1)
 	}
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -86,13 +86,13 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 func (p Penalty) Validate() error {
 	switch {
 	case p.Denials < 1 || p.Denials > mostDenials:
-		return fmt.Errorf("%w: Penalty of %d Denials, want 1 to %d", ErrInvalidOption, p.Denials, mostDenials)
+		return fmt.Errorf("%w: Penalty.Denials is %d, want 1 to %d", ErrInvalidOption, p.Denials, mostDenials)
 	case p.Within < minPeriod || p.Within > maxPeriod || p.Within%time.Microsecond != 0:
-		return fmt.Errorf("%w: Penalty Within %v, want 1ms to 10 years, in whole microseconds", ErrInvalidOption, p.Within)
+		return fmt.Errorf("%w: Penalty.Within is %v, want 1ms to 10 years, in whole microseconds", ErrInvalidOption, p.Within)
 	case p.For < time.Second || p.For > maxPeriod || p.For%time.Second != 0:
-		return fmt.Errorf("%w: Penalty For %v, want 1s to 10 years, in whole seconds", ErrInvalidOption, p.For)
+		return fmt.Errorf("%w: Penalty.For is %v, want 1s to 10 years, in whole seconds", ErrInvalidOption, p.For)
 	case p.Most != 0 && p.Most < p.For || p.Most > maxPeriod || p.Most%time.Microsecond != 0:
-		return fmt.Errorf("%w: Penalty of Most %v, want 0, or %v to 10 years in whole microseconds", ErrInvalidOption, p.Most, p.For)
+		return fmt.Errorf("%w: Penalty.Most is %v, want 0, or %v to 10 years, in whole microseconds", ErrInvalidOption, p.Most, p.For)
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func (k *lockout) make(self *Ban, s store.Store, p Penalty, opts []Option) error
 		return err
 	}
 	if k.limitFunc != nil || k.calls {
-		return fmt.Errorf("%w: a Ban has no limit function, no tiers and no CountCalls: give them to its limiter", ErrInvalidOption)
+		return fmt.Errorf("%w: a Ban cannot have WithLimitFunc, WithTiers or CountCalls: set them on the limiter inside it", ErrInvalidOption)
 	}
 	k.integers.Period, k.integers.Burst = max(p.Most, p.For).Microseconds(), int64(p.For/time.Second)
 	k.within = p.Within.Microseconds()
@@ -277,8 +277,8 @@ func (b *Ban) deny(r, res *Result) {
 	res.mark = &byBan
 }
 
-// offend counts a denial of the limiter, and makes it that of the ban which it begins. If it cannot
-// be counted, the denial stands as it is.
+// offend counts a denial of the limiter. If the denial begins a ban, offend turns it into the denial
+// of the ban. If the denial cannot be counted, it is left unchanged.
 func (b *Ban) offend(ctx context.Context, key string, denial *Result) {
 	switch denial.Source() {
 	case SourceList, SourceFailClosed:
@@ -349,7 +349,7 @@ const mostDenials = 1<<16 - 1
 // banOf reads a Whole.
 func banOf(s store.State) (bans, denials int64) { return s.Whole >> 16, s.Whole & mostDenials }
 
-// banLife is how long after its At s matters.
+// banLife returns how long s still matters after its At.
 func banLife(s store.State) int64 {
 	switch bans, denials := banOf(s); {
 	case denials == 0:

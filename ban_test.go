@@ -407,7 +407,7 @@ func (s *banCalls) TakeAll(ctx context.Context, requests []store.Request, replie
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-func TestWhatAsksABannedKey(t *testing.T) {
+func TestCallsOfABannedKeyAreDenied(t *testing.T) {
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		bucket := newLimiter(t, "leaky_bucket", s, ratelimit.PerMinute(60))
 		b := newBan(t, bucket, s, quarter)
@@ -684,7 +684,7 @@ func TestPenaltiesThatCannotBe(t *testing.T) {
 	}
 	_, err = ratelimit.NewBan(all(t, many...), s, quarter)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "an All of 16, want at most 15")
+	require.ErrorContains(t, err, "an All of 16 limits, want at most 15")
 	require.True(t, allow(t, newBan(t, all(t, many[1:2]...), s, quarter), "other").Allowed)
 	require.False(t, allow(t, newBan(t, all(t, many[1:]...), s, quarter), "other").Allowed, "15 of 1 in a minute")
 }

@@ -144,7 +144,7 @@ func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
 		d.add(parts[i], a.Key, a.N, a.Shadow)
 		if e := &d.entries[len(d.entries)-1]; a.Reserved > 0 {
 			if e.core == nil || e.core.rule.Held {
-				return fmt.Errorf("%w: an Ask reserves %d events of a %T, which has no such", ErrInvalidOption, a.Reserved, e.limiter)
+				return fmt.Errorf("%w: Ask.Reserved is %d, but a %T cannot reserve events", ErrInvalidOption, a.Reserved, e.limiter)
 			}
 			e.reserved = int64(a.Reserved)
 		}

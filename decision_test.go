@@ -194,9 +194,9 @@ func TestADecideChecksItsInput(t *testing.T) {
 	}
 	require.Equal(t, 5, peek(t, l, "key").Remaining, "nothing was charged")
 	_, err = ratelimit.Decide(ctx)
-	require.ErrorContains(t, err, "of 0 limits")
+	require.ErrorContains(t, err, "with 0 limits")
 	_, err = ratelimit.Decide(ctx, many...)
-	require.ErrorContains(t, err, "of 17 limits")
+	require.ErrorContains(t, err, "with 17 limits")
 	most := decide(t, many[1:]...)
 	require.Len(t, most.Parts(), 16)
 	never := decide(t, one, ratelimit.Ask{Limiter: l, Key: "other", N: math.MaxInt})
@@ -248,7 +248,7 @@ func TestDecidesUnderConcurrency(t *testing.T) {
 }
 
 // Whoever hangs up has not used what was asked for on its behalf.
-func TestWhatWasDecidedIsGivenBackThoughTheCallerHasLeft(t *testing.T) {
+func TestChargesAreRefundedAlthoughTheCallerHasLeft(t *testing.T) {
 	l := newLimiter(t, "token_bucket", redisServer(t), ratelimit.PerDay(10))
 	ctx, cancel := context.WithCancel(t.Context())
 	asks := []ratelimit.Ask{{Limiter: l, Key: "key", N: 3}, {Limiter: l, Key: "other", N: 2}}
@@ -462,7 +462,7 @@ type panicking struct{ ratelimit.Limiter }
 func (panicking) AllowN(context.Context, string, int) (ratelimit.Result, error) { panic("broken") }
 
 // A slot in memory would be lost for ever: net/http goes on after a panic.
-func TestWhatALaterLimitPanicsOverIsGivenBack(t *testing.T) {
+func TestChargesAreRefundedIfALaterLimitPanics(t *testing.T) {
 	near := inMemory(t, "token_bucket", ratelimit.PerHour(5))
 	last := panicking{ratelimittest.Static(ratelimit.Result{}, nil)}
 	for _, ask := range []func(){

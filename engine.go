@@ -127,8 +127,8 @@ func newOf(self Limiter) one { return reflect.New(reflect.TypeOf(self).Elem()).I
 // core is how a limiter is found in what users hold: see coreOf.
 func (lim *limiter) core() *limiter { return lim }
 
-// coreOf is the limiter of l if l is one of the five types. It is nil for types that embed
-// one of them: those may have an AllowN of their own.
+// coreOf returns the limiter of l if l is one of the five types. It returns nil for types that
+// embed one of them, because they may have an AllowN of their own.
 func coreOf(l Limiter) *limiter {
 	if c, ok := l.(interface{ core() *limiter }); ok && see.Of(l) != nil {
 		return c.core()
@@ -239,12 +239,12 @@ func integers(rule *store.Rule, l Limit) (store.Limit, error) {
 		return store.Limit{}, err
 	}
 	if !rule.Burst && l.Burst != 0 {
-		return store.Limit{}, fmt.Errorf("%w: %v: a %s has no burst", ErrInvalidLimit, l, rule.Name)
+		return store.Limit{}, fmt.Errorf("%w: %v: a %s cannot have a burst", ErrInvalidLimit, l, rule.Name)
 	}
 	i := store.Limit{Rate: int64(l.Rate), Period: l.Period.Microseconds(), Burst: int64(l.Burst)}
 	if l.calendar != nil {
 		if rule != &fixedWindow {
-			return i, fmt.Errorf("%w: %v: a %s has no calendar", ErrInvalidLimit, l, rule.Name)
+			return i, fmt.Errorf("%w: %v: a %s cannot count by calendar: use a fixed_window", ErrInvalidLimit, l, rule.Name)
 		}
 		i = l.calendar.In(i)
 	}
@@ -252,7 +252,7 @@ func integers(rule *store.Rule, l Limit) (store.Limit, error) {
 		i.Burst = i.Rate
 	}
 	if rule.Burst && !bucket.DrainsWithin(i, bucket.MaxRefill) {
-		return store.Limit{}, fmt.Errorf("%w: %v: the bucket takes over 100 years to refill", ErrInvalidLimit, l)
+		return store.Limit{}, fmt.Errorf("%w: %v: the bucket would take more than 100 years to refill", ErrInvalidLimit, l)
 	}
 	return i, nil
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// First is a [Limiter] that asks several limiters in their order. The first one that admits a call is charged
-// for it, and no other: a monthly plan and then prepaid credits, one supplier and then another, or a tenant's
-// own share and then what the others leave ([WithReserved]). To require several limits at once, make an [All]
+// First is a [Limiter] that asks several limiters in their order. Only the first one that admits a call is
+// charged for it. Use it for a monthly plan and then prepaid credits, for one supplier and then another, or for a
+// tenant's own share and then what the others leave ([WithReserved]). To require several limits at once, make an [All]
 // of them one of the limiters.
 //
-// Limiters with built-in algorithms on the same store, and Alls of them, are asked together: on Redis, by one
-// script (on a cluster or a ring, only limits of the same key or hash tag). Other limiters are asked one after
-// the other. An error of one of them is returned, and the limiters after it are not asked.
+// Limiters with built-in algorithms on the same store, and Alls of them, are asked together, on Redis by one
+// script. On a cluster or a ring, this needs the same key or hash tag. Other limiters are asked one after the
+// other. If one of them returns an error, the call returns it, and the limiters after it are not asked.
 //
 // Bound: the sum of the bounds of the limiters.
 //
@@ -34,8 +34,8 @@ type First struct {
 
 // NewFirst returns a limiter that asks 1 to 16 limiters in their order. An All counts as the limiters in it.
 // NewFirst returns [ErrInvalidOption] if a limiter overrules others, as a [Ban] or a list of package accesslist
-// does, if it counts slots (package inflight), or if two limiters share their counts ([WithName]) but use
-// different keys ([WithKeyFunc]).
+// does, or if it counts slots (package inflight). It also returns ErrInvalidOption if two limiters share their
+// counts ([WithName]) but use different keys ([WithKeyFunc]).
 func NewFirst(limiters ...Limiter) (*First, error) {
 	f := &First{limiters: slices.Clone(limiters)}
 	size := 0
@@ -61,7 +61,7 @@ func NewFirst(limiters ...Limiter) (*First, error) {
 	return f, nil
 }
 
-// jointOf returns the store of all members, if it can be asked for all of them at once, or else nil.
+// jointOf returns the store of all members if one call to it can decide on all of them, and nil otherwise.
 func jointOf(lists [][]member) (joint store.Store) {
 	for _, members := range lists {
 		for _, m := range members {
@@ -74,17 +74,17 @@ func jointOf(lists [][]member) (joint store.Store) {
 	return joint
 }
 
-// mayBeOneOf refuses what a First would go past.
+// mayBeOneOf refuses limiters that a First would bypass.
 func mayBeOneOf(l Limiter) error {
 	inside, ok := see.Answering(l)
 	if !ok {
 		inside, ok = see.First[banner](l)
 	}
 	if ok {
-		return fmt.Errorf("%w: a First around a %T: put the %[2]T around the First", ErrInvalidOption, inside)
+		return fmt.Errorf("%w: a First cannot contain a %T: put the %[2]T around the First", ErrInvalidOption, inside)
 	}
 	if see.Held(l) {
-		return fmt.Errorf("%w: a First of slots, which are held: ask inflight.Hold for each of them", ErrInvalidOption)
+		return fmt.Errorf("%w: a First cannot contain limiters of slots: call inflight.Hold for each of them", ErrInvalidOption)
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func (f *First) chosen(r Result) (i int, own Result) {
 }
 
 // errFirstLocal: a fallback hands back how many events it has admitted for a key, and not by which limiter.
-var errFirstLocal = fmt.Errorf("%w: a First has no share: put a fallback around each of its limiters", ErrInvalidOption)
+var errFirstLocal = fmt.Errorf("%w: FailLocal cannot divide a First into shares: put a fallback around each of its limiters", ErrInvalidOption)
 
 func noLocal(store.Store, int) (Limiter, error) { return nil, errFirstLocal }
 
@@ -298,7 +298,7 @@ func soonest(parts []Part) (least int) {
 	return least
 }
 
-// result is the Result of parts, of which that of limiter i stands for all.
+// result returns the Result of parts. It is that of limiter i, and has all parts.
 func (f *First) result(parts []Part, i int) Result {
 	r := parts[i].Result
 	j := &joined{parts: parts, voters: 1 << i, charged: r.Charged(), either: true}

@@ -212,7 +212,7 @@ func TestLimitsWithoutAStoreStandInAFirst(t *testing.T) {
 	require.Equal(t, 3, calls, "nobody is asked")
 }
 
-func TestWhatAFirstWouldGoPastIsRefused(t *testing.T) {
+func TestAFirstRefusesLimitersThatOverruleOthers(t *testing.T) {
 	s := memory(t, newClock())
 	bucket := newLimiter(t, "token_bucket", s, ratelimit.PerDay(5))
 	ban, err := ratelimit.NewBan(bucket, s, ratelimit.Penalty{Denials: 3, Within: time.Minute, For: time.Minute, Most: time.Hour})

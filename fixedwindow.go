@@ -52,9 +52,9 @@ var fixedWindow = lua.Rule(store.Rule{
 	Spent:     spentY,
 }, lua.Plain("fixedwindow_plain"), lua.Of("fixedwindow", "state"))
 
-// fixedWindowStep replies now, the count, and for how long it counts. The count may
-// be above the Rate: what was charged past it, or under a higher one, stays counted, so
-// that a Refund of some of it opens no room.
+// fixedWindowStep replies now, the count, and for how long it counts. The count may be above the
+// Rate, because events charged beyond it, or under a higher Rate, stay counted. A Refund of some of
+// them therefore makes no room.
 func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	if c := l.Calendar(); c != nil {
 		return calendarStep(s, l, c, now, n)
@@ -128,7 +128,8 @@ func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) s
 	return s
 }
 
-// wholeUsed is that of a fixed window and of one entry of a log: all, until the end.
+// wholeUsed returns the used events of a fixed window, or of one entry of a log: all of them until
+// the end.
 func wholeUsed(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
@@ -136,11 +137,11 @@ func wholeUsed(s store.State, end, now int64) int64 {
 	return s.Whole
 }
 
-// windowReply reads a reply of a fixed window: the time of the decision, the count before
-// it, and for how long, in µs, that counts. A log's has the count at the same place.
+// windowReply reads a reply of a fixed window: the time of the decision, the count before it, and
+// for how many µs that count stays. The reply of a log has its count at the same place.
 func windowReply(r store.Reply) (now, count, left int64) { return r.X, r.Y, r.Z }
 
-// windowAvailable is that of a fixed window and of a log.
+// windowAvailable returns the available events of a fixed window or a log.
 func windowAvailable(l store.Limit, r store.Reply) int64 {
 	_, count, _ := windowReply(r)
 	return max(0, l.Rate-count)

@@ -176,9 +176,9 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	e.core.result(e.result, req.Limit, reply, req.N+req.Reserved, charged)
 	e.result.leave(int(e.reserved))
 	e.result.n = min(e.result.n, int32(min(e.n, maxEvents)))
-	// The entries before are told as if charged before: or else a Refund, which gives
-	// back to each what is still charged, would find the same events twice. Where only the
-	// tail is taken back, all of them are the tail.
+	// The receipts of earlier entries on the same state do not include this charge. Otherwise, a
+	// Refund of each entry, which refunds what is still charged, would find the same events twice.
+	// If only the tail can be refunded, all of the entries together are the tail.
 	if charged > 0 && !e.core.rule.LastOnly {
 		req.N -= int64(e.n)
 	}

@@ -190,7 +190,7 @@ func TestTheStateOfABan(t *testing.T) {
 }
 
 // A store in front makes of a reply the one that would follow it: see [store.Reply.After].
-func TestWhatIsChargedAfterAReplyIsNotAvailable(t *testing.T) {
+func TestEventsChargedAfterAReplyAreNotAvailable(t *testing.T) {
 	for i := range kinds {
 		rule := kinds[i].rule
 		l, err := integers(rule, PerHour(5))

@@ -69,8 +69,8 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return next, store.Reply{Outcome: store.AdmittedIf(ok), X: now, Y: queue, Z: part}
 }
 
-// leakyBucketRefund gives back only the tail of the queue. The charge c is the tail if no more
-// is there than what is left of the level behind c. Events that came later and were
+// leakyBucketRefund refunds only the tail of the queue. The charge c is the tail if the queue now
+// holds no more than what is left of the level right after c. Events that came later and were
 // refunded leave no trace except the time of the state.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	_, whole, part := bucket.Level(s, l, s.At)

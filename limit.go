@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -86,7 +85,7 @@ func (l Limit) From(day int) Limit {
 	return l.by(store.NewCalendar(unit, day, l.zone()))
 }
 
-// by returns l by the calendar c, unless l has one that is not valid.
+// by returns l counted by the calendar c. If l already has an invalid calendar, by returns l.
 func (l Limit) by(c *store.Calendar) Limit {
 	if l.calendar != nil && l.calendar.Err() != nil {
 		return l
@@ -97,7 +96,8 @@ func (l Limit) by(c *store.Calendar) Limit {
 	return l
 }
 
-// unit is that of l's windows, 0 if they are of no calendar, and the day on which they begin.
+// unit returns the unit of l's windows and the day on which they begin. The unit is 0 if l does not
+// count by calendar.
 func (l Limit) unit() (store.Unit, int) {
 	switch {
 	case l.calendar != nil:
@@ -108,7 +108,7 @@ func (l Limit) unit() (store.Unit, int) {
 	return 0, 0
 }
 
-// zone is the name of the time zone of l's windows.
+// zone returns the name of the time zone of l's windows.
 func (l Limit) zone() string {
 	if l.calendar == nil {
 		return "UTC"
@@ -174,16 +174,16 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l for each of n instances that limit on their own. In the long run all
-// together admit no more than l does.
+// Share returns the part of l for each of n instances that count on their own. In the long run, all
+// instances together admit no more than l does.
 //
-// With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
-// may admit n-1 events more. Without one the Rate is rounded down, or is one event in n/Rate
-// Periods: then n shares may admit n events at once. It is [ErrInvalidLimit] if there is no such
-// limit.
+// If l has a Burst, Share divides the rate exactly and rounds the Burst up, so at one instant n
+// shares may admit n-1 events more. Without a Burst, Share rounds the Rate down. If l has fewer than n
+// events per Period, a share is one event in n/Rate Periods, so n shares may admit n events at one
+// instant. Share returns [ErrInvalidLimit] if there is no such limit.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
-		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
+		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v: want 1 or more instances", ErrInvalidLimit, n, l)
 	}
 	if l == Unlimited() {
 		return l, nil
@@ -195,14 +195,14 @@ func (l Limit) Share(n int) (Limit, error) {
 	share.Rate, share.Burst = l.Rate/n, l.Burst/n
 	switch {
 	case l.calendar != nil && l.Rate > 0 && share.Rate == 0:
-		return Limit{}, fmt.Errorf("%w: 1/%d of %v is less than an event", ErrInvalidLimit, n, l)
+		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v is less than one event", ErrInvalidLimit, n, l)
 	case l.Burst > 0 && l.Rate%n != 0:
 		share.Rate, times = l.Rate, n
 	case l.Rate > 0 && share.Rate == 0:
 		share.Rate, times = 1, 1+(n-1)/l.Rate
 	}
 	if time.Duration(times) > maxPeriod/l.Period { // before the product, which could overflow
-		return Limit{}, fmt.Errorf("%w: 1/%d of %v has a period over 10 years", ErrInvalidLimit, n, l)
+		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v needs a period of more than 10 years", ErrInvalidLimit, n, l)
 	}
 	share.Period *= time.Duration(times)
 	if l.Burst%n != 0 {
@@ -222,8 +222,8 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// ValidateFor returns the error of that algorithm's constructor for l. An unknown algorithm is
-// [ErrInvalidOption].
+// ValidateFor returns the error that the algorithm's constructor would return for l. It returns
+// [ErrInvalidOption] if the algorithm is unknown.
 func (l Limit) ValidateFor(algorithm string) error {
 	for i := range kinds {
 		if rule := kinds[i].rule; rule.Name == algorithm {
@@ -234,7 +234,7 @@ func (l Limit) ValidateFor(algorithm string) error {
 	return errNoAlgorithm(algorithm)
 }
 
-// Algorithms are the names, for [New], of what can keep l.
+// Algorithms returns the names, for [New], of the algorithms that can enforce l.
 func (l Limit) Algorithms() []string {
 	var names []string
 	for i := range kinds {
@@ -245,31 +245,31 @@ func (l Limit) Algorithms() []string {
 	return names
 }
 
-// check is Validate of a limit that is not Unlimited, without the prefix.
+// check validates a limit that is not Unlimited. Its error has no prefix.
 func (l Limit) check() error {
 	switch {
 	case l.Rate < 0 || l.Rate > maxEvents:
-		return fmt.Errorf("rate %d is not from 0 to %d", l.Rate, maxEvents)
+		return fmt.Errorf("rate %d is out of range: want 0 to %d", l.Rate, maxEvents)
 	case l.Period < minPeriod || l.Period > maxPeriod:
-		return fmt.Errorf("period %v is not from 1ms to 10 years", l.Period)
+		return fmt.Errorf("period %v is out of range: want 1ms to 10 years", l.Period)
 	case l.Period%time.Microsecond != 0:
 		return fmt.Errorf("period %v is not a whole number of microseconds", l.Period)
 	case l.Burst < 0 || l.Burst > maxEvents:
-		return fmt.Errorf("burst %d is not from 0 to %d", l.Burst, maxEvents)
+		return fmt.Errorf("burst %d is out of range: want 0 to %d", l.Burst, maxEvents)
 	}
 	return l.checkCalendar()
 }
 
-// checkCalendar is the part of check that few limits need.
+// checkCalendar does the part of check that few limits need.
 func (l Limit) checkCalendar() error {
 	switch c := l.calendar; {
 	case c == nil:
 	case c.Err() != nil:
 		return c.Err()
 	case l.Period.Microseconds() != c.Unit().Period():
-		return fmt.Errorf("period %v is not that of a calendar %v", l.Period, c.Unit())
+		return fmt.Errorf("period %v does not match the calendar %v: do not set Period", l.Period, c.Unit())
 	case l.Burst != 0:
-		return errors.New("a calendar has no burst")
+		return fmt.Errorf("a calendar limit cannot have a burst: remove the burst of %d", l.Burst)
 	}
 	return nil
 }

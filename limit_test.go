@@ -29,7 +29,7 @@ func ExampleParseLimit() {
 	fmt.Println(err)
 	// Output:
 	// 10 1s 20 <nil>
-	// ratelimit: invalid limit: "10/fortnight": unit "fortnight" is not ms, s, m, h, d, week, month or a word for one of them
+	// ratelimit: invalid limit: "10/fortnight": unit "fortnight" is unknown: want ms, s, m, h, d, week or month
 }
 
 func ExampleLimit_String() {
@@ -167,82 +167,82 @@ var refused = []struct{ text, because string }{
 	{"10-s", `no "/" between rate and period`},
 
 	// Rates are plain digits.
-	{"/s", `rate "" is not made of digits`},
-	{"-1/s", `rate "-1" is not made of digits`},
-	{"+1/s", `rate "+1" is not made of digits`},
-	{"1.5/s", `rate "1.5" is not made of digits`},
-	{"1e3/s", `rate "1e3" is not made of digits`},
-	{"0x10/s", `rate "0x10" is not made of digits`},
-	{"1_000/s", `rate "1_000" is not made of digits`},
-	{"1,000/s", `rate "1,000" is not made of digits`},
-	{"٣/s", `rate "٣" is not made of digits`},
-	{"ten/s", `rate "ten" is not made of digits`},
-	{"2147483648/s", `rate "2147483648" is over 2147483647`},
-	{"18446744073709551617/s", `is over 2147483647`},
+	{"/s", `rate "" is not a whole number: want digits only`},
+	{"-1/s", `rate "-1" is not a whole number: want digits only`},
+	{"+1/s", `rate "+1" is not a whole number: want digits only`},
+	{"1.5/s", `rate "1.5" is not a whole number: want digits only`},
+	{"1e3/s", `rate "1e3" is not a whole number: want digits only`},
+	{"0x10/s", `rate "0x10" is not a whole number: want digits only`},
+	{"1_000/s", `rate "1_000" is not a whole number: want digits only`},
+	{"1,000/s", `rate "1,000" is not a whole number: want digits only`},
+	{"٣/s", `rate "٣" is not a whole number: want digits only`},
+	{"ten/s", `rate "ten" is not a whole number: want digits only`},
+	{"2147483648/s", `rate "2147483648" is too large: want at most 2147483647`},
+	{"18446744073709551617/s", `is too large: want at most 2147483647`},
 
 	// Units.
-	{"5/", `unit "" is not ms, s, m, h, d`},
-	{"5/S", `unit "S" is not ms, s, m, h, d`},
-	{"5/Second", `unit "Second" is not`},
-	{"5/M", `unit "M" is not`},
-	{"5/\u017fecond", `unit "ſecond" is not`},
-	{"5/fortnight", `unit "fortnight" is not`},
-	{"5/us", `unit "us" is not`},
-	{"5/h30m", `unit "h30m" is not`},
-	{"5//s", `unit "/s" is not`},
-	{"5/s/s", `unit "s/s" is not`},
-	{"5/s.", `unit "s." is not`},
-	{"5/s\x00", `unit "s\x00" is not`},
-	{"5/s extra", `unit "s extra" is not`},
-	{"5/-1s", `unit "-1s" is not`},
-	{"5/+1s", `unit "+1s" is not`},
-	{"5/15", `period "15" is not a count and a unit`},
-	{"5/15x", `period "15x" is not a count and a unit`},
-	{"5/15M", `period "15M" is not a count and a unit`},
-	{"5/.", `period "." is not a count and a unit`},
-	{"5/1.5d", `period "1.5d" is not a count and a unit`},
-	{"5/1d12h", `period "1d12h" is not a count and a unit`},
-	{"5/1h 30m", `period "1h 30m" is not a count and a unit`},
-	{"5/1e3s", `period "1e3s" is not a count and a unit`},
-	{"5/1h-30m", `period "1h-30m" is not a count and a unit`},
-	{"5/1s\x00", `period "1s\x00" is not a count and a unit`},
+	{"5/", `unit "" is unknown: want ms, s, m, h, d`},
+	{"5/S", `unit "S" is unknown: want ms, s, m, h, d`},
+	{"5/Second", `unit "Second" is unknown`},
+	{"5/M", `unit "M" is unknown`},
+	{"5/\u017fecond", `unit "ſecond" is unknown`},
+	{"5/fortnight", `unit "fortnight" is unknown`},
+	{"5/us", `unit "us" is unknown`},
+	{"5/h30m", `unit "h30m" is unknown`},
+	{"5//s", `unit "/s" is unknown`},
+	{"5/s/s", `unit "s/s" is unknown`},
+	{"5/s.", `unit "s." is unknown`},
+	{"5/s\x00", `unit "s\x00" is unknown`},
+	{"5/s extra", `unit "s extra" is unknown`},
+	{"5/-1s", `unit "-1s" is unknown`},
+	{"5/+1s", `unit "+1s" is unknown`},
+	{"5/15", `period "15" is invalid: want a count and a unit`},
+	{"5/15x", `period "15x" is invalid: want a count and a unit`},
+	{"5/15M", `period "15M" is invalid: want a count and a unit`},
+	{"5/.", `period "." is invalid: want a count and a unit`},
+	{"5/1.5d", `period "1.5d" is invalid: want a count and a unit`},
+	{"5/1d12h", `period "1d12h" is invalid: want a count and a unit`},
+	{"5/1h 30m", `period "1h 30m" is invalid: want a count and a unit`},
+	{"5/1e3s", `period "1e3s" is invalid: want a count and a unit`},
+	{"5/1h-30m", `period "1h-30m" is invalid: want a count and a unit`},
+	{"5/1s\x00", `period "1s\x00" is invalid: want a count and a unit`},
 
 	// Spaces.
-	{" 5/s", `rate " 5" is not made of digits`},
-	{"5  /s", `rate "5 " is not made of digits`},
-	{"5/  s", `unit " s" is not`},
-	{"5/s ", `unit "s " is not`},
-	{"5/s\n", `unit "s\n" is not`},
-	{"5/\ts", `unit "\ts" is not`},
-	{"5/2  days", `period "2  days" is not a count and a unit`},
-	{"5/s  burst 3", `unit "s " is not`},
+	{" 5/s", `rate " 5" is not a whole number: want digits only`},
+	{"5  /s", `rate "5 " is not a whole number: want digits only`},
+	{"5/  s", `unit " s" is unknown`},
+	{"5/s ", `unit "s " is unknown`},
+	{"5/s\n", `unit "s\n" is unknown`},
+	{"5/\ts", `unit "\ts" is unknown`},
+	{"5/2  days", `period "2  days" is invalid: want a count and a unit`},
+	{"5/s  burst 3", `unit "s " is unknown`},
 
 	// Bursts.
-	{"5/s burst", `burst wants a space and a number after it`},
-	{"5/s burst3", `burst wants a space and a number after it`},
-	{"5/s burst ", `burst "" is not made of digits`},
-	{"5/s burst  3", `burst " 3" is not made of digits`},
-	{"5/s burst 3 ", `burst "3 " is not made of digits`},
-	{"5/s burst -3", `burst "-3" is not made of digits`},
-	{"5/s burst 3 burst 4", `burst "3 burst 4" is not made of digits`},
-	{"5/s burst 2147483648", `burst "2147483648" is over 2147483647`},
-	{"5/s burst 0", `burst is 0: leave it out for a burst of the rate`},
-	{"5/sburst 3", `unit "sburst 3" is not`},
-	{"5/s Burst 3", `unit "s Burst 3" is not`},
-	{"5/ burst 3", `unit "" is not`},
-	{"5/s, burst 3", `unit "s," is not`},
+	{"5/s burst", `burst needs a space and a number after it`},
+	{"5/s burst3", `burst needs a space and a number after it`},
+	{"5/s burst ", `burst "" is not a whole number: want digits only`},
+	{"5/s burst  3", `burst " 3" is not a whole number: want digits only`},
+	{"5/s burst 3 ", `burst "3 " is not a whole number: want digits only`},
+	{"5/s burst -3", `burst "-3" is not a whole number: want digits only`},
+	{"5/s burst 3 burst 4", `burst "3 burst 4" is not a whole number: want digits only`},
+	{"5/s burst 2147483648", `burst "2147483648" is too large: want at most 2147483647`},
+	{"5/s burst 0", `burst is 0: leave it out if the burst should equal the rate`},
+	{"5/sburst 3", `unit "sburst 3" is unknown`},
+	{"5/s Burst 3", `unit "s Burst 3" is unknown`},
+	{"5/ burst 3", `unit "" is unknown`},
+	{"5/s, burst 3", `unit "s," is unknown`},
 
 	// Periods out of range.
-	{"1/0s", `period 0s is not from 1ms to 10 years`},
-	{"1/0d", `period 0s is not from 1ms to 10 years`},
-	{"1/0", `period 0s is not from 1ms to 10 years`},
-	{"1/999us", `period 999µs is not from 1ms to 10 years`},
-	{"1/3651d", `period "3651d" is over 10 years`},
-	{"1/7300 days", `period "7300 days" is over 10 years`},
-	{"1/315360000001ms", `period "315360000001ms" is over 10 years`},
-	{"1/9223372036854775808d", `period "9223372036854775808d" is over 10 years`},
-	{"1/87600h0.000001s", `period 87600h0m0.000001s is not from 1ms to 10 years`},
-	{"1/87600h1000000h1000000h1000000h", `nor a duration of at most 10 years`},
+	{"1/0s", `period 0s is out of range: want 1ms to 10 years`},
+	{"1/0d", `period 0s is out of range: want 1ms to 10 years`},
+	{"1/0", `period 0s is out of range: want 1ms to 10 years`},
+	{"1/999us", `period 999µs is out of range: want 1ms to 10 years`},
+	{"1/3651d", `period "3651d" is longer than 10 years`},
+	{"1/7300 days", `period "7300 days" is longer than 10 years`},
+	{"1/315360000001ms", `period "315360000001ms" is longer than 10 years`},
+	{"1/9223372036854775808d", `period "9223372036854775808d" is longer than 10 years`},
+	{"1/87600h0.000001s", `period 87600h0m0.000001s is out of range: want 1ms to 10 years`},
+	{"1/87600h1000000h1000000h1000000h", `or a duration of at most 10 years`},
 
 	// Periods finer than a microsecond, however fine.
 	{"1/1.0000001s", `period 1.0000001s is not a whole number of microseconds`},
@@ -254,11 +254,11 @@ var refused = []struct{ text, because string }{
 	{"1/0.33333333333333h", `period "0.33333333333333h" is not a whole number of microseconds`},
 
 	// Calendars.
-	{"5/hour in UTC", `period "hour" has no calendar`},
-	{"5/day from 1", `a day has no day to begin from`},
-	{"5/week from Saturday", `day "Saturday" is not one of the week`},
-	{"5/month from 256", `day "256" of the month is not from 1 to 31`},
-	{"5/month from first", `day "first" of the month is not from 1 to 31`},
+	{"5/hour in UTC", `period "hour" cannot count by calendar`},
+	{"5/day from 1", `from needs a week or a month, not a day`},
+	{"5/week from Saturday", `"Saturday" is not a day of the week`},
+	{"5/month from 256", `"256" is not a day of the month: want 1 to 31`},
+	{"5/month from first", `"first" is not a day of the month: want 1 to 31`},
 }
 
 func TestParseLimitRefuses(t *testing.T) {
@@ -319,7 +319,7 @@ func TestParseLimitRefusesLongTextsInShortWords(t *testing.T) {
 		require.Less(t, len(err.Error()), 600)
 	}
 	_, err := ratelimit.ParseLimit(strings.Repeat("0", 127) + "/s")
-	require.ErrorContains(t, err, `000"...: 129 bytes are more than 128`)
+	require.ErrorContains(t, err, `000"...: the text has 129 bytes, more than 128`)
 }
 
 // tooMany is a variable, for ints of 32 bits too: there it is negative.
@@ -331,21 +331,21 @@ var invalid = []struct {
 	text    string
 	because string
 }{
-	{ratelimit.Limit{}, "0/0s", "period 0s is not from 1ms to 10 years"},
-	{ratelimit.PerSecond(-1), "-1/s", "rate -1 is not from 0 to 2147483647"},
-	{ratelimit.PerSecond(math.MinInt), "/s", "is not from 0 to 2147483647"},
-	{ratelimit.PerSecond(int(tooMany)), "/s", "2147483648 is not from 0 to 2147483647"},
-	{ratelimit.Limit{Rate: 1, Period: time.Second, Burst: -1}, "1/s burst -1", "burst -1 is not from 0 to 2147483647"},
-	{ratelimit.Limit{Rate: 1, Period: time.Second, Burst: int(tooMany)}, "1/s burst", "2147483648 is not from 0 to 2147483647"},
-	{ratelimit.Every(0), "1/0s", "period 0s is not from 1ms to 10 years"},
-	{ratelimit.Every(-day), "1/-1d", "period -24h0m0s is not from 1ms to 10 years"},
-	{ratelimit.Every(time.Microsecond), "1/1µs", "period 1µs is not from 1ms to 10 years"},
-	{ratelimit.Every(time.Millisecond - 1), "1/999.999µs", "period 999.999µs is not from 1ms to 10 years"},
+	{ratelimit.Limit{}, "0/0s", "period 0s is out of range: want 1ms to 10 years"},
+	{ratelimit.PerSecond(-1), "-1/s", "rate -1 is out of range: want 0 to 2147483647"},
+	{ratelimit.PerSecond(math.MinInt), "/s", "is out of range: want 0 to 2147483647"},
+	{ratelimit.PerSecond(int(tooMany)), "/s", "2147483648 is out of range: want 0 to 2147483647"},
+	{ratelimit.Limit{Rate: 1, Period: time.Second, Burst: -1}, "1/s burst -1", "burst -1 is out of range: want 0 to 2147483647"},
+	{ratelimit.Limit{Rate: 1, Period: time.Second, Burst: int(tooMany)}, "1/s burst", "2147483648 is out of range: want 0 to 2147483647"},
+	{ratelimit.Every(0), "1/0s", "period 0s is out of range: want 1ms to 10 years"},
+	{ratelimit.Every(-day), "1/-1d", "period -24h0m0s is out of range: want 1ms to 10 years"},
+	{ratelimit.Every(time.Microsecond), "1/1µs", "period 1µs is out of range: want 1ms to 10 years"},
+	{ratelimit.Every(time.Millisecond - 1), "1/999.999µs", "period 999.999µs is out of range: want 1ms to 10 years"},
 	{ratelimit.Every(time.Millisecond + 1), "1/1.000001ms", "period 1.000001ms is not a whole number of microseconds"},
-	{ratelimit.Every(tenYears + time.Microsecond), "1/87600h0m0.000001s", "is not from 1ms to 10 years"},
-	{ratelimit.Every(2 * tenYears), "1/7300d", "period 175200h0m0s is not from 1ms to 10 years"},
-	{ratelimit.Every(math.MaxInt64), "1/2562047h47m16.854775807s", "is not from 1ms to 10 years"},
-	{ratelimit.Every(math.MinInt64), "1/-2562047h47m16.854775808s", "is not from 1ms to 10 years"},
+	{ratelimit.Every(tenYears + time.Microsecond), "1/87600h0m0.000001s", "is out of range: want 1ms to 10 years"},
+	{ratelimit.Every(2 * tenYears), "1/7300d", "period 175200h0m0s is out of range: want 1ms to 10 years"},
+	{ratelimit.Every(math.MaxInt64), "1/2562047h47m16.854775807s", "is out of range: want 1ms to 10 years"},
+	{ratelimit.Every(math.MinInt64), "1/-2562047h47m16.854775808s", "is out of range: want 1ms to 10 years"},
 }
 
 func TestInvalidLimitsPrintButDoNotMarshal(t *testing.T) {

@@ -86,10 +86,10 @@ var (
 	ErrStore         = store.ErrStore         // the store failed, and no decision is known
 
 	// Errors of [Wait]: that many events are never admitted, or only after the deadline of ctx.
-	ErrNever               = errors.New("ratelimit: never admitted")
-	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
+	ErrNever               = errors.New("ratelimit: waiting will not help")
+	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the wait would exceed the deadline: %w", context.DeadlineExceeded)
 
-	ErrSettled = errors.New("ratelimit: the reservation is settled") // of a second [Reservation.Settle]
+	ErrSettled = errors.New("ratelimit: the reservation was already settled") // of a second [Reservation.Settle]
 )
 
 // Must returns v, and panics if err is not nil. Use it for limits that are fixed in the code, as
@@ -106,7 +106,8 @@ const (
 	beyond    = int64(maxEvents) + 1 // as good as any larger number of events
 )
 
-// kinds are the five, in the order of the documentation. This is the one list of them.
+// kinds are the five built-in algorithms, in the order of the documentation. There is no other list
+// of them.
 var kinds = []struct {
 	rule  *store.Rule
 	waits queue.Kind // how it admits those who wait
@@ -136,7 +137,7 @@ func errNoAlgorithm(name string) error {
 	for i := range kinds {
 		all[i] = kinds[i].rule.Name
 	}
-	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
+	return fmt.Errorf("%w: unknown algorithm %q: want one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
 }
 
 // Custom is a limiter with an algorithm that is not one of the five, such as package inflight's.
@@ -145,11 +146,11 @@ type Custom struct{ limiter }
 // NewCustom returns a limiter with the algorithm rule, which must be made by [NewRule].
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == nil {
-		return nil, fmt.Errorf("%w: a rule is made by NewRule, of a store.Rule with a Name and a Step", ErrInvalidOption)
+		return nil, fmt.Errorf("%w: the rule was not made by NewRule from a store.Rule with a Name and a Step", ErrInvalidOption)
 	}
 	for i := range kinds {
 		if kinds[i].rule.Name == rule.Name {
-			return nil, fmt.Errorf("%w: another rule has the name %q", ErrInvalidOption, rule.Name)
+			return nil, fmt.Errorf("%w: a built-in algorithm has the name %q: give the rule another one", ErrInvalidOption, rule.Name)
 		}
 	}
 	return built(new(Custom), rule, s, l, opts)
@@ -248,7 +249,7 @@ func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, 
 
 var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 
-var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ErrInvalidN)
+var errNothingCharged = fmt.Errorf("%w: nothing can be refunded, because the Result charged no events", ErrInvalidN)
 
 // Policy describes a limit to clients: Quota events per Window.
 type Policy struct {

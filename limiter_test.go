@@ -365,7 +365,7 @@ func TestShortPeriodsLimitOnARealServer(t *testing.T) {
 
 // A client that asks for more than its limit, and comes back at each RetryAfter, gets the whole of it in the long run, but of
 // a SlidingWindow: what it was admitted in the last window still weighs. The shares are those in the docs.
-func TestWhatAGreedyClientGets(t *testing.T) {
+func TestAGreedyClientGetsItsDocumentedShare(t *testing.T) {
 	const periods = 100
 	ofSlidingWindow := []struct{ rate, percent int }{{1, 50}, {2, 50}, {3, 67}, {5, 80}, {10, 90}, {20, 95}, {60, 98}, {100, 99}}
 	for _, algorithm := range algorithms {

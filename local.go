@@ -7,13 +7,13 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// local makes what stands in for lim in one of so many instances while their store fails. It
-// counts on s, which is expected to be in memory, and has 1/instances of each limit, those of
-// tiers and of a limit function included. It has the algorithm, name and options of lim, but no
-// observers. Its Limit and the names of its policies are those of lim.
+// local returns the limiter that decides in place of lim, in one of several instances, while their
+// store fails. It counts on s, which should be in memory, and has 1/instances of each limit,
+// including the limits of tiers and of a limit function. It has the algorithm, name and options of
+// lim, but no observers. Its Limit and the names of its policies are those of lim.
 //
-// The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. If a
-// function gives the limits, the call returns that error.
+// local returns [ErrInvalidLimit] if instances is below 1, or if a limit has no such share. If the
+// limit comes from a limit function, the call returns that error instead.
 func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, error) {
 	of := func(l Limit) (Limit, error) {
 		if lim.rule.Burst && l.Burst == 0 { // or else a share is rounded down
@@ -21,7 +21,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		}
 		if lim.rule.AnyPeriod { // a slot is whole
 			if instances < 1 {
-				return l, fmt.Errorf("%w: %d instances", ErrInvalidLimit, instances)
+				return l, fmt.Errorf("%w: %d instances, want 1 or more", ErrInvalidLimit, instances)
 			}
 			l.Rate = max(min(l.Rate, 1), l.Rate/instances)
 			return l, nil

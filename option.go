@@ -22,7 +22,7 @@ type Option func(*limiter) error
 func WithName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || strings.ContainsAny(name, "{}") || !utf8.ValidString(name) {
-			return fmt.Errorf("%w: WithName(%q): a name is not empty, has no braces and is UTF-8", ErrInvalidOption, name)
+			return fmt.Errorf("%w: WithName(%q): the name must be UTF-8, not empty, and contain no braces", ErrInvalidOption, name)
 		}
 		lim.name = name
 		return nil
@@ -34,7 +34,7 @@ func WithName(name string) Option {
 func WithPolicyName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || !utf8.ValidString(name) {
-			return fmt.Errorf("%w: WithPolicyName(%q): a name is UTF-8 and not empty", ErrInvalidOption, name)
+			return fmt.Errorf("%w: WithPolicyName(%q): the name must be UTF-8 and not empty", ErrInvalidOption, name)
 		}
 		lim.policyName = name
 		return nil
@@ -62,7 +62,7 @@ func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Optio
 // askLimitsOf makes f the limit function. A second one would leave the first without effect.
 func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, error)) error {
 	if lim.limitFunc != nil {
-		return fmt.Errorf("%w: two functions say a key's limit: want one WithLimitFunc or WithTiers", ErrInvalidOption)
+		return fmt.Errorf("%w: WithLimitFunc and WithTiers can be used only once, and not together", ErrInvalidOption)
 	}
 	lim.limitFunc = f
 	return nil
@@ -76,7 +76,7 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 			return fmt.Errorf("%w: WithTiers(nil, ...)", ErrInvalidOption)
 		}
 		if len(tiers) == 0 {
-			return fmt.Errorf("%w: WithTiers without a tier", ErrInvalidOption)
+			return fmt.Errorf("%w: WithTiers: want at least one tier", ErrInvalidOption)
 		}
 		limits := maps.Clone(tiers)
 		for tier, l := range limits {
@@ -102,7 +102,7 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 		case f == nil:
 			return fmt.Errorf("%w: WithKeyFunc(nil)", ErrInvalidOption)
 		case lim.keyFunc != nil:
-			return fmt.Errorf("%w: two functions make the key: want one WithKeyFunc", ErrInvalidOption)
+			return fmt.Errorf("%w: WithKeyFunc can be used only once", ErrInvalidOption)
 		}
 		lim.keyFunc = (*keyFunc)(&f)
 		return nil
@@ -139,7 +139,7 @@ func WithReserved(n int) Option {
 		case n < 0 || n > maxEvents:
 			return fmt.Errorf("%w: WithReserved(%d), want 0 to %d", ErrInvalidOption, n, maxEvents)
 		case n > 0 && (lim.rule.Held || lim.rule == &ban):
-			return fmt.Errorf("%w: WithReserved is for rates, and a %s has none", ErrInvalidOption, lim.rule.Name)
+			return fmt.Errorf("%w: WithReserved(%d) cannot be used with %s, which limits no rate", ErrInvalidOption, n, lim.rule.Name)
 		}
 		if lim.reserved, lim.takeLeaving = int64(n), nil; n > 0 {
 			lim.takeLeaving = takeLeaving
@@ -154,7 +154,7 @@ func (lim *limiter) checkReserved() error {
 		return nil
 	}
 	if see.Divided(lim.store) {
-		return fmt.Errorf("%w: WithReserved(%d) on package regions: no region knows what remains in the others", ErrInvalidOption, lim.reserved)
+		return fmt.Errorf("%w: WithReserved(%d) cannot be used with package regions, because no region knows what remains in the others", ErrInvalidOption, lim.reserved)
 	}
 	check := func(l Limit) error {
 		i, err := integers(lim.rule, l)
@@ -162,9 +162,9 @@ func (lim *limiter) checkReserved() error {
 		case err != nil:
 			return err
 		case i.Rate < 0:
-			return fmt.Errorf("%w: WithReserved(%d) has no effect without a limit", ErrInvalidOption, lim.reserved)
+			return fmt.Errorf("%w: WithReserved(%d) has no effect, because the limit is unlimited", ErrInvalidOption, lim.reserved)
 		case i.Burst <= lim.reserved:
-			return fmt.Errorf("%w: WithReserved(%d) leaves nothing of %v", ErrInvalidOption, lim.reserved, l)
+			return fmt.Errorf("%w: WithReserved(%d) leaves nothing of %v: want less than %d", ErrInvalidOption, lim.reserved, l, i.Burst)
 		}
 		return nil
 	}
@@ -184,9 +184,10 @@ func (lim *limiter) checkReserved() error {
 
 // Observer is notified of decisions. Package observe has implementations.
 type Observer interface {
-	// Decided is told of a decision on n events of key before its caller is answered. It must be
-	// fast, safe for concurrent use, and not panic. Beside an err r is zero. n is what was asked
-	// for. took is 0 if nobody measures it, and at least 1 ns if somebody does.
+	// Decided is called after a decision on key, before the caller gets its Result. It must be fast,
+	// safe for concurrent use, and not panic. n is the number of events that the call asked for. If
+	// err is not nil, r is zero. took is 0 unless it is measured (see [WithTimedObserver]), and at
+	// least 1 ns if it is.
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 
@@ -202,7 +203,7 @@ func WithTimedObserver(observers ...Observer) Option { return withObservers(obse
 func withObservers(more []Observer, timed bool) Option {
 	return func(lim *limiter) error {
 		if len(more) == 0 {
-			return fmt.Errorf("%w: WithObserver of none", ErrInvalidOption)
+			return fmt.Errorf("%w: WithObserver: want at least one observer", ErrInvalidOption)
 		}
 		for _, o := range more {
 			if isnil.Is(o) {

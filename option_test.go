@@ -327,13 +327,13 @@ func TestOneFunctionHasTheLimits(t *testing.T) {
 	for _, opts := range [][]ratelimit.Option{{perKey, tiers}, {tiers, perKey}, {tiers, tiers}, {perKey, perKey}} {
 		_, err := ratelimit.New("token_bucket", memory(t, newClock()), ratelimit.PerHour(1), opts...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		require.ErrorContains(t, err, "two functions say a key's limit: want one WithLimitFunc or WithTiers")
+		require.ErrorContains(t, err, "WithLimitFunc and WithTiers can be used only once, and not together")
 	}
 	for _, none := range []map[string]ratelimit.Limit{nil, {}} {
 		_, err := ratelimit.New("token_bucket", memory(t, newClock()), ratelimit.PerHour(1),
 			ratelimit.WithTiers(func(context.Context, string) (string, error) { return "", nil }, none))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		require.ErrorContains(t, err, "WithTiers without a tier")
+		require.ErrorContains(t, err, "WithTiers: want at least one tier")
 	}
 }
 

@@ -51,7 +51,7 @@ func (r Result) Parts() []Part {
 	return j.parts
 }
 
-// flat appends parts to dst, and in place of those that have parts these.
+// flat appends parts to dst. A part that has parts itself is replaced by them.
 func flat(dst, parts []Part) []Part {
 	for i := range parts {
 		if inner := parts[i].joined(); inner != nil {
@@ -79,7 +79,7 @@ type voters uint16
 
 func (v voters) has(i int) bool { return v>>i&1 == 1 }
 
-// join returns the note of parts, of which it makes a copy.
+// join returns the note of a copy of parts.
 func join(parts []Part, v voters) *joined {
 	if len(parts) > 2 {
 		return &joined{parts: slices.Clone(parts), voters: v}
@@ -123,8 +123,8 @@ func (r *Result) whole(j *joined, denied bool) (denier int) {
 	return denier
 }
 
-// weights says which source stands for several that admit: a store that did not answer
-// outweighs one that did, and either a limit that needs none.
+// weights ranks sources, to choose the Source of several limits that admit. A store that did not
+// answer outweighs one that did, and both outweigh a limit that needs no store.
 var weights = [...]uint8{
 	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3, SourceLease: 3,
 	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4, SourceBan: 4,

@@ -45,10 +45,10 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 	return &Reservation{limiter: l, key: key, reserved: n, charged: r}, r, nil
 }
 
-var errNotReserved = fmt.Errorf("%w: nothing was reserved: the call was denied, or failed", ErrInvalidOption)
+var errNotReserved = fmt.Errorf("%w: the Reservation is nil, because Reserve was denied or failed", ErrInvalidOption)
 
 // errHeldReserved: a settled Reservation would keep its slot.
-var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its Settle", ErrInvalidOption)
+var errHeldReserved = fmt.Errorf("%w: Reserve cannot be used with slots: use inflight.Hold, and Settle the Slot", ErrInvalidOption)
 
 // Settle replaces the estimate with the actual cost, 0 or more events, even if ctx has ended. It refunds
 // the difference, or charges it ([Charge]). After an error, the estimate stays charged. The Result is that
@@ -61,7 +61,7 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	case r.limiter == nil:
 		return Result{}, unmade.Err
 	case actual < 0:
-		return Result{}, fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
+		return Result{}, fmt.Errorf("%w: an actual cost of %d, want 0 or more", ErrInvalidN, actual)
 	case !r.settled.CompareAndSwap(false, true):
 		return Result{}, ErrSettled
 	}
@@ -109,7 +109,7 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err error) {
 	lim := coreOf(l)
 	if lim == nil || !credit.Has(lim.rule) {
-		return 0, fmt.Errorf("%w: a %T takes back only events of a Result", ErrInvalidOption, l)
+		return 0, fmt.Errorf("%w: Credit cannot be used with a %T: use Refund with the Result of the charge", ErrInvalidOption, l)
 	}
 	if key, err = lim.keyOf(ctx, key, n); err != nil {
 		return 0, err

@@ -274,7 +274,7 @@ func TestStoresInFrontKeepClassesApart(t *testing.T) {
 	}
 }
 
-func TestWhoIsImportantNeverWaitsForOthers(t *testing.T) {
+func TestImportantCallersNeverWaitForOthers(t *testing.T) {
 	for _, algorithm := range []string{"token_bucket", "sliding_log", "sliding_window", "leaky_bucket"} {
 		synctest.Test(t, func(t *testing.T) {
 			mem, err := memstore.New()

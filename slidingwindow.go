@@ -20,8 +20,8 @@ import (
 // came at its end, nearly 2·Rate events can fall into one interval of a Period.
 //
 // Clients that ask for more than Rate get less than Rate, because the events admitted in the previous
-// window still count in the current one: they get Rate-1 events per Period, or one in every two Periods
-// for a Rate of 1. That is 50% of a Rate of 1 or 2, 67% of 3, 80% of 5, 90% of 10 and 99% of 100.
+// window still count in the current one. They get Rate-1 events per Period, or one event in every two
+// Periods if the Rate is 1. That is 50% of a Rate of 1 or 2, 67% of 3, 80% of 5, 90% of 10 and 99% of 100.
 //
 // A key takes about 40 bytes in memory and 150 in Redis, for up to two Periods.
 //

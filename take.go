@@ -153,10 +153,10 @@ func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res 
 	return err
 }
 
-// callOf is the note on the Result of a call for so many events, of which one was charged.
+// callOf is a note on the Result of a call for that many events which was charged one event.
 type callOf int
 
-// ofCall makes r, of one event, the Result of a call for n.
+// ofCall turns r, the Result for one event, into the Result of a call for n events.
 func (r *Result) ofCall(lim *limiter, n int, what operation) {
 	switch {
 	case what == toCharge && *r != (Result{}):

@@ -51,14 +51,14 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		if asked { // of several limits the Answer's may be another one than that which denies
 			most = r.denier().Limit
 		}
-		return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, n, most)
+		return Result{}, fmt.Errorf("%w: %d events exceed the limit of %d", ErrNever, n, most)
 	default:
 		return Result{}, err
 	}
 }
 
-// wait is Wait of the call w. If it returns an error, the Result is the last answer of l, without the events that were
-// given back.
+// wait waits for the call w. If it returns an error, the Result is the last answer of l, without the events that were
+// refunded.
 func wait(ctx context.Context, w *queue.Waiter, l Limiter, key string, n int) (r Result, err error) {
 	a, ok := w.Asker.(*asker)
 	if !ok {
@@ -76,7 +76,7 @@ func wait(ctx context.Context, w *queue.Waiter, l Limiter, key string, n int) (r
 	return r, err
 }
 
-// queuesOf is how l's waiters stand, as far as that can be seen.
+// queuesOf returns how l's waiters queue, as far as that is known.
 func queuesOf(l Limiter) see.Queues { return see.QueuesOf[Delayer](l) }
 
 // asker asks l for a call in a queue.
@@ -101,7 +101,7 @@ func (a *asker) Hands() bool     { return !see.Calls(a.limiter) && see.ByKey(a.l
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
-// kind returns how lim admits waiters. A lease takes events ahead, so it has none whose turn comes later.
+// kind returns how lim admits waiters. A lease takes events ahead, so none of its events has a later time.
 func (lim *limiter) kind() queue.Kind {
 	switch {
 	case see.Leased(lim.store):
@@ -204,8 +204,8 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 	return res, err
 }
 
-// limitWithin is l for events that can wait for d. A token bucket that leaves what is reserved charges no
-// event ahead: what that waits for would be missing from what is reserved.
+// limitWithin returns l for events that can wait for d. A token bucket with reserved events charges none
+// ahead of its time, because that event would be missing from the reserved ones.
 func (lim *limiter) limitWithin(l store.Limit, d time.Duration) store.Limit {
 	if lim.rule.Burst && (lim.reserved == 0 || lim.rule == &leakyBucket) { // it has turns
 		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), bucket.MaxRefill))

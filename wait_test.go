@@ -114,7 +114,7 @@ func TestErrNeverNamesTheLimitThatNeverAdmits(t *testing.T) {
 	allowN(t, perHour, 995)
 	for _, l := range []ratelimit.Limiter{perSecond, all(t, perSecond, perHour), all(t, requests, perSecond)} {
 		_, err := ratelimit.Wait(t.Context(), l, "key", 50)
-		require.EqualError(t, err, ratelimit.ErrNever.Error()+": 50 events with a limit of 10")
+		require.EqualError(t, err, ratelimit.ErrNever.Error()+": 50 events exceed the limit of 10")
 	}
 }
 
@@ -776,7 +776,7 @@ func TestWhenAWaiterLearnsThatItsTurnIsTooLate(t *testing.T) {
 
 // How those who wait for a limiter stand: by how its limits admit, under the keys that are counted,
 // and whether a context has a say.
-func TestWhatIsKnownOfThoseWhoWait(t *testing.T) {
+func TestWaitersQueueByTheirKeyAndAlgorithm(t *testing.T) {
 	mem := memory(t, newClock())
 	limit := func(algorithm string, opts ...ratelimit.Option) ratelimit.Limiter {
 		return newLimiter(t, algorithm, mem, ratelimit.PerHour(5), opts...)

@@ -100,7 +100,7 @@ func WithAddr(f func(ctx context.Context, key string) (netip.Addr, error)) Optio
 // ErrNoAddr is returned if a list has prefixes, but the address to compare with them is not known.
 // It wraps [ratelimit.ErrInvalidOption], because the setup is wrong: either the middleware does not
 // know the addresses of its clients, or the keys need [WithAddr].
-var ErrNoAddr = fmt.Errorf("%w: accesslist: the address of the client is not known", ratelimit.ErrInvalidOption)
+var ErrNoAddr = fmt.Errorf("%w: accesslist: the client's address is unknown", ratelimit.ErrInvalidOption)
 
 // New returns a limiter that decides as l does on keys that are on neither list. It returns
 // [ratelimit.ErrInvalidOption] if l or an option is nil.
@@ -162,7 +162,7 @@ func (l *Limiter) of(ctx context.Context, key string) (verdict, error) {
 		}
 		has, err := list.hasNetwork(client.Prefix)
 		if err != nil {
-			return unlisted, fmt.Errorf("%w: of key %.100q", err, key)
+			return unlisted, fmt.Errorf("%w: key %.100q", err, key)
 		}
 		if has {
 			return list.verdict, nil
@@ -190,7 +190,7 @@ func (l *Limiter) network(ctx context.Context, key string) (network, error) {
 	if p, ok := networkOf(key); ok {
 		return network{p, true}, nil
 	}
-	return network{}, fmt.Errorf("%w: of key %.100q", ErrNoAddr, key)
+	return network{}, fmt.Errorf("%w: key %.100q", ErrNoAddr, key)
 }
 
 // single returns the network of one address.

@@ -108,7 +108,7 @@ func TestBadInputIsAnErrorOnEveryList(t *testing.T) {
 	}
 }
 
-func TestWhatIsOnNoListIsTheLimiters(t *testing.T) {
+func TestKeysOnNoListGoToTheLimiter(t *testing.T) {
 	inner := inMemory(t, ratelimit.PerHour(2))
 	lim := limiter(t, inner, accesslist.Lists{Allow: list(t, "=a", "192.0.2.1"), Deny: list(t, "=b", "192.0.2.2")})
 	for _, key := range []string{"2001:db8:1::/48", "192.0.2.3", "2001:db8::1"} {
@@ -131,7 +131,7 @@ func TestWhatIsOnNoListIsTheLimiters(t *testing.T) {
 	require.ErrorIs(t, failing.Reset(t.Context(), "key"), errAsked)
 }
 
-func TestWhatIsDeniedAsksNobody(t *testing.T) {
+func TestDeniedKeysDoNotAskTheLimiter(t *testing.T) {
 	lim := limiter(t, asked(), accesslist.Lists{Deny: list(t, "=b", "192.0.2.0/24")})
 	for _, key := range []string{"b", "192.0.2.2"} {
 		r := allow(t, lim, key)
@@ -147,7 +147,7 @@ func TestWhatIsDeniedAsksNobody(t *testing.T) {
 	require.ErrorIs(t, limiter(t, inMemory(t, ratelimit.PerHour(1)), lim.Lists()).Refund(t.Context(), "b", allow(t, lim, "b"), 1), ratelimit.ErrInvalidN)
 }
 
-func TestWhatIsAllowedAsksNobodyAndIsNotCounted(t *testing.T) {
+func TestAllowedKeysDoNotAskTheLimiterAndAreNotCounted(t *testing.T) {
 	lim := limiter(t, asked(), accesslist.Lists{Allow: list(t, "=a", "192.0.2.0/24")})
 	for _, key := range []string{"a", "192.0.2.2"} {
 		for _, n := range []int{1, 1000, math.MaxInt32} {

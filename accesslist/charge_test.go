@@ -36,7 +36,7 @@ func TestADebtIsChargedToTheLimiterWithinOnRedisToo(t *testing.T) {
 	require.NoError(t, lim.Reset(ctx, "key"))
 }
 
-func TestWhatSeveralUnlimitedLimitsWithinAdmitCanBeRefunded(t *testing.T) {
+func TestAdmissionsOfUnlimitedLimitsInsideCanBeRefunded(t *testing.T) {
 	inner, err := ratelimit.NewAll(inMemory(t, ratelimit.Unlimited()), inMemory(t, ratelimit.Unlimited()))
 	require.NoError(t, err)
 	lim, err := accesslist.New(inner)

@@ -141,8 +141,8 @@ func WithStart(rate int) Option {
 // signal is read again after the interval.
 //
 // New returns [ratelimit.ErrInvalidLimit] if floor or ceiling is invalid or Unlimited, or if they
-// do not fit together, and [ratelimit.ErrInvalidOption] if signal or an option is nil, or if an
-// option is out of range.
+// do not fit together. It returns [ratelimit.ErrInvalidOption] if signal or an option is nil, or if
+// an option is out of range.
 func New(floor, ceiling ratelimit.Limit, signal func() float64, opts ...Option) (*Limit, error) {
 	if err := checkRange(floor, ceiling); err != nil {
 		return nil, err

@@ -52,7 +52,7 @@ func after(l *adaptive.Limit, readings int) int {
 
 // ---- Construction and input.
 
-func TestWhatIsNoRangeOrNoSignalIsRefused(t *testing.T) {
+func TestInvalidRangesAndSignalsAreRefused(t *testing.T) {
 	l := func(text string) ratelimit.Limit {
 		l, err := ratelimit.ParseLimit(text)
 		require.NoError(t, err)
@@ -117,7 +117,7 @@ func TestWhatIsNoRangeOrNoSignalIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatIsAtTheEdgeOfItsRangeIsTaken(t *testing.T) {
+func TestValuesAtTheEdgeOfTheirRangeAreAccepted(t *testing.T) {
 	_, err := adaptive.New(ratelimit.PerDay(0), ratelimit.PerDay(math.MaxInt32), constant(0),
 		adaptive.WithBand(0.6, 0.8), adaptive.WithSteps(0.25, 1./3), adaptive.WithInterval(time.Millisecond), adaptive.WithStart(0))
 	require.NoError(t, err)

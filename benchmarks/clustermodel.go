@@ -49,8 +49,8 @@ func busiest(shares []float64, n int) (most float64) {
 	return most
 }
 
-// mastersFor is how many masters a rate of decisions needs, if one keeps a server busy for so many µs; 0 if no number
-// of them is enough, since too much is asked of one key.
+// mastersFor returns how many masters a rate of decisions needs, if each decision keeps a server busy for us µs. It
+// returns 0 if no number of masters is enough, because too many calls ask for one key.
 func mastersFor(shares []float64, rate, us float64) int {
 	for n := 1; n <= mostModel; n++ {
 		if n != 2 && busiest(shares, n)*rate*us/1e6 <= modelBusy { // a cluster has three masters at least

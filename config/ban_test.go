@@ -51,7 +51,7 @@ func TestALimiterBansByTheText(t *testing.T) {
 }
 
 // A caller that takes as much as there is has done nothing wrong: see [ratelimit.Ban.AllowUpTo].
-func TestWhoIsGrantedAPartIsNotBanned(t *testing.T) {
+func TestACallerThatIsGrantedAPartIsNotBanned(t *testing.T) {
 	l := limiter(t, build(t, memory(t), "limiters:\n  a:\n    algorithm: fixed_window\n    limit: 5/m\n    ban: {denials: 1/10m, for: 15m}\n"), "a")
 	for _, want := range []int{5, 0} {
 		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 7)
@@ -68,8 +68,8 @@ func TestBansThatCannotBe(t *testing.T) {
 		"{denials: 3/10m}":                                          `5:5: limiter "a": ban: no for: add it, such as 15m`,
 		"{denials: 3/10m, for: soon}":                               `5:32: limiter "a": ban: for: "soon": want a time, such as 15m`,
 		"{denials: 3/10m, for: 15m, most: 0s}":                      `5:43: limiter "a": ban: most: "0s": want a time, such as 24h`,
-		"{denials: 3/10m, for: 15m, most: 5m}":                      `5:5: limiter "a": ban: ratelimit: invalid option: Penalty of Most 5m0s, want 0, or 15m0s to 10 years in whole microseconds`,
-		"{denials: 0/10m, for: 15m}":                                `5:5: limiter "a": ban: ratelimit: invalid option: Penalty of 0 Denials, want 1 to 65535`,
+		"{denials: 3/10m, for: 15m, most: 5m}":                      `5:5: limiter "a": ban: ratelimit: invalid option: Penalty.Most is 5m0s, want 0, or 15m0s to 10 years, in whole microseconds`,
+		"{denials: 0/10m, for: 15m}":                                `5:5: limiter "a": ban: ratelimit: invalid option: Penalty.Denials is 0, want 1 to 65535`,
 		"{denials: 3/10m burst 5, for: 15m}":                        `5:20: limiter "a": ban: denials: "3/10m burst 5": want a number and a time, such as 3/10m`,
 		"{denials: 3/month, for: 15m}":                              `5:20: limiter "a": ban: denials: "3/month": want a number and a time, such as 3/10m`,
 		"{denials: 3/10m, for: 15m, longest: 1h}":                   `5:37: limiter "a": ban: unknown field "longest": want denials, for, most`,

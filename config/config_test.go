@@ -245,7 +245,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{
 			name: "an unknown algorithm", text: "limiters:\n  a:\n    algorithm: bucket\n    limit: 1/s\n", is: ratelimit.ErrInvalidOption,
 			err: `3:16: limiter "a": algorithm: ` + ratelimit.ErrInvalidOption.Error() +
-				`: no algorithm "bucket": it is one of ` + strings.Join(ratelimit.PerSecond(1).Algorithms(), ", "),
+				`: unknown algorithm "bucket": want one of ` + strings.Join(ratelimit.PerSecond(1).Algorithms(), ", "),
 		},
 		{name: "an algorithm of the wrong type", text: "limiters:\n  a:\n    algorithm: [x]\n    limit: 1/s\n", err: `3:16: limiter "a": algorithm: a list of 1: want its name`},
 		{name: "no limit", text: a, err: `2:3: limiter "a": no limit: add one, such as 100/m`},
@@ -253,15 +253,15 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a number for a limit", text: a + "    limit: 100\n", err: `4:12: limiter "a": limit: "100": want a limit such as 100/m`},
 		{
 			name: "a limit with a wrong unit", text: a + "    limit: 100/x\n", is: ratelimit.ErrInvalidLimit,
-			err: `4:12: limiter "a": limit: ratelimit: invalid limit: "100/x": unit "x" is not ms, s, m, h, d, week, month or a word for one of them`,
+			err: `4:12: limiter "a": limit: ratelimit: invalid limit: "100/x": unit "x" is unknown: want ms, s, m, h, d, week or month`,
 		},
 		{
 			name: "a burst on a window", text: a + "    limit: 10/s burst 20\n", is: ratelimit.ErrInvalidLimit,
-			err: `4:12: limiter "a": limit: ratelimit: invalid limit: 10/s burst 20: a fixed_window has no burst`,
+			err: `4:12: limiter "a": limit: ratelimit: invalid limit: 10/s burst 20: a fixed_window cannot have a burst`,
 		},
 		{
 			name: "a bucket that never refills", text: "limiters:\n  a:\n    limit: 1/3650d burst 11\n    algorithm: token_bucket\n", is: ratelimit.ErrInvalidLimit,
-			err: `3:12: limiter "a": limit: ratelimit: invalid limit: 1/3650d burst 11: the bucket takes over 100 years to refill`,
+			err: `3:12: limiter "a": limit: ratelimit: invalid limit: 1/3650d burst 11: the bucket would take more than 100 years to refill`,
 		},
 		{name: "limit and limits", text: a + "    limits: [1/s]\n    limit: 1/s\n", err: `5:5: limiter "a": limit and limits: use only one of them`},
 		{name: "limits of text", text: a + "    limits: 1/s\n", err: `4:13: limiter "a": limits: "1/s": want a list of 1 to 16 limits`},
@@ -274,7 +274,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "tiers in a list", text: a + "    limit: 1/s\n    tiers: [x]\n", err: `5:12: limiter "a": tiers: a list of 1: want a limit for each tier`},
 		{
 			name: "a bad tier", text: a + "    limit: 1/s\n    tiers:\n      pro: 5/s burst 9\n", is: ratelimit.ErrInvalidLimit,
-			err: `6:12: limiter "a": tier "pro": ratelimit: invalid limit: 5/s burst 9: a fixed_window has no burst`,
+			err: `6:12: limiter "a": tier "pro": ratelimit: invalid limit: 5/s burst 9: a fixed_window cannot have a burst`,
 		},
 		{name: "an unknown policy", text: a + "    limit: 1/s\n    on_failure: ajar\n", err: `5:17: limiter "a": on_failure: "ajar": want open, closed, local or error`},
 		{name: "a policy of the wrong type", text: a + "    limit: 1/s\n    on_failure: true\n", err: `5:17: limiter "a": on_failure: "true": want open, closed, local or error`},
@@ -285,11 +285,11 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "half an instance", text: a + "    limit: 1/s\n    on_failure: local\n    instances: 0.5\n", err: `6:16: limiter "a": instances: "0.5": want a number from 1 to 2147483647`},
 		{
 			name: "a share with too long a period", text: a + "    limit: 1/3650d\n    on_failure: local\n    instances: 2\n", is: ratelimit.ErrInvalidLimit,
-			err: `6:16: limiter "a": instances: ratelimit: invalid limit: 1/2 of 1/3650d has a period over 10 years`,
+			err: `6:16: limiter "a": instances: ratelimit: invalid limit: a share of 1/2 of 1/3650d needs a period of more than 10 years`,
 		},
 		{
 			name: "a tier's share with too long a period", text: a + "    limit: 1/s\n    tiers: {x: 1/3650d}\n    on_failure: local\n    instances: 2\n", is: ratelimit.ErrInvalidLimit,
-			err: `7:16: limiter "a": instances: ratelimit: invalid limit: 1/2 of 1/3650d has a period over 10 years`,
+			err: `7:16: limiter "a": instances: ratelimit: invalid limit: a share of 1/2 of 1/3650d needs a period of more than 10 years`,
 		},
 		{name: "a word for a truth", text: a + "    limit: 1/s\n    store: {deny_cache: yes}\n", err: `5:25: limiter "a": store: deny_cache: "yes": want true or false`},
 		{name: "a truth in quotes", text: a + "    limit: 1/s\n    store: {coalescing: 'true'}\n", err: `5:25: limiter "a": store: coalescing: "true": want true or false`},

@@ -62,7 +62,7 @@ limiters:
 `))
 	fmt.Println(err)
 	// Output:
-	// config: 5:12: limiter "login": limit: ratelimit: invalid limit: 5/15m burst 3: a fixed_window has no burst
+	// config: 5:12: limiter "login": limit: ratelimit: invalid limit: 5/15m burst 3: a fixed_window cannot have a burst
 	// config: 8:13: limiter "search": limits: "10/s": want a list of 1 to 16 limits
 }
 

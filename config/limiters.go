@@ -66,8 +66,9 @@ func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Optio
 // Build makes the limiters of c on s. Local limiters, which decide while s fails, count in memory:
 // see [memstore.New] for its bounds.
 //
-// It returns [ratelimit.ErrInvalidOption] if s or an option is nil, if c was not made by Parse, if
-// there are tiers but no [WithTierFunc], or if a limiter has a store block and s is in memory.
+// It returns [ratelimit.ErrInvalidOption] if s or an option is nil, or if c was not made by Parse.
+// It also returns ErrInvalidOption if there are tiers but no [WithTierFunc], or if a limiter has a
+// store block although s is in memory.
 func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 	local, err := memstore.New()
 	if err != nil {

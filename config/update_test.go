@@ -66,7 +66,7 @@ func TestALimiterFollowsAnUpdateAndKeepsTheSpend(t *testing.T) {
 	}
 }
 
-func TestWhatUpdateMakesIsWhatAStartWithTheTextMakes(t *testing.T) {
+func TestAnUpdateMakesTheSameLimitersAsAStart(t *testing.T) {
 	onEach(t, func(t *testing.T, s store.Store) {
 		ls := build(t, s, one("algorithm: token_bucket, limit: 5/h"))
 		old := limiter(t, ls, "a")
@@ -267,7 +267,7 @@ func TestTheDebtsOfAnOutageOutliveUpdates(t *testing.T) {
 	})
 }
 
-func TestWhatLocalHasAdmittedIsOwedUnderTheNextPolicyToo(t *testing.T) {
+func TestLocalAdmissionsAreOwedUnderTheNextPolicyToo(t *testing.T) {
 	const text = "algorithm: sliding_window, limit: 10/h"
 	for _, next := range []string{"closed", "open", "error"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -63,8 +63,8 @@ func FailTo(l ratelimit.Limiter) Answer {
 }
 
 // FailLocal is a [FailTo] with a limiter in memory, which [New] makes from the limiter of the
-// store. It has the same algorithm and key function, and 1/n of each limit, including those of
-// tiers and of a limit function, but no observers. n is the number of instances that share the
+// store. It has the same algorithm and key function, but no observers. It has 1/n of each limit,
+// including the limits of tiers and of a limit function. n is the number of instances that share the
 // store, 1 or more. For a fleet that grows and shrinks, use the largest number.
 func FailLocal(n int) Answer {
 	return Answer{source: ratelimit.SourceLocal, share: true, shares: n}

@@ -78,7 +78,7 @@ func (f *Limiter) State() (s State, since time.Time) {
 func WithBreaker(failures int, probeAfter time.Duration) Option {
 	return func(f *Limiter) error {
 		if failures < 1 || failures > math.MaxInt32 || probeAfter <= 0 {
-			return fmt.Errorf("%w: WithBreaker(%d, %v): failures from 1 to 2^31-1 and a time above 0 are needed", ratelimit.ErrInvalidOption, failures, probeAfter)
+			return fmt.Errorf("%w: WithBreaker(%d, %v): want 1 to 2^31-1 failures, and a time above 0", ratelimit.ErrInvalidOption, failures, probeAfter)
 		}
 		f.breaker.failures, f.breaker.pause = uint32(failures), min(probeAfter, longestPause)
 		return nil

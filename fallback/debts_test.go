@@ -39,7 +39,7 @@ func (u *upTo) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit
 	return n, r, err
 }
 
-func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testing.T) {
+func TestLocalAdmissionsAreChargedToTheStoreBeforeTheNextDecision(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, spent := range []int{0, 4, 8} { // at the store, by others
 			synctest.Test(t, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testi
 }
 
 // A First is charged as a whole: the events were admitted once.
-func TestWhatIsOwedToAFirstIsChargedToOneOfItsLimiters(t *testing.T) {
+func TestDebtsOfAFirstAreChargedToOneOfItsLimiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem, err := memstore.New()
 		require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestWhatIsOwedToAFirstIsChargedToOneOfItsLimiters(t *testing.T) {
 	})
 }
 
-func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.T) {
+func TestDebtsWithoutRoomStayOwedWhileTheyAreHeldLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}
 		lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
@@ -152,7 +152,7 @@ func TestAPeekAfterAnOutageKnowsWhatIsOwed(t *testing.T) {
 	})
 }
 
-func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
+func TestEventsThatDecayedLocallyAreNotOwed(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}

@@ -239,7 +239,7 @@ func TestOneOf1000CallersIsTheProbe(t *testing.T) {
 }
 
 // Anything that is not a failure may count as a success or as nothing.
-func TestWhatIsNotTheStoresFaultNeverTrips(t *testing.T) {
+func TestErrorsThatAreNotTheStoresNeverOpenTheBreaker(t *testing.T) {
 	type call func(t *testing.T, lim ratelimit.Limiter, inner *faulty) error
 	allow := func(t *testing.T, lim ratelimit.Limiter) error {
 		_, err := lim.Allow(t.Context(), "key")
@@ -543,7 +543,7 @@ func TestAnOutageFindsTheLocalLimiterWarm(t *testing.T) {
 	}
 }
 
-func TestWhatSeveralUnlimitedLimitsAdmitIsNotMirrored(t *testing.T) {
+func TestAdmissionsOfUnlimitedLimitsAreNotMirrored(t *testing.T) {
 	local := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	unlimited := all(t, inMemory(t, "token_bucket", ratelimit.Unlimited()), inMemory(t, "sliding_log", ratelimit.Unlimited()))
 	lim := failover(t, unlimited, fallback.FailTo(local))
@@ -692,7 +692,7 @@ func (h hasty) Refund(ctx context.Context, key string, charged ratelimit.Result,
 	return h.faulty.Refund(ctx, key, charged, n)
 }
 
-func TestWhatTheStoreHasDoneIsMirroredEvenIfTheCallerIsGone(t *testing.T) {
+func TestDecisionsAreMirroredEvenIfTheCallerHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
@@ -812,7 +812,7 @@ func (f foreign) Unwrap() ratelimit.Limiter { return f.Limiter }
 // A probe that sleeps would keep the breaker half open: every other key was refused for 29 s. A
 // wrapper that decides in place of its store would hide failures, and FailOpen would overrule a
 // deny list.
-func TestWhatSleepsOrAnswersForItsStoreIsRefusedHoweverDeepItIs(t *testing.T) {
+func TestLimitersThatSleepOrReplaceTheStoreAreRefusedAtAnyDepth(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	bucket, other := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)), newLimiter(t, "sliding_log", mem, ratelimit.PerHour(7))

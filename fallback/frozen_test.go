@@ -288,7 +288,7 @@ func (p prefixed) Peek(ctx context.Context, key string) (ratelimit.Result, error
 
 func (p prefixed) Unwrap() ratelimit.Limiter { return p.Limiter }
 
-func TestWhatIsOwedGoesThroughLimitersOfOtherPackages(t *testing.T) {
+func TestDebtsAreChargedThroughLimitersOfOtherPackages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBreakable(t)
 		day := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))
@@ -362,7 +362,7 @@ func TestARefundOfWhatIsOnItsWay(t *testing.T) {
 }
 
 // Each store tells of its own limits alone how much room there is.
-func TestWhatIsOwedToManyStores(t *testing.T) {
+func TestDebtsToSeveralStoresAreChargedToEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var limits []ratelimit.Limiter
 		var stores []*breakable

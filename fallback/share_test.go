@@ -101,7 +101,7 @@ func TestTheStateOfTheBreakerCanBeAsked(t *testing.T) {
 }
 
 // The breaker learns from what the store says alone.
-func TestWhatNeedsNoStoreClosesNoBreaker(t *testing.T) {
+func TestDecisionsWithoutTheStoreDoNotCloseTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.PerHour(0)
 		lim := failover(t, newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
@@ -261,7 +261,7 @@ func TestAKeyThatOwesHasItsLimitAskedForOnce(t *testing.T) {
 }
 
 // While the breaker is open, who is Unlimited needs no store, and is not refused.
-func TestWhoIsUnlimitedIsNotRefused(t *testing.T) {
+func TestUnlimitedKeysAreNotRefused(t *testing.T) {
 	asked := 0
 	limits := func(_ context.Context, key string) (ratelimit.Limit, error) {
 		asked++
@@ -302,7 +302,7 @@ func TestWhoIsUnlimitedIsNotRefused(t *testing.T) {
 }
 
 // Events that no limit counts have no numbers at a local limiter either, and are not owed.
-func TestWhoIsUnlimitedIsNotCountedLocally(t *testing.T) {
+func TestUnlimitedKeysAreNotCountedLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := onSwitch(t)
 		limit := ratelimit.PerDay(6)

@@ -265,7 +265,7 @@ func (r *recorder) refunded() (n int) {
 
 // ---- What the constructors refuse.
 
-func TestWhatIsNilOrOutOfRangeIsRefusedByTheConstructor(t *testing.T) {
+func TestConstructorsRefuseNilAndValuesOutOfRange(t *testing.T) {
 	var typedNil *ratelimit.TokenBucket
 	var nilOption grpclimit.Option
 	everything := ratelimittest.Static(ratelimit.Result{Allowed: true}, nil)

@@ -87,7 +87,7 @@ func violated(t *testing.T, err error) (ids []string) {
 	return ids
 }
 
-func TestWhatIsUnlimitedOrNotDescribedIsToldAsFarAsItIsKnown(t *testing.T) {
+func TestUnlimitedAndUndescribedLimitsAreReportedAsFarAsKnown(t *testing.T) {
 	unlimited := ratelimit.Policy{Name: "all", Limit: ratelimit.Unlimited(), Quota: math.MaxInt32}
 	r := about(report.Decision{Policies: []ratelimit.Policy{unlimited}, Result: ratelimit.Result{Allowed: true, Limit: math.MaxInt32, Remaining: math.MaxInt32}})
 	require.Nil(t, r.metadata())

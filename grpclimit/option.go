@@ -81,7 +81,7 @@ func WithKey(k Key) Option {
 
 // WithClientAddr sets how to find the client's address for limiters that decide by it, such as
 // those of package accesslist. k is a [PeerIP] or a [ClientIP], or a [First] or [Combined] that
-// contains one, of which the first counts. By default, the interceptor takes it from its own Key.
+// contains one. If it contains several, the first one counts. By default, the interceptor takes it from its own Key.
 // You need WithClientAddr if that Key contains no address, as in
 //
 //	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.7"}))

@@ -257,7 +257,7 @@ func TestTheStatusOfADenialIsTheStandardOne(t *testing.T) {
 	require.Equal(t, standard.status.Proto().String(), call(t, dial(t, listen(t, &service{}, unaryServer(t, lim, own)))).status.Proto().String())
 }
 
-func TestWhatBecomesOfACallWithoutAnIdentityCanBeChanged(t *testing.T) {
+func TestAHandlerDecidesOnCallsWithoutAnIdentity(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(1))}
 	client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithKey(grpclimit.APIKey("x-api-key")),
 		grpclimit.WithKeyErrorHandler(func(_ context.Context, fullMethod string, err error) error {

@@ -43,7 +43,7 @@ func requireFive(t *testing.T, code codes.Code, call func() error) {
 	}
 }
 
-func TestWhatNoInterceptorSeesIsCountedByATapAndAnUnknownServiceHandler(t *testing.T) {
+func TestCallsThatNoInterceptorSeesAreCountedByATap(t *testing.T) {
 	lim, key := bucket(t, ratelimit.PerDay(5)), grpclimit.PeerIP()
 	tapped := grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
 		client, err := key.Of(ctx, info.FullMethodName)

@@ -179,7 +179,7 @@ func TestOnlyForwardedForIsBelieved(t *testing.T) {
 	require.Equal(t, "10.0.0.1", keyOf(t, httplimit.ClientIP([]string{"10.0.0.0/8"}), r))
 }
 
-func TestWhatPointsToAWrongKeyIsSaidOnceInTheServersLog(t *testing.T) {
+func TestSignsOfAWrongKeyAreLoggedOnce(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		key   httplimit.Key

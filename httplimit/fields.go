@@ -97,8 +97,8 @@ func (f *fields) set(h http.Header, from *supply) {
 	}
 }
 
-// The sizes of a supply bound the memory that a long-lived response, such as a connection that was
-// taken over, can keep alive: 1 KiB of values, and the 2 KiB of text that they point to.
+// A long-lived response, such as a connection that was taken over, can keep a supply alive. These
+// sizes bound its memory to 1 KiB of values, and the 2 KiB of text that they point to.
 const (
 	textSupply  = 2048 // bytes, for about 40 responses
 	valueSupply = 64   // for about 12 responses

@@ -209,7 +209,7 @@ func problemOf(t report.Decision) string {
 	return string(appendProblem(nil, http.StatusTooManyRequests, &t, new(policyTexts)))
 }
 
-func TestWhatIsNoLimitIsNotReported(t *testing.T) {
+func TestUnlimitedLimitsAreNotReported(t *testing.T) {
 	unlimited := ratelimit.Policy{Name: "unlimited", Limit: ratelimit.Unlimited(), Quota: 1<<31 - 1}
 	h := header(Draft10, report.Decision{
 		Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},

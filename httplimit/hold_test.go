@@ -187,7 +187,7 @@ func TestARequestHoldsASlotUntilItsHandlerIsDone(t *testing.T) {
 	}
 }
 
-func TestWhatAnAnswerSaysOfSlots(t *testing.T) {
+func TestAResponseReportsSlots(t *testing.T) {
 	l := slots(t, living(t), 8)
 	w := httptest.NewRecorder()
 	httplimit.Middleware(l, global)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

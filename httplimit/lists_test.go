@@ -168,7 +168,7 @@ func TestAnAddressThatNoKeyHasIsSaidAloud(t *testing.T) {
 		h.ServeHTTP(w, r)
 		require.Equal(t, http.StatusInternalServerError, w.Code)
 	}
-	require.Equal(t, "httplimit: ratelimit: invalid option: accesslist: the address of the client is not known: of key \"user:ann\"\n", said.String())
+	require.Equal(t, "httplimit: ratelimit: invalid option: accesslist: the client's address is unknown: key \"user:ann\"\n", said.String())
 
 	for _, k := range []httplimit.Key{user, httplimit.Combined(user, apiKey), httplimit.First(httplimit.Global()), {}} {
 		_, err := httplimit.New(lim, httplimit.WithClientAddr(k))

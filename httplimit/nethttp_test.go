@@ -53,7 +53,7 @@ func variants(t *testing.T) map[string]func(http.Handler) http.Handler {
 // Optional methods that net/http and users look for in a ResponseWriter exist behind the middleware
 // if the server has them. TestABodyThatIsTooLargeEndsTheConnection covers the one without an
 // exported name.
-func TestWhatNetHTTPLooksForInAResponseWriterIsThere(t *testing.T) {
+func TestOptionalMethodsOfAResponseWriterAreKept(t *testing.T) {
 	look := func(w http.ResponseWriter) map[string]bool {
 		found := make(map[string]bool)
 		_, found["Flusher"] = w.(http.Flusher)
@@ -105,7 +105,7 @@ func TestWhatNetHTTPLooksForInAResponseWriterIsThere(t *testing.T) {
 }
 
 // An optional method that is not supported fails as it does without the middleware.
-func TestWhatAResponseWriterCannotDoIsSaid(t *testing.T) {
+func TestUnsupportedMethodsOfAResponseWriterFail(t *testing.T) {
 	for name, m := range variants(t) {
 		type plain struct{ http.ResponseWriter } // hides all other methods
 		recorder := httptest.NewRecorder()

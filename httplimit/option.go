@@ -76,7 +76,7 @@ func WithKey(k Key) Option {
 
 // WithClientAddr sets how to find the client's address for limiters that decide by it, such as
 // those of package accesslist. k is a [PeerIP] or a [ClientIP], or a [First] or [Combined] that
-// contains one, of which the first counts. By default, the middleware takes it from its own Key.
+// contains one. If it contains several, the first one counts. By default, the middleware takes it from its own Key.
 // You need WithClientAddr if that Key contains no address, as in
 //
 //	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.7"}))
@@ -311,9 +311,9 @@ func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption
 // or a response says immediately, the pause is 100 ms before the first retry and doubles with each
 // further one, up to [WithMaxPause].
 //
-// A request is not sent again, and the refusal is returned, if its body cannot be read again
-// ([http.Request.GetBody]), or if the server asks for a pause longer than WithMaxPause or than the
-// request's context lasts. WithRetries cannot be combined with [WithoutWaiting].
+// The refusal is returned instead if the request's body cannot be read again
+// ([http.Request.GetBody]), or if the server asks for a pause that is longer than WithMaxPause or
+// ends after the deadline of the request's context. WithRetries cannot be combined with [WithoutWaiting].
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
 		if n < 0 || n > 100 {

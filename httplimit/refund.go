@@ -96,8 +96,8 @@ type answer struct {
 }
 
 // watchAnswer returns the answer to r. If r has a body, the handler gets a copy of r with another
-// Body, because the server uses its own Body to decide whether to wait for unread data, and whether
-// what follows is another request.
+// Body. The server needs its own Body to decide whether to wait for unread data, and whether another
+// request follows.
 func watchAnswer(w http.ResponseWriter, r *http.Request) *answer {
 	a := &answer{outer: r, r: r}
 	if hasBody(r) {

@@ -250,7 +250,7 @@ func TestADecisionIsRefundedAlsoIfTheClientHasGone(t *testing.T) {
 	}
 }
 
-func TestWhatWasNotChargedIsNotRefunded(t *testing.T) {
+func TestUnchargedEventsAreNotRefunded(t *testing.T) {
 	lim := window(t, memory(t), ratelimit.PerHour(1))
 	r, err := lim.Allow(t.Context(), "192.0.2.1")
 	require.NoError(t, err)
@@ -419,7 +419,7 @@ func TestOnlyABodyThatTheClientHasBrokenIsTheClients(t *testing.T) {
 }
 
 // Otherwise, a client could ask for things that do not exist without end.
-func TestWhatAClientHasCausedIsNeitherFailedNorSuccessful(t *testing.T) {
+func TestErrorsOfClientsAreNeitherFailuresNorSuccesses(t *testing.T) {
 	for status := 400; status < 500; status++ {
 		require.False(t, httplimit.Failed(status))
 		require.False(t, httplimit.Successful(status))
@@ -543,7 +543,7 @@ func TestABodyThatIsNotReadIsNeitherWaitedForNorARequest(t *testing.T) {
 
 // Everything that a handler finds out about a request is also known to the server and to handlers
 // outside the middleware.
-func TestWhatAHandlerAddsToARequestIsKnownAroundTheMiddleware(t *testing.T) {
+func TestChangesToARequestAreSeenOutsideTheMiddleware(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /users/{id}", func(w http.ResponseWriter, r *http.Request) {
 		require.NoError(t, r.ParseMultipartForm(1))

@@ -45,7 +45,7 @@ func TestAnAnswerThatSaysThatNothingIsLeftPausesTheRequestsAfterIt(t *testing.T)
 }
 
 // The header fields are those that services document or have sent. A bubble begins at midnight of 2000-01-01 UTC, 946684800.
-func TestWhatServicesSayIsLeftIsRead(t *testing.T) {
+func TestRemainingFieldsOfServicesAreRead(t *testing.T) {
 	type header = map[string]string
 	with := func(more header, fields header) header {
 		all := header{"Date": "Sat, 01 Jan 2000 00:00:00 GMT", "Content-Type": "application/json"}

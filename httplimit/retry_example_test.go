@@ -35,8 +35,8 @@ func ExampleMiddleware_retryAfter() {
 	// Output: true
 }
 
-// TestWhateverAServerSaysIsAWait that is neither below nothing nor above a day and a half.
-func TestWhateverAServerSaysIsAWait(t *testing.T) {
+// TestAnyAnswerOfAServerIsABoundedWait that is neither below nothing nor above a day and a half.
+func TestAnyAnswerOfAServerIsABoundedWait(t *testing.T) {
 	const day = 24 * time.Hour
 	in := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(http.TimeFormat) }
 	for after, least := range map[string]time.Duration{

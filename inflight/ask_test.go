@@ -220,7 +220,7 @@ func TestAnOfferIsPassedOnOnce(t *testing.T) {
 
 // A waiter that is denied a released slot, because another process was faster, does not poll
 // sooner.
-func TestWhoIsTooLateForASlotAsksOnce(t *testing.T) {
+func TestAWaiterThatLosesASlotAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		one := slots(t, s, 1, ratelimit.WithName("one"))
@@ -285,7 +285,7 @@ func TestMoreSlotsThanALineCanUseGoToAnother(t *testing.T) {
 }
 
 // If a waiter leaves before its first request, when it may ask, the next one asks in its place.
-func TestWhoNeverAskedLeaves(t *testing.T) {
+func TestAWaiterThatLeavesBeforeAskingLetsTheNextAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 20 { // it leaves before or after it is offered the slot
 			l := slots(t, newRemote(t).Store, 2)

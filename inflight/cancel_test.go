@@ -16,7 +16,7 @@ import (
 
 // A caller that disconnects while the store is asked has no Slot, and cannot release anything.
 // Everything that was charged is released or refunded: the slot, and the events charged with it.
-func TestWhoHangsUpIsChargedNothing(t *testing.T) {
+func TestDisconnectedCallersAreChargedNothing(t *testing.T) {
 	ways := map[string]func(ctx context.Context, l ratelimit.Limiter) (*inflight.Slot, error){
 		"Hold": func(ctx context.Context, l ratelimit.Limiter) (*inflight.Slot, error) {
 			s, _, err := inflight.Hold(ctx, l, "key", 1000)
@@ -91,7 +91,7 @@ func TestWhoHangsUpIsChargedNothing(t *testing.T) {
 }
 
 // Nothing is asked for a caller that had disconnected before.
-func TestWhoHasHungUpTakesNothing(t *testing.T) {
+func TestCallersThatDisconnectedBeforeTakeNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		ctx, hangUp := context.WithCancel(t.Context())

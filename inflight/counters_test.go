@@ -45,7 +45,7 @@ func TestCountersSayHowManyAreHeldAndHowTheyEnded(t *testing.T) {
 	})
 }
 
-func TestWhatHoldsNothingIsNotCounted(t *testing.T) {
+func TestCallsWithoutASlotAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = time.Second

@@ -26,8 +26,8 @@ const (
 //
 // A call takes one slot, whatever its n. If a limit function or a tier returns a Limit, only its
 // Rate counts. Limiters with the same name and store share their slots, even if their lives or n
-// differ. If a Redis server's clock is set back, a slot ends at most one life later, that of the
-// limiter that is asked next: see [Time], and give limiters with the same name the same life. It
+// differ. If a Redis server's clock is set back, a slot ends later, by at most the life of the
+// limiter that is asked next (see [Time]). Give limiters with the same name the same life. New
 // returns [ratelimit.ErrInvalidLimit] or [ratelimit.ErrInvalidOption].
 //
 // [Time]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#time
@@ -36,7 +36,7 @@ func New(s store.Store, n int, life time.Duration, opts ...ratelimit.Option) (*r
 		return nil, fmt.Errorf("%w: %d slots, want 1 or more", ratelimit.ErrInvalidLimit, n)
 	}
 	if life < leastLife || life > mostLife {
-		return nil, fmt.Errorf("%w: a life of %v, want %v to %v", ratelimit.ErrInvalidOption, life, leastLife, mostLife)
+		return nil, fmt.Errorf("%w: a slot TTL of %v, want %v to %v", ratelimit.ErrInvalidOption, life, leastLife, mostLife)
 	}
 	if _, here := s.(*memstore.Store); here {
 		life = forever

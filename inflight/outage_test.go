@@ -43,7 +43,7 @@ func TestLocalSlotsAreGivenBackOnce(t *testing.T) {
 
 // A slot that a local limiter has admitted is released there as soon as the store counts it, so
 // that the next outage begins with all local slots.
-func TestWhatTheStoreTakesUpIsNoLongerTakenLocally(t *testing.T) {
+func TestSlotsThatTheStoreCountsAreReleasedLocally(t *testing.T) {
 	for name, several := range map[string]bool{"alone": false, "beside a rate": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -174,7 +174,7 @@ func TestAfterUnlimitedWaitersAskSeldom(t *testing.T) {
 
 // For an All of tokens and 1,000 slots, a caller that wants more tokens than there are does not ask
 // 999 times in a row.
-func TestWhoLacksTokensAsksOnceForEachFreeSlot(t *testing.T) {
+func TestCallersThatLackTokensAskOncePerFreeSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		bucket, err := ratelimit.NewTokenBucket(s.Store, ratelimit.PerHour(100_000), ratelimit.WithName("tokens"))
@@ -543,7 +543,7 @@ func TestTwoReleasesWakeTwoLines(t *testing.T) {
 }
 
 // A waiter that is woken and leaves notifies the other queues.
-func TestWhoIsWokenAndLeavesLeavesTheSlotToOthers(t *testing.T) {
+func TestAWokenWaiterThatLeavesLeavesTheSlotToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer synctest.Wait()
@@ -594,7 +594,7 @@ func TestBusyKeysDoNotStarveAnother(t *testing.T) {
 	})
 }
 
-func TestWhoArrivesAsksAtOnceIfNoneIsReleased(t *testing.T) {
+func TestNewcomersAskImmediatelyIfNoSlotIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = 20 * time.Millisecond

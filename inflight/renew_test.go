@@ -88,7 +88,7 @@ func TestALossIsToldWhileARenewalIsUnderWay(t *testing.T) {
 	}
 }
 
-func TestWhoseStoreHasForgottenTakesAnotherSlotOrIsLost(t *testing.T) {
+func TestAForgottenSlotIsTakenAgainOrLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 1)
 		a := hold(t, l)

@@ -239,7 +239,7 @@ func TestASlotIsRenewedBeforeItsEnd(t *testing.T) {
 // What a store reports about the slots of a key is correct, even if several are taken together: how
 // many are held, when the last one ends, and when there is room again. Slots that have ended do not
 // use memory for long.
-func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
+func TestReportsOfSlotsAreCorrect(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 33))
 	s, now := newSlotLog(), int64(1_800_000_000_000_000)
 	ends := map[int64]int64{} // of those that are held, by number

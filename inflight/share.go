@@ -83,7 +83,7 @@ func (a *allQueues) ring(slots slotsID, of *share, d time.Duration) {
 }
 
 // longestPause returns the longest pause between two polls for slots that are held for the time
-// work: a quarter of it, so that slots are not unused for long, and a job does not cost many polls.
+// work. It is a quarter of work, so that slots are not unused for long and a job needs few polls.
 func longestPause(work time.Duration) time.Duration { return min(max(work/4, leastPoll), mostPause) }
 
 // longest returns the longest pause of q. It grows while the queue gets nothing, because its slots

@@ -173,7 +173,7 @@ func TestAProcessThatComesLaterGetsASlot(t *testing.T) {
 
 // A waiter with little time does not lose it because a slot is left to other processes that do not
 // exist.
-func TestWhoHasLittleTimeGetsASlotThatIsLeft(t *testing.T) {
+func TestAWaiterWithLittleTimeGetsALeftSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 1)
 		for range 1000 {

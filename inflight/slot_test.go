@@ -229,7 +229,7 @@ func TestAReleaseIsSentAgain(t *testing.T) {
 	})
 }
 
-func TestWhoLeavesWhileTheStoreIsAskedLeavesNothing(t *testing.T) {
+func TestCallersThatLeaveWhileTheStoreIsAskedLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = 20 * time.Millisecond
@@ -348,7 +348,7 @@ func (n notCharged) Refund(context.Context, string, ratelimit.Result, int) error
 }
 
 // A limiter that reports that nothing was charged is not asked again.
-func TestWhatWasNotChargedIsGivenBackOnce(t *testing.T) {
+func TestUnchargedSlotsAreReleasedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var refunds atomic.Int64
 		hold(t, notCharged{slots(t, newRemote(t).Store, 1), &refunds}).Release()
@@ -495,7 +495,7 @@ func TestNeverMoreThanThereAre(t *testing.T) {
 	})
 }
 
-func TestWhatCannotWorkIsRefused(t *testing.T) {
+func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	s := newRemote(t)
 	for _, c := range []struct {
 		n    int

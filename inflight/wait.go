@@ -54,8 +54,8 @@ func WaitUpTo(d time.Duration) Option {
 // Wait is like [Hold], but blocks until there is a slot and room for everything else that l asks
 // for, and then for the Delay. It never returns a denial.
 //
-// In one process, the waiters for a key of l form a queue and ask in order of arrival, one for each
-// slot that is known to be free, from a Release in this process or from the last answer. To find
+// In one process, the waiters for a key of l form a queue and ask in order of arrival. One waiter
+// asks for each slot that a Release in this process or the last answer has reported as free. To find
 // slots released by other processes, the first waiter asks again after 5 ms. The pause then doubles
 // each time, up to a quarter of the time for which slots are held, within 50 ms to 1 s. A queue
 // that gets nothing for more than 3 s asks less often, down to once per second.

@@ -214,7 +214,7 @@ func TestAFullLineAsksNothing(t *testing.T) {
 
 // A waiter that leaves although a slot is free, or while it asks, lets the next one ask
 // immediately. After an error of the store, the next one waits.
-func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
+func TestAWaiterThatLeavesLetsTheNextAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		l := slots(t, s, 1)
@@ -298,7 +298,7 @@ func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
 }
 
 // A waiter that asked and got no answer keeps its place.
-func TestWhoAsksInVainKeepsItsPlace(t *testing.T) {
+func TestAWaiterWithoutAnAnswerKeepsItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		l, err := inflight.New(s, 2, 24*time.Hour) // so that there are no renewals
@@ -440,7 +440,7 @@ func TestAMomentOfAnOutageCostsAMoment(t *testing.T) {
 }
 
 // A rate that has room exactly at the deadline has none before.
-func TestWhatComesAtTheDeadlineComesTooLate(t *testing.T) {
+func TestRoomAtTheDeadlineIsTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(1), ratelimit.WithName("rate"))
@@ -692,7 +692,7 @@ func TestASlotWithoutATurnIsNotSleptFor(t *testing.T) {
 	})
 }
 
-func TestWhatCannotWaitIsRefused(t *testing.T) {
+func TestLimitersThatCannotWaitAreRefused(t *testing.T) {
 	s := newRemote(t)
 	l := slots(t, s, 1)
 	for _, n := range []int{0, -1} {

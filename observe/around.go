@@ -28,7 +28,7 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
 	if len(observers) == 0 {
-		return nil, fmt.Errorf("%w: Around without an observer", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: Around: want at least one observer", ratelimit.ErrInvalidOption)
 	}
 	names := see.Names(l)
 	for _, o := range observers {

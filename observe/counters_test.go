@@ -236,7 +236,7 @@ func deniedBy(t testing.TB, name string) ratelimit.Result {
 	return r
 }
 
-func TestWhatIsCountedIsBounded(t *testing.T) {
+func TestCountersAreBounded(t *testing.T) {
 	effort.OneGoroutine(t)
 	c := observe.NewCounters("api")
 	const names = 10_000

@@ -63,7 +63,7 @@ func NewExact(l ratelimit.Limit, percent float64, opts ...ExactOption) (*Exact, 
 		return nil, fmt.Errorf("%w: %v percent of the keys, want more than 0 and up to 100", ratelimit.ErrInvalidOption, percent)
 	}
 	if l.Rate < 1 {
-		return nil, fmt.Errorf("%w: an Exact of %v", ratelimit.ErrInvalidLimit, l)
+		return nil, fmt.Errorf("%w: an Exact of %v, want a rate of 1 or more", ratelimit.ErrInvalidLimit, l)
 	}
 	o := exactOptions{maxKeys: defaultExactKeys}
 	for _, opt := range opts {

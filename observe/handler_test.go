@@ -188,7 +188,7 @@ func TestHandlerAnswersGetAndHeadOnly(t *testing.T) {
 	}
 }
 
-func TestWhatIsEmptyIsNotNullInJSON(t *testing.T) {
+func TestEmptyListsAreNotNullInJSON(t *testing.T) {
 	text, err := json.Marshal([]any{observe.NewCounters("api").Snapshot(), newTopKeys(t, 0).Top(1)})
 	require.NoError(t, err)
 	require.NotContains(t, string(text), "null")

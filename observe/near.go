@@ -48,7 +48,7 @@ func NewNear(percent int, tell func(ctx context.Context, key string, r ratelimit
 	case percent < 1 || percent > 100:
 		return nil, fmt.Errorf("%w: NewNear with %d percent, want 1 to 100", ratelimit.ErrInvalidOption, percent)
 	case isnil.Is(tell):
-		return nil, fmt.Errorf("%w: NewNear without a function", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: NewNear: the function is nil", ratelimit.ErrInvalidOption)
 	}
 	return &Near{
 		percent: int64(percent), tell: tell, seeds: keyhash.New(), base: time.Now(),

@@ -83,8 +83,8 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // it before you register the same names again.
 //
 // Register returns [ratelimit.ErrInvalidOption] if an option or something in c is nil, if two
-// Counters have the same name, if a name is empty or not valid UTF-8, or if the limits of one of
-// Limiters depend on the key. It also returns the errors of the provider.
+// Counters have the same name, or if a name is empty or not valid UTF-8. It also returns it if the
+// limits of one of Limiters depend on the key. Errors of the provider are returned too.
 func Register(c Config, opts ...Option) (metric.Registration, error) {
 	c, err := c.checked()
 	if err != nil {

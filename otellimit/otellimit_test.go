@@ -395,7 +395,7 @@ func TestTheProviderIsTheGlobalOneUnlessGiven(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestWhatCannotBeReadIsRefused(t *testing.T) {
+func TestConfigsThatCannotBeReadAreRefused(t *testing.T) {
 	counters := func(names ...string) (c []*observe.Counters) {
 		for _, name := range names {
 			c = append(c, observe.NewCounters(name))

@@ -82,8 +82,8 @@ type Collector struct {
 }
 
 // NewCollector returns a Collector for c. It returns [ratelimit.ErrInvalidOption] if something in c
-// is nil, if two Counters have the same name, if a name is empty or not valid UTF-8, or if the
-// limits of one of Limiters depend on the key.
+// is nil, if two Counters have the same name, or if a name is empty or not valid UTF-8. It also
+// returns it if the limits of one of Limiters depend on the key.
 func NewCollector(c Config) (*Collector, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)

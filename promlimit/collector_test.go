@@ -389,7 +389,7 @@ func TestABreakerIsInOneState(t *testing.T) {
 	})
 }
 
-func TestWhatIsNoLabelIsRefused(t *testing.T) {
+func TestInvalidLabelsAreRefused(t *testing.T) {
 	counters := func(names ...string) (c []*observe.Counters) {
 		for _, name := range names {
 			c = append(c, observe.NewCounters(name))

@@ -12,8 +12,8 @@
 // time, and X-RateLimit-Reset follows the machine's clock.
 //
 // In a bubble of testing/synctest, all of that follows the bubble's time, without a Clock. Create
-// the store inside the bubble, one per bubble: time never goes back for a key, and a bubble begins
-// in the year 2000, so a key that was counted outside would not be admitted again inside. A Redis
+// the store inside the bubble, one per bubble, because time never goes back for a key, and a bubble
+// begins in the year 2000. A key that was counted outside would not be admitted again inside. A Redis
 // server has its own time, so use a store in memory there.
 //
 // A connection without an address, such as a bufconn or a Unix socket, has no PeerIP, so its
@@ -69,7 +69,7 @@ func (s *static) Refund(ctx context.Context, key string, charged ratelimit.Resul
 		return err
 	}
 	if !charged.Allowed {
-		return fmt.Errorf("%w: the Result to refund has charged nothing", ratelimit.ErrInvalidN)
+		return fmt.Errorf("%w: nothing can be refunded, because the Result charged no events", ratelimit.ErrInvalidN)
 	}
 	return s.err
 }

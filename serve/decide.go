@@ -46,7 +46,7 @@ func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	if one := &q.asks[0]; len(q.asks) == 1 && one.N > 0 {
 		r, err = one.Limiter.AllowN(ctx, one.Key, one.N)
 	} else if r, err = ratelimit.Decide(ctx, q.asks...); err == nil && q.missing(r) {
-		err = fmt.Errorf("%w: not all limits have decided", ratelimit.ErrStore)
+		err = fmt.Errorf("%w: some limits have not decided", ratelimit.ErrStore)
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; err == nil && p.overdraws && p.limiter != nil {

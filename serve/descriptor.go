@@ -72,7 +72,7 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	}
 	if parent := fields["share_parent"]; p.flag(parent, "share_parent") {
 		if n.parent = true; n.share != "" {
-			p.Fail(parent.Key, "share_parent: want no share_threshold beside it: no value is counted")
+			p.Fail(parent.Key, "share_parent: cannot be combined with share_threshold, because no value is counted")
 		}
 	} else {
 		at.counted = append(slices.Clip(at.counted), counted{key, value})

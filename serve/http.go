@@ -208,7 +208,7 @@ type entries []*common.RateLimitDescriptor_Entry
 func (e *entries) UnmarshalJSON(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
-		return errors.New("entries: want an object of texts")
+		return errors.New("entries: want an object of strings")
 	}
 	var all entries
 	for d.More() {
@@ -219,7 +219,7 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 		value, err := d.Token()
 		text, isText := value.(string)
 		if err != nil || !isText {
-			return fmt.Errorf("entries: %v: want a text", key)
+			return fmt.Errorf("entries: %v: want a string", key)
 		}
 		all = append(all, &common.RateLimitDescriptor_Entry{Key: key.(string), Value: text})
 	}
@@ -273,7 +273,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 		return err
 	}
 	if !isUnicode(body) {
-		return invalid("a text is not valid UTF-8, or has half of a surrogate pair")
+		return invalid("a string is not valid UTF-8, or has half of a surrogate pair")
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
@@ -375,7 +375,7 @@ func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if a.Reserve {
-		return invalid("reserve: it is only for /v1/decide")
+		return invalid("reserve: only /v1/decide can reserve")
 	}
 	req, err := a.request(true)
 	if err != nil {

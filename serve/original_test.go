@@ -220,7 +220,7 @@ func originalFile(name string) string {
 
 // Requests of the tests of envoyproxy/ratelimit get the same answers, except for the differences
 // that docs/serve.md lists.
-func TestWhatTheOriginalsTestsAskFor(t *testing.T) {
+func TestRequestsOfTheOriginalsTestsGetTheSameAnswers(t *testing.T) {
 	t.Parallel()
 	playOriginals(t, func(domain string) func(*pb.RateLimitRequest) (*pb.RateLimitResponse, error) {
 		s, _ := inMemory(t, originalFile(domain))

@@ -18,7 +18,7 @@ import (
 )
 
 // Each error has the place of the mistake.
-func TestWhatIsWrongInAFile(t *testing.T) {
+func TestErrorsOfAFileHaveTheirPlace(t *testing.T) {
 	t.Parallel()
 	const one = "domain: d\ndescriptors:\n- key: a\n  "
 	for file, want := range map[string]string{
@@ -181,7 +181,7 @@ func TestFilesThatGrow(t *testing.T) {
 }
 
 // Aliases, merges, and what YAML 1.1 takes for true are read, as the original does.
-func TestWhatTheOriginalReadsToo(t *testing.T) {
+func TestFilesThatTheOriginalReadsAreRead(t *testing.T) {
 	t.Parallel()
 	r := rules(t, `domain: edge
 descriptors:

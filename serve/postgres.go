@@ -25,11 +25,11 @@ func isPostgres(address string) bool {
 func openPostgres(address, table string, timeout time.Duration) (*Stored, error) {
 	config, err := pgxpool.ParseConfig(address)
 	if err != nil { // which may have the password in it
-		return nil, fmt.Errorf("%w: URL of Postgres: it cannot be read", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: Postgres URL: it cannot be parsed", ratelimit.ErrInvalidOption)
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
-		return nil, fmt.Errorf("%w: URL of Postgres: its parameters cannot be used", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: Postgres URL: its parameters cannot be used", ratelimit.ErrInvalidOption)
 	}
 	opts := []pgstore.Option{pgstore.WithTimeout(timeout)}
 	if table != redisPrefix {

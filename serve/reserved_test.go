@@ -128,7 +128,7 @@ func TestReservesThatCannotBe(t *testing.T) {
 		one + "rate_limit: {limit: 9/s burst 5, algorithm: token_bucket, reserved: 5}": "4:71: reserved: 5 leaves nothing of 9/s burst 5",
 		one + "rate_limit: {limit: 5/s}\n  metadata: {ratelimit: {reserved: 5}}":       "5:36: reserved: 5 leaves nothing of 5/s",
 		one + "rate_limit: {unlimited: true, reserved: 5}":                             "4:15: rate_limit: unlimited cannot be combined with another limit",
-		one + "value: b*\n  share_threshold: true\n  share_parent: true":               "6:3: share_parent: want no share_threshold beside it: no value is counted",
+		one + "value: b*\n  share_threshold: true\n  share_parent: true":               "6:3: share_parent: cannot be combined with share_threshold, because no value is counted",
 		one + "share_parent: maybe":                                                    `4:17: share_parent: "maybe": want true or false`,
 	} {
 		_, err := serve.Parse(serve.File{Name: "f.yaml", Text: []byte(file)})

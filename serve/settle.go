@@ -108,14 +108,14 @@ func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 func parseReservation(text string) (r reservation, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(b) < idSize {
-		return r, invalid("reservation: want the text from a decision")
+		return r, invalid("reservation: want the string from a decision")
 	}
 	b = b[copy(r.id[:], b):]
 	next := func() int64 {
 		v, n := binary.Varint(b)
 		b = b[max(n, 0):]
 		if n <= 0 {
-			err = invalid("reservation: want the text from a decision")
+			err = invalid("reservation: want the string from a decision")
 		}
 		return v
 	}
@@ -123,7 +123,7 @@ func parseReservation(text string) (r reservation, err error) {
 	for err == nil && len(b) > 0 {
 		c := charge{n: int(min(max(next(), 0), maxHits)), until: time.UnixMilli(next())}
 		if len(b) < 8 {
-			return r, invalid("reservation: want the text from a decision")
+			return r, invalid("reservation: want the string from a decision")
 		}
 		c.of, c.where, b = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), b[8:]
 		r.charges = append(r.charges, c)

@@ -118,7 +118,7 @@ func TestSettleLate(t *testing.T) {
 
 // Invalid requests are rejected and settle nothing. If nothing was charged, there is no
 // reservation.
-func TestWhatCannotBeSettled(t *testing.T) {
+func TestInvalidRequestsSettleNothing(t *testing.T) {
 	t.Parallel()
 	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))
 	require.NoError(t, err)
@@ -133,16 +133,16 @@ func TestWhatCannotBeSettled(t *testing.T) {
 		require.Contains(t, w.Body.String(), "ask 0: the domain and the entries differ from those of the decision")
 	}
 	for reason, body := range map[string]string{
-		"want the text from a decision": settleBody("window=a", "1", ""),
-		"reservation: want":             settleBody("window=a", "1", "%%%"),
-		"the text from a decision":      settleBody("window=a", "1", id[:25]),
-		"the decision had 1 asks":       strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),
-		"ask 0: entries: want":          strings.Replace(settleBody("window=a", "1", id), `{"window": "a"}`, "{}", 1),
-		"used: want a number":           strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
-		"cannot unmarshal":              settleBody("window=a", "-1", id),
-		"is more than 2147483647":       settleBody("window=a", "2147483648", id),
-		"unknown field":                 strings.Replace(settleBody("window=a", "1", id), `"used"`, `"hits"`, 1),
-		"domain must not be empty":      strings.Replace(settleBody("window=a", "1", id), `edge`, "", 1),
+		"want the string from a decision": settleBody("window=a", "1", ""),
+		"reservation: want":               settleBody("window=a", "1", "%%%"),
+		"the string from a decision":      settleBody("window=a", "1", id[:25]),
+		"the decision had 1 asks":         strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),
+		"ask 0: entries: want":            strings.Replace(settleBody("window=a", "1", id), `{"window": "a"}`, "{}", 1),
+		"used: want a number":             strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
+		"cannot unmarshal":                settleBody("window=a", "-1", id),
+		"is more than 2147483647":         settleBody("window=a", "2147483648", id),
+		"unknown field":                   strings.Replace(settleBody("window=a", "1", id), `"used"`, `"hits"`, 1),
+		"domain must not be empty":        strings.Replace(settleBody("window=a", "1", id), `edge`, "", 1),
 	} {
 		w := post(s, "/v1/settle", body)
 		require.Equal(t, http.StatusBadRequest, w.Code, reason)

@@ -142,7 +142,7 @@ func TestTheZeroValueAnswersWithAnError(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
-func TestWhatIsDeniedIsReportedAndLetThrough(t *testing.T) {
+func TestDeniedCallsAreReportedAndAdmitted(t *testing.T) {
 	onEachAlgorithm(t, ratelimit.PerHour(2), func(t *testing.T, inner ratelimit.Limiter) {
 		lim, reports := limiter(t, inner)
 		for i := range 5 {

@@ -28,7 +28,7 @@ func AppendState(b []byte, s State, l Limit) []byte {
 func ParseState(b []byte) (State, Limit, error) {
 	s, l, ok := parseState(b)
 	if !ok {
-		return State{}, Limit{}, fmt.Errorf("%w: %d bytes are not a state: %.64x", ErrCorrupt, len(b), b)
+		return State{}, Limit{}, fmt.Errorf("%w: the value of %d bytes is not a state: %.64x", ErrCorrupt, len(b), b)
 	}
 	return s, l, nil
 }

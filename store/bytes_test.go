@@ -33,7 +33,7 @@ func TestTheFormOfAState(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoStateIsCorrupt(t *testing.T) {
+func TestBytesThatAreNotAStateAreCorrupt(t *testing.T) {
 	good := store.State{At: 1, Period: 1_000_000, Whole: 3, Part: 200}
 	of := func(rate int64, change func(*store.State)) []byte {
 		s := good

@@ -99,8 +99,8 @@ var (
 )
 
 // NewCalendar returns the calendar of a unit in a time zone. Windows begin on the day from, which
-// is 0 for days, a [time.Weekday] for weeks, and 1 to 31 for months. zone is a name of the IANA
-// time zone database, such as "UTC" or "Europe/Berlin", as in [time.LoadLocation]. "Local",
+// is 0 for days, a [time.Weekday] for weeks, and 1 to 31 for months. As in [time.LoadLocation],
+// zone is a name of the IANA time zone database, such as "UTC" or "Europe/Berlin". "Local",
 // "localtime" and "posixrules" are not allowed, because they differ between machines. Neither are
 // "Factory" and names that begin with "posix/" or "right/".
 //
@@ -126,13 +126,13 @@ func NewCalendar(unit Unit, from int, zone string) *Calendar {
 func checkDay(unit Unit, from int) error {
 	switch {
 	case unit == Day && from != 0:
-		return fmt.Errorf("a calendar of days cannot begin on day %d: use 0", from)
+		return fmt.Errorf("a calendar day cannot begin on day %d: use 0", from)
 	case unit == Week && (from < 0 || from > 6):
-		return fmt.Errorf("day %d of the week is not from 0 (sunday) to 6", from)
+		return fmt.Errorf("day %d of the week is out of range: want 0 (Sunday) to 6", from)
 	case unit == Month && (from < 1 || from > 31):
-		return fmt.Errorf("day %d of the month is not from 1 to 31", from)
+		return fmt.Errorf("day %d of the month is out of range: want 1 to 31", from)
 	case unit < Day || unit > Month:
-		return errors.New("only days of 24 hours, weeks and months have a calendar")
+		return errors.New("only limits per day, week or month can count by calendar")
 	}
 	return nil
 }
@@ -183,7 +183,7 @@ func checkZone(name string) error {
 	first, _, _ := strings.Cut(name, "/")
 	switch strings.ToLower(first) {
 	case "local", "localtime", "posixrules":
-		return fmt.Errorf("zone %q differs between machines", name)
+		return fmt.Errorf("zone %q differs between machines: use a name such as Europe/Berlin", name)
 	case "factory", "posix", "right": // used by a machine that has not been set up; the others are variants of all zones
 		return fmt.Errorf("zone %q is not a zone of the time zone database", name)
 	}

@@ -80,9 +80,9 @@ func TestBadCalendars(t *testing.T) {
 		zone string
 		want string
 	}{
-		{0, 0, "UTC", "only days of 24 hours, weeks and months"},
-		{store.Month + 1, 1, "UTC", "only days of 24 hours, weeks and months"},
-		{store.Day, 1, "UTC", "a calendar of days cannot begin on day 1: use 0"},
+		{0, 0, "UTC", "only limits per day, week or month"},
+		{store.Month + 1, 1, "UTC", "only limits per day, week or month"},
+		{store.Day, 1, "UTC", "a calendar day cannot begin on day 1: use 0"},
 		{store.Week, -1, "UTC", "day -1 of the week"},
 		{store.Week, 7, "UTC", "day 7 of the week"},
 		{store.Month, 0, "UTC", "day 0 of the month"},

@@ -15,9 +15,9 @@
 // Each call reads the time once, from one clock that all callers of a key share. If a reading is
 // older than the stored state, rules and logs use the time of the state.
 //
-// If the clock of a store can be set back, the store must re-anchor: when At of a State is later
-// than now, the next take or overdraft sets At to now, and writes that even if it denies. The spend
-// stays, and ages from now. A Log cannot be re-anchored: no event leaves it until the clock has
+// If the clock of a store can be set back, the store must re-anchor. When At of a State is later
+// than now, the next take or overdraft sets At to now, and writes the State even if it denies. The
+// spend stays, and ages from now. A Log cannot be re-anchored: no event leaves it until the clock has
 // caught up. The clock of memstore is never set back. The scripts of redisstore re-anchor, even
 // logs.
 package store

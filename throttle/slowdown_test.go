@@ -149,7 +149,7 @@ func TestARefundGivesBackWhatTheLimiterHasCharged(t *testing.T) {
 	})
 }
 
-func TestWhatIsNotCountedIsNotDelayed(t *testing.T) {
+func TestUncountedCallsAreNotDelayed(t *testing.T) {
 	open, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailOpen())
 	require.NoError(t, err)
 	for _, lim := range []ratelimit.Limiter{open, inMemory(t, "token_bucket", ratelimit.Unlimited())} {

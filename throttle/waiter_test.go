@@ -61,7 +61,7 @@ func TestAWaiterHandsOnErrorsAndPolicies(t *testing.T) {
 	policiesAreTheLimiters(t, wrap)
 }
 
-func TestWhatIsAdmittedAtOnceIsNotDelayed(t *testing.T) {
+func TestCallsAdmittedImmediatelyAreNotDelayed(t *testing.T) {
 	onEachAlgorithm(t, ratelimit.PerMinute(2), func(t *testing.T, lim ratelimit.Limiter) {
 		took, r := allow(t, t.Context(), waiter(t, lim, time.Second))
 		require.Zero(t, took)
@@ -541,7 +541,7 @@ func TestOneOfManyCallersOfAWaiterAsks(t *testing.T) {
 	})
 }
 
-func TestWhoHasNoPlaceDoesNotOvertakeThoseWhoHave(t *testing.T) {
+func TestCallersWithoutAPlaceDoNotOvertakeOthers(t *testing.T) {
 	inBubble(t, "fixed_window", ratelimit.PerSecond(2), func(t *testing.T, lim ratelimit.Limiter) {
 		w := waiter(t, &counted{Limiter: lim, way: 3 * time.Millisecond}, time.Minute, throttle.WithMaxWaiting(3))
 		spend(t, lim, 2)

@@ -58,13 +58,13 @@ func (f *form) prepare() error {
 	case f.format == "json":
 		f.field = jsonField
 	default:
-		return fmt.Errorf("no format %q: want combined or json", f.format)
+		return fmt.Errorf("unknown format %q: want combined or json", f.format)
 	}
 	if f.key == "" {
 		f.key = "ip"
 	}
 	if f.format == "combined" && !slices.Contains(kinds, f.key) {
-		return fmt.Errorf("no field %q in the combined format: it has ip, ip64, user and path", f.key)
+		return fmt.Errorf("unknown field %q of the combined format: it has ip, ip64, user and path", f.key)
 	}
 	return nil
 }

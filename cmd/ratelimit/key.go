@@ -43,18 +43,23 @@ const ban = "ban"
 
 const keyText = `[flags] user:42
 
-Key lists the limiters on Redis that hold state of a key: what the key has spent, when it
-is whole again, and when Redis forgets it. It walks through all keys of the server by SCAN.
-The spend is what the limiter itself would say, under the limit that it was counted under.
-"?" stands for what Redis does not know: the rate of a named sliding log.
-Of a ban the limit is its denials, and the spend those that count: all of them while the key
-is banned. It is whole again when the ban ends; Redis remembers it longer.
-Of slots the spend is those that are held. A line below says of each who holds it, for how long,
-and when it is free at the latest if nobody renews it. Who is a host, a process, and what
-redisstore.WithLabel says. -reset frees them, and with -slot one of them alone. A process that
-still holds one takes another at its next renewal, or finds it lost if none is free.
-The key is the one that is counted. A middleware writes its kind before it, such as user:42 of
-httplimit.User, or the name of a KeyFunc. ratelimit.WithKeyFunc may make another one.
+Key lists the limiters on Redis that hold state of a key: what the key has spent, when its whole
+limit is available again, and when Redis forgets it. It walks through all keys of the server with
+SCAN. The spend is what the limiter itself would report, under the limit that last counted it.
+"?" stands for what Redis does not know, which is the rate of a named sliding log.
+
+For a ban, the limit is the number of denials that lead to it. The spend is the number of denials
+that count, which is all of them while the key is banned. The whole limit is available again when
+the ban ends, but Redis remembers the key for longer.
+
+For slots, the spend is the number of held slots. One line per slot lists its holder, for how long
+it has been held, and when it is free at the latest if nobody renews it. The holder is a host, a
+process and the label set by redisstore.WithLabel. -reset frees all slots, and -slot only one of
+them. A process that still holds a freed slot takes another one at its next renewal. If none is
+free, it loses its slot.
+
+Give the key that is counted. A middleware puts the kind of key in front, such as user:42 for
+httplimit.User, or the name of a KeyFunc. ratelimit.WithKeyFunc may return another key.
 `
 
 // algorithms are the algorithms that keys may have.
@@ -99,7 +104,7 @@ func (p *program) key(ctx context.Context, args []string) error {
 		return p.misuse(flags, errors.New("-slot needs -reset"))
 	}
 	if *only != "" && !slices.Contains(algorithms, *only) {
-		return p.misuse(flags, fmt.Errorf("no algorithm %q: want one of %s", *only, strings.Join(algorithms, ", ")))
+		return p.misuse(flags, fmt.Errorf("unknown algorithm %q: want one of %s", *only, strings.Join(algorithms, ", ")))
 	}
 	if err := p.readURL(flags, address, *file); err != nil {
 		return err

@@ -195,7 +195,7 @@ func TestKeyForgetsOneAlgorithmAlone(t *testing.T) {
 	require.Equal(t, head+"login fixed_window 1/d 1 # #\n", columns(key().stdout))
 	require.Contains(t, key("-reset", "-algorithm", "ban").stdout, "no limiter holds user:42\n")
 	require.Equal(t, result{2, "", ""}, result{key("-algorithm", "bans").code, key("-algorithm", "bans").stdout, ""})
-	require.Contains(t, key("-algorithm", "bans").stderr, `no algorithm "bans": want one of fixed_window, `)
+	require.Contains(t, key("-algorithm", "bans").stderr, `unknown algorithm "bans": want one of fixed_window, `)
 	_, err = b.Allow(t.Context(), "user:42")
 	require.NoError(t, err)
 	require.Contains(t, key("-reset", "-algorithm", "fixed_window").stdout, "\nreset in 1 limiters\n")
@@ -382,8 +382,8 @@ func TestKeyTakesURLs(t *testing.T) {
 		}, 30*time.Second, 100*time.Millisecond, "%v", args)
 	}
 	for url, want := range map[string]string{
-		"redis://:/secret@h": "no host", "redis://:?secret@h": "no host", "redis://:#secret@h:1": "a #", "redis://u:%secret@h": "cannot be read",
-		"redis://:secret@h/x": "number of a database", "redis://:secret@h?x=y": "the parameter x", "redis:secret:1": "want redis://", "memory:": "want redis://",
+		"redis://:/secret@h": "no host", "redis://:?secret@h": "no host", "redis://:#secret@h:1": "a #", "redis://u:%secret@h": "cannot be parsed",
+		"redis://:secret@h/x": "number of a database", "redis://:secret@h?x=y": "the parameter x", "redis:secret:1": "must begin with redis://", "memory:": "must begin with redis://",
 	} {
 		got := command(t, nil, "key", "-redis", url, "user:42")
 		require.Equal(t, 2, got.code, url)

@@ -75,7 +75,7 @@ func (ls *limits) String() string {
 func (ls *limits) Set(text string) error {
 	l, err := ratelimit.ParseLimit(text)
 	if err == nil && slices.Contains(*ls, l) {
-		err = fmt.Errorf("%v was given before", l)
+		err = fmt.Errorf("%v is repeated", l)
 	}
 	*ls = append(*ls, l)
 	return err
@@ -154,7 +154,7 @@ func (r *replay) prepare() error {
 		return errors.New("-config cannot be combined with -limit, -algorithm, -svg or -out csv")
 	}
 	if !slices.Contains([]string{"text", "json", "csv"}, r.out) {
-		return fmt.Errorf("no output %q: want text, json or csv", r.out)
+		return fmt.Errorf("unknown output %q: want text, json or csv", r.out)
 	}
 	if r.svg != "" && filepath.Ext(r.svg) != ".svg" { // so that a mistake does not overwrite a log
 		return fmt.Errorf("-svg %s: the name must end in .svg", r.svg)

@@ -2,8 +2,8 @@
 //
 //	cd docs/pictures && go run .
 //
-// The limiters of the library decide on each event, in memory and on a simulated clock, so
-// the same files come out of each run, and a test compares them with those of the tree.
+// The limiters of the library decide on each event, in memory and on a simulated clock. Every run
+// therefore writes the same files, and a test compares them with those in the tree.
 package main
 
 import (

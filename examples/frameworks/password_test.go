@@ -131,7 +131,7 @@ func TestOfTwentyWrongPasswordsFiveAreHeardAndRightOnesCostNothing(t *testing.T)
 	}
 }
 
-func TestWhatFailsCostsNothingWhereItsStatusIsWritten(t *testing.T) {
+func TestFailedRequestsCostNothingIfTheirStatusIsWritten(t *testing.T) {
 	for name, h := range logins(t, func() func(http.Handler) http.Handler {
 		return httplimit.Middleware(perDay(5), httplimit.WithRefund(func(status int) bool { return status >= 400 }))
 	}, right) {

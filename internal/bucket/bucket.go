@@ -1,6 +1,6 @@
-// Package bucket implements the level that the token bucket and the leaky bucket have in common:
-// the events that were spent and have not been refilled, or that were poured in and have not
-// drained.
+// Package bucket implements the level that the token bucket and the leaky bucket have in common. In
+// a token bucket, it is the events that were spent and not refilled. In a leaky bucket, it is the
+// events that were poured in and have not drained.
 //
 // The level falls by Rate events per Period. It is stored exactly, as whole + part/Period events:
 // in one µs it falls by Rate/Period, so it never needs a smaller fraction. In a State, At is the

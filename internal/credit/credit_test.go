@@ -100,7 +100,7 @@ func TestACreditGivesBackWhatItIsToldTo(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeGivenBack(t *testing.T) {
+func TestRulesWithoutCreditCreditNothing(t *testing.T) {
 	for _, algorithm := range []string{"sliding_log", "leaky_bucket"} {
 		mem, err := memstore.New()
 		require.NoError(t, err)

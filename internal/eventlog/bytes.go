@@ -64,7 +64,7 @@ func appendEntry(b []byte, d, events int64) []byte {
 func Parse(b []byte) (store.Log, error) {
 	g := new(Log)
 	if !g.parse(b) {
-		return nil, fmt.Errorf("%w: %d bytes are not a log: %.64x", store.ErrCorrupt, len(b), b)
+		return nil, fmt.Errorf("%w: the value of %d bytes is not a log: %.64x", store.ErrCorrupt, len(b), b)
 	}
 	return g, nil
 }

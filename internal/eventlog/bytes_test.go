@@ -84,7 +84,7 @@ func TestALogTakesAtMost4BytesAnEventInBytes(t *testing.T) {
 	require.LessOrEqual(t, len(bytesOf(t, g)), 4*10_000)
 }
 
-func TestWhatIsNoLogIsCorrupt(t *testing.T) {
+func TestBytesThatAreNotALogAreCorrupt(t *testing.T) {
 	huge := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}
 	head := []byte{2, 0xc0, 0x84, 0x3d, 0x80, 0x01}
 	for name, b := range map[string][]byte{

@@ -87,9 +87,11 @@ func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
 }
 
 // whenGone returns the time at which need events will have left. gone is the running count of the
-// events that have left already, and the next one is in block b. whenGone first walks up in steps
-// of powers of 2 to the last block before which fewer than need events leave, and then down by half
-// a step each time. absent is the number of missing events on the way.
+// events that have already left, and b is the block of the next one.
+//
+// whenGone looks for the last block before which fewer than need events leave. It walks up in steps
+// of growing powers of 2, and then halves the step each time. absent is the number of missing
+// events on the way.
 func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	last, absent := g.last(), uint64(0)
 	fewer := func(n int64, absent uint64) bool {

@@ -23,7 +23,7 @@ func parseCalendar(s string) (*store.Calendar, error) {
 	case unit == 0 && !zoned && !anchored:
 		return nil, nil
 	case unit == 0:
-		return nil, fmt.Errorf("period %s has no calendar: that is a day, a week or a month", Quote(name))
+		return nil, fmt.Errorf("period %s cannot count by calendar: want day, week or month", Quote(name))
 	case !zoned:
 		zone = "UTC"
 	}
@@ -56,7 +56,7 @@ func calendarUnit(name string) store.Unit {
 func parseFrom(unit store.Unit, s string, found bool) (int, error) {
 	switch {
 	case unit == store.Day && found:
-		return 0, errors.New("a day has no day to begin from")
+		return 0, errors.New("from needs a week or a month, not a day")
 	case unit == store.Day:
 		return 0, nil
 	case !found:
@@ -67,11 +67,11 @@ func parseFrom(unit store.Unit, s string, found bool) (int, error) {
 				return int(day), nil
 			}
 		}
-		return 0, fmt.Errorf("day %s is not one of the week, such as sunday", Quote(s))
+		return 0, fmt.Errorf("%s is not a day of the week: want a name such as sunday", Quote(s))
 	}
 	day, err := strconv.ParseUint(s, 10, 8)
 	if err != nil {
-		return 0, fmt.Errorf("day %s of the month is not from 1 to 31", Quote(s))
+		return 0, fmt.Errorf("%s is not a day of the month: want 1 to 31", Quote(s))
 	}
 	return int(day), nil
 }

@@ -34,7 +34,7 @@ type Limit struct {
 // exactly, and leaves checking the ranges to the caller. Its error is only the reason.
 func Parse(s string) (l Limit, err error) {
 	if len(s) > maxText {
-		return l, fmt.Errorf("%d bytes are more than %d", len(s), maxText)
+		return l, fmt.Errorf("the text has %d bytes, more than %d", len(s), maxText)
 	}
 	events, rest, found := strings.Cut(s, "/")
 	if !found {
@@ -83,10 +83,10 @@ func Period(text string) string {
 func parseEvents(what, digits string) (int, error) {
 	n, err := strconv.ParseUint(digits, 10, 31)
 	if errors.Is(err, strconv.ErrRange) {
-		return 0, fmt.Errorf("%s %s is over %d", what, Quote(digits), math.MaxInt32)
+		return 0, fmt.Errorf("%s %s is too large: want at most %d", what, Quote(digits), math.MaxInt32)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%s %s is not made of digits", what, Quote(digits))
+		return 0, fmt.Errorf("%s %s is not a whole number: want digits only", what, Quote(digits))
 	}
 	return int(n), nil
 }
@@ -95,11 +95,11 @@ func parseEvents(what, digits string) (int, error) {
 func parseBurst(s string) (int, error) {
 	digits, found := strings.CutPrefix(s, " ")
 	if !found {
-		return 0, errors.New("burst wants a space and a number after it")
+		return 0, errors.New("burst needs a space and a number after it")
 	}
 	n, err := parseEvents("burst", digits)
 	if err == nil && n == 0 {
-		return 0, errors.New("burst is 0: leave it out for a burst of the rate")
+		return 0, errors.New("burst is 0: leave it out if the burst should equal the rate")
 	}
 	return n, err
 }
@@ -128,20 +128,20 @@ func parsePlain(s string) (time.Duration, error) {
 	case digits != "" && unit != 0:
 		count, err := strconv.ParseInt(digits, 10, 64)
 		if err != nil || count > int64(MaxPeriod/unit) { // before the product, which could overflow
-			return 0, fmt.Errorf("period %s is over 10 years", Quote(s))
+			return 0, fmt.Errorf("period %s is longer than 10 years", Quote(s))
 		}
 		return time.Duration(count) * unit, nil
 	case digits != "" || strings.HasPrefix(s, "."):
 		return parseDuration(s)
 	}
-	return 0, fmt.Errorf("unit %s is not ms, s, m, h, d, week, month or a word for one of them", Quote(s))
+	return 0, fmt.Errorf("unit %s is unknown: want ms, s, m, h, d, week or month", Quote(s))
 }
 
 // parseDuration is time.ParseDuration without its rounding.
 func parseDuration(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil {
-		return 0, fmt.Errorf("period %s is not a count and a unit, nor a duration of at most 10 years", Quote(s))
+		return 0, fmt.Errorf("period %s is invalid: want a count and a unit, such as 15m, or a duration of at most 10 years", Quote(s))
 	}
 	if finerThanNanosecond(s) {
 		return 0, fmt.Errorf("period %s is not a whole number of microseconds", Quote(s))

@@ -193,9 +193,9 @@ func (q *queue) denial(t, now time.Time) Answer {
 	return Answer{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
 }
 
-// renew lets the first waiter ask immediately, if it would not ask for a long time and the last
-// answer is old, because the limit may have changed, or the key may have been reset. No pause after
-// an error is as long.
+// renew lets the first waiter ask immediately if it would not ask for a long time and the last
+// answer is old. The limit may have changed since, or the key may have been reset. No pause after an
+// error is that long.
 func (q *queue) renew(now time.Time) {
 	if q.pending > 0 || now.Sub(q.latestAt) < stale {
 		return

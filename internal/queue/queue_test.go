@@ -226,7 +226,7 @@ func TestAPermitIsAskedForALittleAhead(t *testing.T) {
 
 // Whichever callers come, leave, are in a hurry or get an error: none goes early, nothing is lost,
 // and the patient ones are served.
-func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
+func TestNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
 	for seed := range effort.Of(8, 20, 60) {
 		onEach(t, 1+seed%7, 100*time.Millisecond, func(t *testing.T, l *limiter) {
 			random := rand.New(rand.NewPCG(uint64(seed), 1))
@@ -296,7 +296,7 @@ func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
 const maxWay = 8 * time.Millisecond
 
 // The places in the queue of a bucket are known, and so is the end of a window.
-func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
+func TestLateCallersAreRefusedImmediately(t *testing.T) {
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -328,7 +328,7 @@ func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
 }
 
 // The callers wait in the queue before it is known.
-func TestWhoStandsIsToldAsSoonAsItIsKnown(t *testing.T) {
+func TestWaitersAreRefusedAsSoonAsTheyAreKnownToBeLate(t *testing.T) {
 	onEach(t, 1, time.Hour, func(t *testing.T, l *limiter) {
 		l.decide(1, 0)
 		l.far(time.Second)
@@ -349,7 +349,7 @@ func TestWhoStandsIsToldAsSoonAsItIsKnown(t *testing.T) {
 
 // No caller has a deadline, so only the limit shows it, even to a caller that already waits when
 // the limit is lowered.
-func TestWhoWantsMoreThanTheLimitIsToldAsSoonAsItIsKnown(t *testing.T) {
+func TestCallersForMoreThanTheLimitAreRefusedAsSoonAsItIsKnown(t *testing.T) {
 	for _, way := range []time.Duration{time.Millisecond, time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLimiter("token_bucket", 3, 3*time.Hour)
@@ -375,7 +375,7 @@ func TestWhoWantsMoreThanTheLimitIsToldAsSoonAsItIsKnown(t *testing.T) {
 }
 
 // The place in the queue shows it as well, before and after an outage.
-func TestWhoStandsTooFarBackIsToldAsSoonAsItIsKnown(t *testing.T) {
+func TestWaitersTooFarBackAreRefusedAsSoonAsItIsKnown(t *testing.T) {
 	for _, outage := range []time.Duration{0, 2 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLimiter("token_bucket", 1, time.Hour)

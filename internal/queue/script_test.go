@@ -267,7 +267,7 @@ func TestALostQuestionPutsNobodyBack(t *testing.T) {
 
 // Events that are never admitted are not charged, and the answer refuses all callers that want as
 // many.
-func TestWhatIsNeverAdmittedHoldsUpNobody(t *testing.T) {
+func TestCallsThatAreNeverAdmittedHoldUpNobody(t *testing.T) {
 	play(t, queue.Bucket, []reply{
 		{trip: 10 * ms, Answer: ahead(10, 0, 10*time.Second, ms)}, {Answer: denied(3, 0, 3*time.Second, queue.Never)},
 	}, func(t *testing.T, s *script) {
@@ -301,7 +301,7 @@ func TestAnOldQuestionThatFailsIsNotAskedAgainAtOnce(t *testing.T) {
 
 // The next question of the waiting callers shows whether the store is available again, for all of
 // them.
-func TestWhoComesInAnOutageDoesNotEndThePause(t *testing.T) {
+func TestNewcomersDoNotEndThePauseOfAnOutage(t *testing.T) {
 	away := make([]reply, 11) // the last pauses are of a second
 	for i := range away {
 		away[i].err = errAway
@@ -318,7 +318,7 @@ func TestWhoComesInAnOutageDoesNotEndThePause(t *testing.T) {
 
 // A denial for an hour may be outdated, for example after a Reset. The first caller therefore asks
 // again when another one arrives, but at most once per second.
-func TestWhoComesLetsTheFirstLookWhetherADenialStillHolds(t *testing.T) {
+func TestNewcomersLetTheFirstWaiterAskAgain(t *testing.T) {
 	no := reply{Answer: denied(1, 0, time.Hour, time.Hour)}
 	play(t, queue.Plain, []reply{no, no}, func(t *testing.T, s *script) {
 		first := s.join(t.Context(), 1)
@@ -454,7 +454,7 @@ func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
 
 // A waiting caller is refused as soon as its place is known to be too late, even by an exact answer
 // after a guess, after an outage, and after a time in which only the first place was known.
-func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
+func TestWaitersAreRefusedWhenTheirPlaceIsKnownToBeTooLate(t *testing.T) {
 	const minute = time.Minute
 	bucket := admitted(1, 0, time.Hour)
 	early := ahead(1, 0, time.Hour, 5*ms)
@@ -532,7 +532,7 @@ func (d drowsy) Done() <-chan struct{} {
 
 // A caller that arrives when the first in the queue is about to go needs none of the places for
 // sleeping callers, if there is room for both.
-func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
+func TestCallersThatNeedNotWaitNeedNoPlace(t *testing.T) {
 	play(t, queue.Plain, []reply{{trip: ms, Answer: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {
 		until := make(chan struct{})
 		defer close(until)
@@ -650,7 +650,7 @@ func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
 }
 
 // The caller has asked with all of its time, so it need not ask again.
-func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
+func TestACallerThatAskedWithAllItsTimeDoesNotAskAgain(t *testing.T) {
 	short := denied(5, 0, time.Second, 3*ms)
 	play(t, queue.Early, []reply{{Answer: of(short, queue.Bucket, short)}}, func(t *testing.T, s *script) {
 		c := s.until(t, 1, 5*ms)
@@ -674,7 +674,7 @@ func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
 }
 
 // A slow answer leaves little time for the turn, but the next one may be quick.
-func TestWhoHasLittleTimeAsksForMostOfIt(t *testing.T) {
+func TestACallerWithLittleTimeAsksForMostOfIt(t *testing.T) {
 	play(t, queue.Leaky, []reply{{trip: time.Second, Answer: admitted(6, 5, 500*ms)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.until(t, 1, 3*time.Second)
@@ -701,7 +701,7 @@ func TestATurnAtTheLastMomentIsTaken(t *testing.T) {
 
 // Limiters that cannot be keys of a map have queues of their own, which know as much about them. A
 // caller without a deadline waits for any turn.
-func TestWhoHasNoDeadlineAsksForAnyTurn(t *testing.T) {
+func TestACallerWithoutADeadlineAsksForAnyTurn(t *testing.T) {
 	for _, l := range []any{nil, []int{1}, math.NaN(), new(script)} {
 		play(t, queue.Leaky, nil, func(t *testing.T, s *script) {
 			require.NoError(t, s.joinWith(t.Context(), 1, queue.Waiter{Limiter: l}).err)
@@ -712,7 +712,7 @@ func TestWhoHasNoDeadlineAsksForAnyTurn(t *testing.T) {
 
 // A caller that is refused without a question learns the current state from the last answer, and
 // the reason from the last denial.
-func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
+func TestCallersRefusedWithoutAQuestionGetTheLastAnswers(t *testing.T) {
 	why := denied(1, 0, time.Hour, time.Second)
 	why.Told = "why"
 	play(t, queue.Bucket, []reply{{Answer: why}, {Answer: ahead(100, 0, 10*time.Hour, ms)}}, func(t *testing.T, s *script) {
@@ -742,7 +742,7 @@ func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
 }
 
 // The caller's question would be useless, while the callers behind it have time.
-func TestWhoHasNoTimeForAnAnswerMakesWay(t *testing.T) {
+func TestACallerWithoutTimeForAnAnswerMakesWay(t *testing.T) {
 	play(t, queue.Plain, []reply{{trip: time.Second, Answer: admitted(10, 5, time.Second)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		c := s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Max: 1500 * ms})
@@ -755,7 +755,7 @@ func TestWhoHasNoTimeForAnAnswerMakesWay(t *testing.T) {
 
 // The question was for a turn without a sleep, and was denied. That is not a reason for others to
 // wait.
-func TestWhoFindsNoPlaceHoldsUpNobody(t *testing.T) {
+func TestACallerWithoutAPlaceHoldsUpNobody(t *testing.T) {
 	play(t, queue.Leaky, []reply{
 		{Answer: ahead(5, 1, 10*time.Second, 10*time.Second)}, {Answer: denied(5, 1, 10*time.Second, 10*time.Second)},
 	}, func(t *testing.T, s *script) {

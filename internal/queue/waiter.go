@@ -22,8 +22,8 @@ const (
 
 // Errors of a wait that ends without a permit. Nothing is charged then.
 var (
-	ErrTooLate = errors.New("the turn comes too late")
-	ErrNever   = errors.New("so many events are never admitted")
+	ErrTooLate = errors.New("the wait would exceed the deadline")
+	ErrNever   = errors.New("that many events are never admitted")
 	ErrFull    = errors.New("all Places are taken")
 
 	errDenied = errors.New("denied, and there is time to ask again")

@@ -367,7 +367,7 @@ func (l localPolicies) AppendLocalPolicies(_ context.Context, dst []ratelimit.Po
 	return append(dst, policies("local")...), l.err
 }
 
-func TestWhatIsInsideOfWrappers(t *testing.T) {
+func TestLimitersInsideWrappersAreFound(t *testing.T) {
 	mem := ratelimittest.NewClock(time.Unix(1e9, 0)).Memory(t)
 	for algorithm, want := range map[string]bool{"token_bucket": true, "leaky_bucket": true, "fixed_window": false} {
 		l := ratelimittest.New(t, algorithm, mem, ratelimit.PerHour(5))

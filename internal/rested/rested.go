@@ -1,9 +1,9 @@
-// Package rested has connections that look whether the other side has closed them before they write.
+// Package rested has connections that check, before they write, whether the other side has closed them.
 //
-// Servers and proxies close connections that rest for long. Before go-redis uses a connection it
-// looks whether the socket still lives, but not if another layer lies over the socket, such as
-// TLS. A call would then be written to nobody, and its outcome be unknown. Therefore, such a connection looks
-// by itself.
+// Servers and proxies close idle connections. Before go-redis uses a connection, it checks whether the
+// socket is still open, but it cannot do so if another layer, such as TLS, is above the socket. A call
+// would then be written to a closed connection, and its outcome would be unknown. The connections of
+// this package therefore check themselves.
 package rested
 
 import (
@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// ErrClosed is the error of a write for which the connection was found closed. Nothing was
-// sent. go-redis repeats users' own commands after an EOF.
-var ErrClosed = fmt.Errorf("the connection was closed while it rested: %w", io.EOF)
+// ErrClosed is the error of a write that found the connection closed. Nothing was sent. It wraps
+// io.EOF, because go-redis then repeats commands of users.
+var ErrClosed = fmt.Errorf("the connection was closed while it was idle: %w", io.EOF)
 
 // Grace is how long a connection waits for the rest of a record that has begun to arrive.
 const Grace = 5 * time.Millisecond
@@ -102,9 +102,9 @@ func (r *watched) Write(b []byte) (int, error) {
 	return r.Conn.Write(b)
 }
 
-// closed reports whether the other side has closed the connection. Before the end there may be a
-// layer's own goodbye, or something else than an end: a message that nobody has asked for, which is
-// kept for the next Read, or one of the layer's own.
+// closed reports whether the other side has closed the connection. Data may have arrived before the
+// end, or without one: a message that nobody has asked for, which is kept for the next Read, or a
+// message of the layer itself, such as its goodbye.
 func (r *watched) closed() bool {
 	const looks = 3
 	for range looks {

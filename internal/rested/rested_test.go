@@ -65,7 +65,7 @@ func TestNothingIsWrittenToAConnectionThatWasClosedWhileItRested(t *testing.T) {
 }
 
 // What comes without being asked for is no end, and the next Read has it.
-func TestWhatComesWhileAConnectionRestsIsKept(t *testing.T) {
+func TestDataThatArrivesOnAnIdleConnectionIsKept(t *testing.T) {
 	client, server := dial(t)
 	write(t, server, "a reply")
 	read(t, client, "a reply")

@@ -79,19 +79,19 @@ func TestCalendarsThatCannotBeAreRefused(t *testing.T) {
 		{ratelimit.PerMonth(5).From(32), "day 32 of the month"},
 		{ratelimit.PerMonth(5).From(32).From(1), "day 32 of the month"},
 		{ratelimit.PerWeek(5).From(7), "day 7 of the week"},
-		{ratelimit.PerDay(5).From(1), "a calendar of days cannot begin on day"},
-		{ratelimit.PerDay(5).From(int(time.Sunday)), "a calendar of days cannot begin on day"},
-		{ratelimit.PerDay(5).In(time.UTC).From(0), "a calendar of days cannot begin on day"},
-		{ratelimit.PerHour(5).From(1), "only days of 24 hours, weeks and months"},
-		{ratelimit.PerHour(5).In(time.UTC), "only days of 24 hours, weeks and months"},
+		{ratelimit.PerDay(5).From(1), "a calendar day cannot begin on day"},
+		{ratelimit.PerDay(5).From(int(time.Sunday)), "a calendar day cannot begin on day"},
+		{ratelimit.PerDay(5).In(time.UTC).From(0), "a calendar day cannot begin on day"},
+		{ratelimit.PerHour(5).From(1), "only limits per day, week or month"},
+		{ratelimit.PerHour(5).In(time.UTC), "only limits per day, week or month"},
 		{ratelimit.PerMonth(5).In(nil), `zone "" is not a name`},
 		{ratelimit.PerMonth(5).In(time.Local), `"Local" differs between machines`},
 		{ratelimit.PerMonth(5).In(time.FixedZone("", 3600)), "is not a name"},
 		{ratelimit.PerMonth(5).In(time.FixedZone("UTC+5", 3600)), `zone "UTC+5" is unknown`},
 		{ratelimit.PerMonth(5).In(time.FixedZone("Atlantis/Capital", 3600)), `zone "Atlantis/Capital" is unknown`},
-		{changed, "period 1h0m0s is not that of a calendar month"},
-		{aDay, "period 24h0m0s is not that of a calendar month"},
-		{burst, "a calendar has no burst"},
+		{changed, "period 1h0m0s does not match the calendar month: do not set Period"},
+		{aDay, "period 24h0m0s does not match the calendar month: do not set Period"},
+		{burst, "a calendar limit cannot have a burst"},
 		{ratelimit.PerMonth(-5), "rate -5"},
 	} {
 		require.ErrorIs(t, c.limit.Validate(), ratelimit.ErrInvalidLimit, "%v", c.limit)
@@ -104,7 +104,7 @@ func TestCalendarsThatCannotBeAreRefused(t *testing.T) {
 	for _, algorithm := range algorithms {
 		if algorithm != "fixed_window" {
 			require.ErrorIs(t, ratelimit.PerMonth(5).ValidateFor(algorithm), ratelimit.ErrInvalidLimit)
-			require.ErrorContains(t, ratelimit.PerMonth(5).ValidateFor(algorithm), "a "+algorithm+" has no calendar")
+			require.ErrorContains(t, ratelimit.PerMonth(5).ValidateFor(algorithm), "a "+algorithm+" cannot count by calendar")
 		}
 	}
 }
@@ -129,26 +129,26 @@ func TestTheTextOfCalendars(t *testing.T) {
 		"10/2months":                    "unit",
 		"10/w":                          "unit",
 		"10/month from":                 "unit",
-		"10/month from 31 in":           `day "31 in"`,
+		"10/month from 31 in":           `"31 in" is not a day of the month`,
 		"10/month in UTC from 31":       "is not a name",
-		"10/month from -1":              `day "-1" of the month`,
+		"10/month from -1":              `"-1" is not a day of the month`,
 		"10/month from 0":               "day 0 of the month",
 		"10/month from 32":              "day 32 of the month",
-		"10/month from 300":             `day "300" of the month`,
-		"10/week from Sunday":           `day "Sunday" is not one of the week`,
-		"10/week from 0":                `day "0" is not one of the week`,
-		"10/day from 3 in UTC":          "a day has no day to begin from",
-		"10/h in UTC":                   `period "h" has no calendar`,
-		"10/24h in UTC":                 `period "24h" has no calendar`,
+		"10/month from 300":             `"300" is not a day of the month`,
+		"10/week from Sunday":           `"Sunday" is not a day of the week`,
+		"10/week from 0":                `"0" is not a day of the week`,
+		"10/day from 3 in UTC":          "from needs a week or a month, not a day",
+		"10/h in UTC":                   `period "h" cannot count by calendar`,
+		"10/24h in UTC":                 `period "24h" cannot count by calendar`,
 		"10/month in Local":             "differs between machines",
 		"10/month in Nowhere":           `zone "Nowhere" is unknown`,
 		"10/month in":                   "unit",
-		"10/month burst 5":              "a calendar has no burst",
-		"10/month burst 5 in UTC":       "is not made of digits",
-		"10/month  in UTC":              "has no calendar",
+		"10/month burst 5":              "a calendar limit cannot have a burst",
+		"10/month burst 5 in UTC":       "is not a whole number: want digits only",
+		"10/month  in UTC":              "cannot count by calendar",
 		"10/month in UTC ":              "is not a name",
 		"10/month in ../../etc/passwd":  "is not a name",
-		"10/month from 5 from 6 in UTC": `day "5 from 6"`,
+		"10/month from 5 from 6 in UTC": `"5 from 6" is not a day of the month`,
 	} {
 		_, err := ratelimit.ParseLimit(text)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, text)

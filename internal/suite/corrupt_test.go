@@ -126,7 +126,7 @@ func corruptions(reals [][]string, numbers int, put func(name string, blocks ...
 // Whatever stands in the place of a state, a call answers a Result that makes sense or
 // ErrCorrupt. Anything else would count as a failure of the store, and five of these
 // keep everybody from it where a breaker is.
-func TestWhateverIsStoredIsAResultOrCorrupt(t *testing.T) {
+func TestAnyStoredValueIsAResultOrErrCorrupt(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Shared(t).Client(t)
@@ -152,7 +152,7 @@ func TestWhateverIsStoredIsAResultOrCorrupt(t *testing.T) {
 }
 
 // A state of a calendar also has the end of its window, which is another number to be damaged.
-func TestWhateverIsStoredOfACalendarIsAResultOrCorrupt(t *testing.T) {
+func TestAnyStoredCalendarIsAResultOrErrCorrupt(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Shared(t).Client(t)

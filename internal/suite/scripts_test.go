@@ -489,7 +489,7 @@ func TestARefundOfTheLastBlockKeepsTheTimeOfTheOthers(t *testing.T) {
 
 // What an admission has cut stays cut, also when that admission is refunded and
 // was the last block's.
-func TestWhatALogHasCutStaysCut(t *testing.T) {
+func TestEventsCutFromALogStayCut(t *testing.T) {
 	client := redistest.Mini(t).Client(t)
 	for _, onMemory := range []bool{true, false} {
 		c, l := newClock(), ratelimit.PerMinute(100)

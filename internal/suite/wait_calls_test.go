@@ -108,7 +108,7 @@ func TestAnOutageIsOnePauseForAllWhoAsk(t *testing.T) {
 }
 
 // The first wants all, and hangs up. That its turn would have come in 40 s is nothing to those behind.
-func TestWhatManyHadToWaitForIsForgottenWhenTheyLeave(t *testing.T) {
+func TestAWaitForManyEventsIsForgottenWhenTheCallerLeaves(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := inMemory(t, "token_bucket", ratelimit.Limit{Rate: 4, Period: 40 * time.Second})

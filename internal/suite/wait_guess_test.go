@@ -221,7 +221,7 @@ func TestAPartOfAnEventIsForThoseBehindMany(t *testing.T) {
 
 // 85 of 100 a day are used, one after the other, so a lease holds some. They come back after a second, and
 // whoever wants 15 has them. Whoever wants 16 has them tomorrow, and asks few times.
-func TestWhatALeaseGivesBackIsForThoseWhoWait(t *testing.T) {
+func TestEventsThatALeaseRefundsGoToWaiters(t *testing.T) {
 	t.Parallel()
 	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
 		for _, wants := range []int{15, 16} {
@@ -515,7 +515,7 @@ func TestNobodyIsRefusedByTheMeanOfALogBesideALeakyBucket(t *testing.T) {
 }
 
 // One has its turn in an hour, and sleeps. After a Reset there is room for all who come.
-func TestWhoHasATurnDoesNotHideAReset(t *testing.T) {
+func TestASleepingWaiterDoesNotHideAReset(t *testing.T) {
 	t.Parallel()
 	for kind := range 3 {
 		synctest.Test(t, func(t *testing.T) {

@@ -341,7 +341,7 @@ func TestACancelledWaiterLeavesNoGap(t *testing.T) {
 }
 
 // The first gives back what the second, who wants more, has counted on to be spent.
-func TestWhatACancelledWaiterGivesBackIsNotWaitedFor(t *testing.T) {
+func TestRefundsOfACanceledWaiterAreUsedImmediately(t *testing.T) {
 	inBubble(t, "token_bucket", ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 2}, func(t *testing.T, lim ratelimit.Limiter) {
 		allowN(t, lim, 2)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -514,7 +514,7 @@ func TestAWaiterInTheQueueLeavesAtItsDeadline(t *testing.T) {
 	})
 }
 
-func TestWhatIsNeverAdmittedHoldsNobodyUp(t *testing.T) {
+func TestCallsThatAreNeverAdmittedDoNotBlockOthers(t *testing.T) {
 	for _, algorithm := range algorithms {
 		inBubble(t, algorithm, ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
 			f := &remote{Limiter: lim, way: time.Millisecond}

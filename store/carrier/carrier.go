@@ -145,11 +145,11 @@ type Carrier[C any] struct {
 func New[C any](config Config[C]) (*Carrier[C], error) {
 	switch {
 	case config.Timeout <= 0:
-		return nil, fmt.Errorf("%w: the timeout %v of a carrier is not positive", store.ErrInvalidOption, config.Timeout)
+		return nil, fmt.Errorf("%w: Config.Timeout is %v, want above 0", store.ErrInvalidOption, config.Timeout)
 	case config.Conns < 1:
-		return nil, fmt.Errorf("%w: a carrier has %d connections, want at least 1", store.ErrInvalidOption, config.Conns)
+		return nil, fmt.Errorf("%w: Config.Conns is %d, want at least 1", store.ErrInvalidOption, config.Conns)
 	case config.Send == nil && config.Alone == nil, config.Means == nil:
-		return nil, fmt.Errorf("%w: a carrier needs Means, and Send or Alone", store.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: Config has no Means, or neither Send nor Alone", store.ErrInvalidOption)
 	}
 	if config.Slack <= 0 {
 		config.Slack = slack

@@ -407,7 +407,7 @@ func TestNoCallIsLaterThanItsDeadline(t *testing.T) {
 }
 
 // A call that was refused was not made, and its error is ErrOverloaded. A busy server has no other errors.
-func TestWhoIsRefusedIsToldThatTheServerIsOverloaded(t *testing.T) {
+func TestRefusedCallersGetErrOverloaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		s.cost = 2 * ms
@@ -503,7 +503,7 @@ func TestNothingRunsTwice(t *testing.T) {
 }
 
 // What was made for a caller whose context had ended is given back, once, and nothing else is.
-func TestWhatWasMadeForACallerWhoHasLeftIsGivenBack(t *testing.T) {
+func TestCallsMadeForACallerThatLeftAreRefundedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		u := newUsers(t, s, s.config())
@@ -753,7 +753,7 @@ func TestCallsThatAllGoAloneAreRefusedInTime(t *testing.T) {
 	require.Less(t, timeouts, many/10)
 }
 
-func TestWhatACarrierNeeds(t *testing.T) {
+func TestACarrierChecksItsConfig(t *testing.T) {
 	s := newServer()
 	for what, change := range map[string]func(c *carrier.Config[call]){
 		"no time":       func(c *carrier.Config[call]) { c.Timeout = 0 },

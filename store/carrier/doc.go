@@ -17,33 +17,33 @@
 //     caller.
 //  5. [Budget.Leave] ends the call.
 //
-// The carrier calls the functions of its Config. [Config.Means] says what an error means: whether the server has
-// answered, for example. The other functions are optional. They return how many connections the client has, find out why
-// it makes none, and give back what was charged for a caller who has left.
+// The carrier calls the functions of its Config. [Config.Means] returns what an error means, for example that the server
+// has answered. The other functions are optional. They return how many connections the client has, find out why
+// it makes none, and refund what was charged for a caller that has left.
 //
 // # How many calls go
 //
 // The carrier measures how long round trips take, and uses at most 16 connections. Near the server, two round trips are
-// under way at once, and more of them if the server is far away. It learns how many calls the server answers without
-// a queue of its own, as TCP learns the size of its window, and lets no more of them go. The others wait in the
+// in progress at the same time, and more if the server is far away. It learns how many calls the server answers without
+// a queue of its own, as TCP learns the size of its window, and sends no more than that. Further calls wait in the
 // process. Calls that would wait for longer than a quarter of the timeout are refused.
 //
 // # Promises
 //
 // Each has a test in this package, on a simulated clock:
 //
-//   - Goodput stays: past the server's capacity, as many calls are served as at its peak (TestGoodputStaysPastCapacity).
+//   - Goodput does not collapse: past the server's capacity, as many calls are served as at its peak (TestGoodputStaysPastCapacity).
 //   - A call returns by its deadline or the timeout, at most 8 ms later, whatever the server does
 //     (TestNoCallIsLaterThanItsDeadline).
 //   - A refused call was not sent, and its error is [store.ErrOverloaded]
-//     (TestWhoIsRefusedIsToldThatTheServerIsOverloaded). A server that has been silent for a second is
+//     (TestRefusedCallersGetErrOverloaded). If the server has been silent for a second, the error is
 //     [store.ErrUnavailable] instead (TestAServerThatDoesNotAnswerIsNotCalledOverloaded), unless nobody has asked it
 //     (TestTheFirstBurstAfterARestIsNotCalledAnOutage).
 //   - Many callers share round trips (TestCallsShareTrips).
 //   - A call is sent at most once, unless it is certain that it did not run. After any other class than
 //     [store.ErrTimeout], nothing ran (TestNothingRunsTwice).
-//   - Callers who leave cost the others nothing (TestACallerThatLeavesDoesNotCostOthers). What ran for them is given back
-//     (TestWhatWasMadeForACallerWhoHasLeftIsGivenBack).
-//   - If Send panics, its callers do, and the carrier keeps working (TestAPanicOfSendReachesItsCallers).
+//   - Callers that leave cost the others nothing (TestACallerThatLeavesDoesNotCostOthers). What ran for them is refunded
+//     (TestCallsMadeForACallerThatLeftAreRefundedOnce).
+//   - If Send panics, its callers panic too, and the carrier keeps working (TestAPanicOfSendReachesItsCallers).
 //   - No goroutine is left when the calls have ended (TestNoGoroutineIsLeft).
 package carrier

@@ -497,7 +497,7 @@ func TestARefusalAllocatesNothing(t *testing.T) {
 
 // What gives room to others is not refused for want of room: they wait for it. It goes before
 // them.
-func TestWhatGivesRoomGoesAhead(t *testing.T) {
+func TestCallsThatMakeRoomGoAhead(t *testing.T) {
 	p := full(t)
 	p.timeout = time.Hour // nothing ends meanwhile
 	p.occupy()

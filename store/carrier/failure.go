@@ -61,22 +61,22 @@ const (
 )
 
 var (
-	errFar     = errors.New("a round trip takes longer than the call may")
+	errFar     = errors.New("a round trip takes longer than the call has left")
 	errQueued  = errors.New("no connection was free in time")
 	errUnmade  = errors.New("no connection was made in time")
-	errGivenUp = errors.New("another call had no time to wait for a connection")
-	errNoEnd   = errors.New("carrier: Send has returned without an error, and not ended the call")
+	errGivenUp = errors.New("the call was to share a round trip with another call that ran out of time")
+	errNoEnd   = errors.New("carrier: Send returned nil without ending the call")
 	errPanic   = errors.New("carrier: Send panicked")
 )
 
 // ErrExit is what the callers of Do panic with if Send has ended its goroutine, as [runtime.Goexit] does.
-var ErrExit = errors.New("carrier: the goroutine of a round trip was ended by runtime.Goexit")
+var ErrExit = errors.New("carrier: runtime.Goexit ended the goroutine of a round trip")
 
 const unsentText = "nothing was sent"
 
 var (
 	isFull   = &Failure{Class: store.ErrOverloaded, What: unsentText, Err: errQueued}
-	isSilent = &Failure{Class: store.ErrUnavailable, What: unsentText + ": all connections wait for a server that does not answer", Err: errQueued}
+	isSilent = &Failure{Class: store.ErrUnavailable, What: unsentText + ": all connections are waiting for a server that does not answer", Err: errQueued}
 	isFar    = &Failure{Class: store.ErrTimeout, What: unsentText, Err: errFar}
 )
 
@@ -125,7 +125,7 @@ func (cr *Carrier[C]) Explain(err error, sent bool) error {
 	case !sent, m == Unsent, dialing(err):
 		return &Failure{Class: store.ErrUnavailable, What: unsentText, Err: err, Again: true}
 	}
-	what := fmt.Sprintf("no reply (timeout %v), the outcome is unknown", cr.timeout)
+	what := fmt.Sprintf("no reply (timeout %v), so the outcome is unknown", cr.timeout)
 	return &Failure{Class: store.ErrTimeout, What: what, Err: err}
 }
 
@@ -138,7 +138,7 @@ func (cr *Carrier[C]) unconnected(err error, busy bool) *Failure {
 	case cause != nil:
 		f.What, f.Err = f.What+": no connection was made", *cause
 	case full && cr.silent():
-		f.What += ": all connections wait for a server that does not answer"
+		f.What += ": all connections are waiting for a server that does not answer"
 	case full:
 		f.Class = store.ErrOverloaded
 		if timeUp(err) {

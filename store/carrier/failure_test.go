@@ -25,7 +25,7 @@ var (
 func TestTheClassOfAFailure(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
 	reading := &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
-	const unsent, unknown = "nothing was sent", "no reply (timeout 250ms), the outcome is unknown"
+	const unsent, unknown = "nothing was sent", "no reply (timeout 250ms), so the outcome is unknown"
 	for _, c := range []struct {
 		err                  error
 		sent                 bool
@@ -36,11 +36,11 @@ func TestTheClassOfAFailure(t *testing.T) {
 	}{
 		{err: errBusy, class: store.ErrOverloaded, what: unsent, again: true},
 		{err: errBusy, sent: true, class: store.ErrOverloaded, what: unsent, again: true},
-		{err: errBusy, silent: true, class: store.ErrUnavailable, what: unsent + ": all connections wait for a server that does not answer", again: true},
+		{err: errBusy, silent: true, class: store.ErrUnavailable, what: unsent + ": all connections are waiting for a server that does not answer", again: true},
 		{err: errBusy, cause: true, class: store.ErrUnavailable, what: unsent + ": no connection was made", again: true},
 		{err: context.DeadlineExceeded, class: store.ErrUnavailable, what: unsent + ": no connection was made"},
 		{err: context.Canceled, taken: true, class: store.ErrOverloaded, what: unsent + ": no connection was free"},
-		{err: context.DeadlineExceeded, taken: true, silent: true, class: store.ErrUnavailable, what: unsent + ": all connections wait for a server that does not answer"},
+		{err: context.DeadlineExceeded, taken: true, silent: true, class: store.ErrUnavailable, what: unsent + ": all connections are waiting for a server that does not answer"},
 		{err: context.DeadlineExceeded, taken: true, cause: true, class: store.ErrUnavailable, what: unsent + ": no connection was made"},
 		{err: errUnmade, class: store.ErrUnavailable, what: unsent},
 		{err: errUnmade, cause: true, class: store.ErrUnavailable, what: unsent + ": no connection was made"},

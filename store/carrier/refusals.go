@@ -63,8 +63,8 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 	return g.queued()
 }
 
-// outlast waits for the end of a call that found no room before its caller's own deadline, and reports whether that is
-// why: it ends with its context's error, and a store that serves others has not failed.
+// outlast reports whether a call found no room only because its caller's own deadline is near, and then waits for that
+// deadline. The call ends with its context's error, because a store that serves other callers has not failed.
 func (g *gate) outlast(b *Budget) bool {
 	if b.Own || g.queued() != isFull {
 		return false
@@ -84,9 +84,9 @@ type forecast struct {
 	roundTrip atomic.Int64 // ns that the shortest takes
 }
 
-// refusals is how refused calls are told. Callers who have something better to do are told
-// at once. But those who come back at once would take the processors from the server and
-// from the other callers. They are therefore told when their time is nearly up, and not together.
+// refusals decides when refused calls get their error. Normally, they get it immediately. If callers
+// retry immediately, however, they take CPU time from the server and from other callers. Their errors
+// are then held until their time is nearly up, and do not come all at the same time.
 type refusals struct {
 	waves    *waves.Waves
 	jitter   func(most time.Duration) time.Duration // a random time below most
@@ -97,7 +97,7 @@ type refusals struct {
 // mostHeld is how many refused calls wait at most.
 const mostHeld = 1 << 14
 
-// hold waits until a refused call may be told.
+// hold waits until a refused call may get its error.
 func (r *refusals) hold(b *Budget) {
 	if r.retriers.atOnce(b.End.Sub(r.waves.Base)) {
 		return
@@ -116,9 +116,8 @@ func (r *refusals) wait(b *Budget, end time.Time) {
 	}
 }
 
-// retriers finds out whether refused callers come back at once. If they do, far more calls come in a
-// period in which they are told at once than in one in which they are held. Both are tried
-// now and then.
+// retriers finds out whether refused callers retry immediately. If they do, far more calls arrive in a
+// period that refuses immediately than in one that holds refusals. From time to time, it tries both.
 type retriers struct {
 	seen  atomic.Int64 // the number of the period, and the refused calls in it
 	holds atomic.Bool
@@ -132,16 +131,16 @@ const (
 	listening  = 64 * time.Millisecond // a period
 	countBits  = 32
 	mostCount  = 1<<countBits - 1
-	freely     = 1000 // calls in a period that are told at once in any case
+	freely     = 1000 // calls in a period that are always refused immediately
 	longestTry = 32   // periods from one try to the next
 
-	// leastTry is how many periods tell how many come who are held. In the first some were told
-	// at once, and in the second they come back.
+	// leastTry is the number of periods that it takes to count callers while refusals are held. In the
+	// first period, some were still refused immediately, and in the second they come back.
 	leastTry = 3
 )
 
-// atOnce reports whether a call that is refused is told at once. now is since some
-// beginning.
+// atOnce reports whether a refused call gets its error immediately. now is the time since a fixed
+// instant.
 func (l *retriers) atOnce(now time.Duration) bool {
 	period := int64(now/listening) + 1
 	for {

@@ -23,7 +23,7 @@ func (l *retriers) heldLoops() {
 
 // A call is refused if it cannot be served in time, by what is known, and only then. So nobody waits in vain, and
 // nobody is turned away from a server that has room.
-func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
+func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 	const admitted, tooFar, tooLate, noRoom = "admitted", "too far", "too late", "no room"
 	for _, c := range []struct {
 		left      time.Duration // of a deadline; 0: the store's own timeout
@@ -93,7 +93,7 @@ func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
 
 // A deadline of the caller's own that leaves no time for those before it ends the call, and not the store: the error is
 // the context's, at its end. Who has the store's own time is told that there is no room.
-func TestWhatItsOwnDeadlineEndsIsNoFailureOfTheStore(t *testing.T) {
+func TestACallersOwnDeadlineIsNotAFailureOfTheStore(t *testing.T) {
 	const left = 10 * ms
 	carried := func(after time.Duration, end func(c *Carried[int])) func(p *Carrier[int]) {
 		return func(p *Carrier[int]) {
@@ -183,7 +183,7 @@ func TestNowAndThenACallLooksForAShorterWay(t *testing.T) {
 
 // What a call has to expect is told by what is known: room for as many as go at once, of which one more goes when a trip
 // has taken its share. A trip can be as short as the short ones of late, and if none is under way, the server is not busy.
-func TestWhatACallHasToExpect(t *testing.T) {
+func TestTheForecastFollowsWhatIsKnown(t *testing.T) {
 	p := full(t)
 	p.window.calls, p.length, p.quick, p.distance.least = 160, 20*ms, 12*ms, 10*ms
 	for trips, want := range map[int]time.Duration{0: 0, 1: 12 * ms, 2: 12 * ms} {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// ways is how many trips there may be. Near the server a call that goes with others is
-// cheaper, and far from it one that waits for others is late.
+// ways returns how many trips may be in progress. Near the server, calls that share a trip are
+// cheaper. Far from it, a call that waits for others is late.
 func (cr *Carrier[C]) ways() int {
 	if way := cr.distance.is(); way > 0 {
 		return min(cr.conns.most, nearTrips+int(way/tripStep))
@@ -16,8 +16,8 @@ func (cr *Carrier[C]) ways() int {
 	return cr.conns.most
 }
 
-// most is how many trips callers wait for at most. A few calls take less time each by itself than in
-// turns together.
+// most returns how many trips may be in progress while callers wait. A few calls finish sooner if each
+// has a trip of its own than if they share trips one after the other.
 func (cr *Carrier[C]) most() int {
 	most := cr.window.trips(cr.ways())
 	if n := cr.forecast.admitted.Load(); n <= fewCalls {
@@ -139,9 +139,9 @@ func (cr *Carrier[C]) watch(t *Trip[C]) {
 	})
 }
 
-// gathering is how long calls still wait for others although a connection is free. Far
-// from the server a trip that begins as soon as it can carries few, and those that come
-// next wait until it is back. Their beginnings are therefore spread over the time that one takes.
+// gathering returns how long calls still wait for others although a connection is free. Far from the
+// server, a trip that starts as soon as it can carries few calls, and the next calls wait until it is
+// back. Trips therefore start at intervals that are spread over the time of one trip.
 func (cr *Carrier[C]) gathering(now time.Time) time.Duration {
 	if cr.trips == 0 || cr.distance.is() < slack || cr.waiting() >= cr.batch() {
 		return 0
@@ -300,8 +300,8 @@ func (cr *Carrier[C]) lasted(took time.Duration) {
 	cr.length = min(cr.length+(took-cr.length)/4, cr.timeout-cr.timeout/4)
 }
 
-// measure learns from a call if all go alone: one of those that are under way together is enough. Those count as full
-// trips.
+// measure learns from a call that goes alone, if all calls do. One of the calls in progress at the same time is enough. Such
+// calls count as full trips.
 func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
 	if cr.config.Send != nil {
 		return

@@ -51,7 +51,7 @@ func TestNoMoreTripsBeginThanMay(t *testing.T) {
 
 // A call goes alone if it takes nothing from others by that: a trip may begin, nobody waits, and it will have its reply
 // before its time is up, when the connection would be closed.
-func TestWhoMayGoAlone(t *testing.T) {
+func TestACallGoesAloneIfItTakesNothingFromOthers(t *testing.T) {
 	alone := func(change func(p *Carrier[int], b *Budget, now time.Time)) bool {
 		p := far(t)
 		b, now := p.Begin(t.Context()), p.distance.probed
@@ -218,7 +218,7 @@ func TestAWarmedStoreKnowsItsServer(t *testing.T) {
 
 // The error of a call that was not sent says what it has waited for: a connection in use, or one that could not be made
 // meanwhile.
-func TestWhatACallHasWaitedFor(t *testing.T) {
+func TestUnsentCallsReportWhatTheyWaitedFor(t *testing.T) {
 	for _, c := range []struct {
 		ready, busy int
 		failed      time.Duration // since the call came
@@ -273,7 +273,7 @@ func TestAnEndedCallLeavesTheQueue(t *testing.T) {
 
 // Who leaves, and whose time is up, is told whether the call was written: only then the events may be charged. If it was
 // not, it has waited for others, or for a server that does not answer. A trip that all have left is no longer waited for.
-func TestWhatACallOfATripIsTold(t *testing.T) {
+func TestCallsThatLeaveLearnWhetherTheyWereWritten(t *testing.T) {
 	for _, c := range []struct {
 		sent, made, silent bool
 		want               error
@@ -457,7 +457,7 @@ func TestWhenATripWasHeldUp(t *testing.T) {
 
 // The estimates follow what trips take: that of all by a quarter of the difference, and that of the short ones quickly down
 // and slowly up. No trip counts for more than a call has time.
-func TestWhatTripsTakeIsEstimated(t *testing.T) {
+func TestEstimatesFollowTheTimeOfTrips(t *testing.T) {
 	p := full(t)
 	p.distance = distance{least: 10 * ms, since: time.Now()}
 	for i, c := range []struct {
@@ -483,7 +483,7 @@ func TestWhatTripsTakeIsEstimated(t *testing.T) {
 
 // While trips are under way a call that would be answered too late does not go. If none is, nobody knows what one takes
 // now, and only those do not go whose time is up.
-func TestWhoIsTooLateToGo(t *testing.T) {
+func TestLateCallsDoNotGo(t *testing.T) {
 	for _, c := range []struct {
 		busy, late int
 		answered   bool // of late

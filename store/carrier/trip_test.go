@@ -49,7 +49,7 @@ func carried(p *Carrier[int], sizes ...int) *Trip[int] {
 
 // A trip waits for a connection while its callers do, for three quarters of their time, and for the server longer than any
 // of them. If it has one call, it has the values of its caller's context.
-func TestWhatATripHasTimeFor(t *testing.T) {
+func TestATripWaitsWhileItsCallersDo(t *testing.T) {
 	for _, c := range []struct {
 		sizes   []int
 		timeout time.Duration
@@ -163,7 +163,7 @@ func TestASendThatEndsItsGoroutineEndsOneTrip(t *testing.T) {
 
 // If a caller has left before the trip was written, nothing of it is done, and no call has an answer: those
 // who stay go again. Errors that are known before remain.
-func TestWhatWasGivenUpHasNoAnswer(t *testing.T) {
+func TestAnAbandonedTripHasNoAnswer(t *testing.T) {
 	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1, 2}} {
 		for state, want := range map[uint32]error{written: nil, givenUp: errGivenUp} {
 			p := served(t, time.Second, func(_ context.Context, tr *Trip[int]) error {
@@ -213,7 +213,7 @@ func TestABatchEndsOnce(t *testing.T) {
 }
 
 // A caller may leave until the trip is written. Only what was written may be charged.
-func TestWhoLeavesATripIsToldWhetherItWasWritten(t *testing.T) {
+func TestCallersThatLeaveLearnWhetherTheTripWasWritten(t *testing.T) {
 	for state, want := range map[uint32]uint32{unsent: givenUp, written: written, givenUp: givenUp} {
 		tr := new(Trip[int])
 		tr.state.state.Store(state)

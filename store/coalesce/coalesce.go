@@ -72,8 +72,8 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 
 // keyOf returns a hash of everything that calls must have in common to be decided together. In
 // lists, the numbers of events may differ. shared is false for calls that cannot be combined: those
-// that do not take events, that may wait for their turn, or that ask for several events of one key.
-// For the latter, the store cannot charge as many calls as fit at one instant.
+// that do not take events, those that may wait, and those for several events of one key. For the
+// last ones, the store cannot charge as many calls as fit at one instant.
 func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 	for i := range requests {
 		r := &requests[i]

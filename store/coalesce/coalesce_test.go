@@ -553,7 +553,7 @@ func TestListsOfOtherKeysAreNotDecidedTogether(t *testing.T) {
 }
 
 // Shadows, looks, and calls that may wait for their turn are decided by the store alone.
-func TestWhatIsNotDecidedTogether(t *testing.T) {
+func TestShadowsLooksAndTurnsAreNotCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSlow(t)
 		c := coalesced(t, s)

@@ -202,7 +202,7 @@ func TestAFloodCostsRedisACallPerRetryAfter(t *testing.T) {
 }
 
 // Waiters ask by AllowWithin. Where no event has a turn that is to come, that is AllowN.
-func TestWhatHasNoTurnsIsRememberedForWaiters(t *testing.T) {
+func TestDenialsWithoutTurnsAreRememberedForWaiters(t *testing.T) {
 	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		synctest.Test(t, func(t *testing.T) {
 			far := distantMemory(t)
@@ -507,7 +507,7 @@ func TestALimiterOnTheZeroDenyCacheIsRefused(t *testing.T) {
 	require.Zero(t, d.Len())
 }
 
-func TestWhatAnInnerStoreRefusesADenyCacheRefuses(t *testing.T) {
+func TestADenyCacheRefusesWhatItsStoreRefuses(t *testing.T) {
 	_, err := ratelimit.NewTokenBucket(newDenyCache(t, new(denycache.Store)), ratelimit.PerHour(1))
 	require.ErrorContains(t, err, "was not made by its constructor")
 }
@@ -794,7 +794,7 @@ func (s *asked) Decide(ctx context.Context, requests []store.Request, replies []
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-func TestWhatAnAllAdmitsUnderAnotherLimitEndsADenial(t *testing.T) {
+func TestAnAllAdmittedUnderAnotherLimitEndsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 10}
 		cache := newDenyCache(t, memory(t))

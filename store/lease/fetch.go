@@ -29,9 +29,9 @@ type portion struct {
 	left int // events of the lease, and of the claims not yet answered
 }
 
-// newFetch returns the next call for claims. It fetches a lease of each key unless another call
-// does. It returns nil in two cases if the claims are for one key: what has arrived in the meantime
-// answers the first claim, or another call fetches a lease, in which case wait is true.
+// newFetch returns the next call for claims. It fetches a lease of each key unless another call is
+// fetching one. If the claims are for one key, newFetch may return nil: either events that arrived
+// in the meantime answer the first claim, or wait is true and another call is fetching a lease.
 func (d *Store) newFetch(misses []miss, claims []batch.Claim) (f *fetch, wait bool) {
 	f = fetches.Get().(*fetch)
 	f.misses = misses

@@ -134,7 +134,7 @@ func TestLeasesGrowUntilTheyLastForHalfALife(t *testing.T) {
 }
 
 // Events that lapse during a call are refunded after it has ended, and not overwritten.
-func TestWhatLapsesDuringACall(t *testing.T) {
+func TestEventsThatLapseDuringACallAreRefundedAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memory(t)
 		s := &recorder{Store: mem}
@@ -464,7 +464,7 @@ func TestACallerLeavesAtItsDeadlineAndTakesNothing(t *testing.T) {
 }
 
 // Nor is anything lost of a grant that comes for those who have stood behind a call for others.
-func TestWhoLeavesAQueueTakesNothing(t *testing.T) {
+func TestCallersThatLeaveAQueueTakeNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memory(t)
 		s := &recorder{Store: mem}

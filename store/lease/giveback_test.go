@@ -16,7 +16,7 @@ import (
 )
 
 // Lapsed events are refunded by a timer that runs only while something is held.
-func TestWhatLapsesIsGivenBack(t *testing.T) {
+func TestLapsedEventsAreRefunded(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			mem := memory(t)
@@ -53,7 +53,7 @@ func TestWhatLapsesIsGivenBack(t *testing.T) {
 
 // A lease that arrives after its TTL, and that nobody takes, is refunded when the next lease is
 // requested. It does not wait for a sweep.
-func TestWhatComesTooLateGoesBackAtOnce(t *testing.T) {
+func TestLateLeasesAreRefundedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 3*life + life/4
 		s := &recorder{Store: memory(t), latency: slow}
@@ -86,7 +86,7 @@ func TestWhatComesTooLateGoesBackAtOnce(t *testing.T) {
 
 // A caller that waits behind a failing call is asked for immediately, even while a call ahead waits
 // for a worker, because all workers are refunding.
-func TestWhoWaitsNeedsNoWorker(t *testing.T) {
+func TestWaitersAreServedWithoutAWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, back := &recorder{Store: memory(t)}, make(chan struct{})
 		refunds := func(op string) error {
@@ -146,7 +146,7 @@ func TestCloseGivesBackWhatIsOnItsWay(t *testing.T) {
 }
 
 // Nobody gets the errors of refunds in the background. The events stay charged.
-func TestWhatCannotBeGivenBackStaysCharged(t *testing.T) {
+func TestFailedRefundsStayCharged(t *testing.T) {
 	for _, fail := range []func(string) error{
 		func(string) error { return errors.New("lost") },
 		func(string) error { panic("broken") },
@@ -171,7 +171,7 @@ func TestWhatCannotBeGivenBackStaysCharged(t *testing.T) {
 
 // If the store takes back less than lapses, some calls are under way at once, and as many as keys may be held wait
 // for these. The rest stays charged.
-func TestWhatTheStoreDoesNotTakeBackStaysCharged(t *testing.T) {
+func TestRefundsBeyondTheBoundStayCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 4
 		s := &recorder{Store: memory(t, stopped)}

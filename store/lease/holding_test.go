@@ -283,7 +283,7 @@ func TestALifeIsNoShorterOnAClockThatNTPSlews(t *testing.T) {
 
 // The number of events that flow in during a time is rounded up, and no more than that is kept from
 // calls at the same instant.
-func TestWhatFlowsInATime(t *testing.T) {
+func TestEventsThatFlowInAreRoundedUp(t *testing.T) {
 	for us, want := range map[int64]int64{50_051: 1000, 50_052: 1000, 50_053: 1001} {
 		require.Equal(t, want, ahead(store.Limit{Rate: 1000, Period: 50_052}, us))
 	}

@@ -256,7 +256,7 @@ func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	case l.Rate > 0 && life > micros(l.Period):
 		return fmt.Errorf("%w: a lease TTL of %v exceeds the period: use at most %v", store.ErrInvalidOption, life, micros(l.Period))
 	case l.Rate > 0 && rule.Name == tokenBucket && ahead(l, lifeMicros(life)) >= l.Burst:
-		return fmt.Errorf("%w: %d events flow in per lease TTL of %v, want less than the burst of %d", store.ErrInvalidOption, ahead(l, lifeMicros(life)), life, l.Burst)
+		return fmt.Errorf("%w: %d events are refilled per lease TTL of %v, want fewer than the burst of %d", store.ErrInvalidOption, ahead(l, lifeMicros(life)), life, l.Burst)
 	case l.Rate > 0 && fixed && !ls.leasable:
 		return d.neverLeased(rule, l)
 	}
@@ -267,7 +267,7 @@ func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 func (d *Store) neverLeased(rule *store.Rule, l store.Limit) error {
 	life, least := d.terms.life, eventLife(l)
 	if life >= least { // which means that it is a log
-		return fmt.Errorf("%w: a %s on a lease remembers events for one lease TTL longer, and the longest period is %v", store.ErrInvalidOption, rule.Name, maxPeriod*time.Microsecond)
+		return fmt.Errorf("%w: a leased %s remembers events for its period plus one lease TTL, which must not exceed %v", store.ErrInvalidOption, rule.Name, maxPeriod*time.Microsecond)
 	}
 	advice := fmt.Sprintf("use at least %v", least)
 	if _, ok := strict(rule.Name, l, least); !ok || least > mostLife {

@@ -114,12 +114,12 @@ func TestNewRefuses(t *testing.T) {
 		{"a short life", window, time.Millisecond - 1, nil, "want 1ms to 1h"},
 		{"a long life", newLimiter(t, "fixed_window", s, ratelimit.PerDay(1_000_000)), time.Hour + 1, nil, "want 1ms to 1h"},
 		{"longer than the period", window, time.Second + 1, nil, "use at most 1s"},
-		{"all of the burst", bucket, 100 * time.Millisecond, nil, "101 events flow in per lease TTL of 100ms, want less than the burst of 100"},
+		{"all of the burst", bucket, 100 * time.Millisecond, nil, "101 events are refilled per lease TTL of 100ms, want fewer than the burst of 100"},
 		{"a log of few events", newLimiter(t, "sliding_log", s, ratelimit.PerMinute(1000)), 50 * time.Millisecond, nil, "a lease TTL of 50ms is too short for an event at 1000/m: use at least 60ms"},
 		{"a bucket of few events", newLimiter(t, "token_bucket", s, ratelimit.PerDay(1_000_000)), 86_399_999 * time.Nanosecond, nil, "a lease TTL of 86.399999ms is too short for an event at 1000000/d: use at least 86.4ms"},
 		{"very few events", newLimiter(t, "sliding_log", s, ratelimit.PerDay(23)), time.Hour, nil, "a lease TTL of 1h0m0s is too short for an event at 23/d: this limit cannot be leased"},
 		{"few, and no burst for more", newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1000, Period: time.Minute, Burst: 2}), 50 * time.Millisecond, nil, "a lease TTL of 50ms is too short for an event at 1000/m: this limit cannot be leased"},
-		{"a log of the longest period", newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: 1_000_000_000, Period: 10 * 365 * 24 * time.Hour}), time.Second, nil, "a sliding_log on a lease remembers events for one lease TTL longer, and the longest period is 87600h0m0s"},
+		{"a log of the longest period", newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: 1_000_000_000, Period: 10 * 365 * 24 * time.Hour}), time.Second, nil, "a leased sliding_log remembers events for its period plus one lease TTL, which must not exceed 87600h0m0s"},
 		{"overdraft of a sliding window", sliding, time.Millisecond, []lease.Option{lease.WithOverdraft(1)}, "WithOverdraft cannot be used with a sliding_window"},
 		{"no overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(0)}, "WithOverdraft(0)"},
 		{"too much overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(1_000_000_001)}, "want 1 to 1000000000"},
@@ -196,7 +196,7 @@ func TestBadInput(t *testing.T) {
 
 // Except for windows, a Rate of 0, Unlimited and keys of few events are decided as without leases.
 // So are long keys.
-func TestWhatIsNotLeased(t *testing.T) {
+func TestLimitsThatAreNotLeasedDecideAsTheStoreDoes(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t, stopped)}
@@ -414,7 +414,7 @@ type rateKey struct{}
 
 // If another caller brings another limit while callers wait for the store, each is decided by its
 // own limit, and by the store.
-func TestWhoWaitsWhileTheLimitChangesHasItsOwn(t *testing.T) {
+func TestWaitersKeepTheirOwnLimitWhenItChanges(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t), latency: trip}
@@ -468,7 +468,7 @@ func TestADenialOfALeaseSaysWhatTheStoreWould(t *testing.T) {
 var slow = ratelimit.PerMinute(1200)
 
 // One asks, and the others wait. The store has no events: others have had them.
-func TestWhoWaitsIsDeniedAsTheStoreSays(t *testing.T) {
+func TestWaitersAreDeniedAsTheStoreDenies(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t), latency: trip}
@@ -498,7 +498,7 @@ func TestWhoWaitsIsDeniedAsTheStoreSays(t *testing.T) {
 }
 
 // One asks, and another one waits: each is a call for a lease.
-func TestWhoWaitsAloneHasALeaseFetched(t *testing.T) {
+func TestALoneWaiterFetchesALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t), latency: trip}
 		d := newLease(t, newLimiter(t, "fixed_window", s, slow), life)
@@ -560,7 +560,7 @@ func TestEqualLimitsOfTwoAlgorithmsAreTheirOwn(t *testing.T) {
 }
 
 // The lease is closed while one asks and others wait: those ask the store themselves.
-func TestWhoWaitsWhileALeaseIsClosedIsServed(t *testing.T) {
+func TestWaitersAreServedWhileALeaseIsClosed(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t), latency: trip}

@@ -263,7 +263,7 @@ func TestAnAllOfHeldKeysAsksNoStore(t *testing.T) {
 }
 
 // A denial of one limit leaves what is held of the other.
-func TestWhatAnAllDoesNotTakeStaysHeld(t *testing.T) {
+func TestADeniedAllLeavesHeldEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := lease.New(memory(t, stopped), life)
 		require.NoError(t, err)

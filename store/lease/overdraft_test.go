@@ -46,7 +46,7 @@ func TestOverdraftDoesNotWait(t *testing.T) {
 }
 
 // What is owed is charged by the next sweep, and by Close.
-func TestWhatIsOwedIsCharged(t *testing.T) {
+func TestDebtsAreCharged(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)
@@ -68,7 +68,7 @@ func TestWhatIsOwedIsCharged(t *testing.T) {
 
 // What was charged beyond the limit is no longer owed. The denial that comes with it is the only
 // one.
-func TestWhatIsOverdrawnIsChargedOnce(t *testing.T) {
+func TestOverdraftsAreChargedOnce(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		for _, overdraft := range []int{1, 2, 4} {
 			lent := (overdraft + 1) / 2
@@ -95,7 +95,7 @@ func TestWhatIsOverdrawnIsChargedOnce(t *testing.T) {
 
 // A caller that is lent an event gets what is known to be left, minus what is owed. The key does
 // not look like a new one.
-func TestWhatIsLeftBesideWhatIsLent(t *testing.T) {
+func TestLentEventsLeaveTheRemainingLessTheDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t, stopped), latency: trip}
 		d := newLease(t, newLimiter(t, "fixed_window", s, perSecond), 100*trip, lease.WithOverdraft(16))
@@ -189,7 +189,7 @@ func TestNothingIsLentWhileTheStoreIsFull(t *testing.T) {
 }
 
 // Once the store has room again it is lent as before.
-func TestWhatHasRoomAgainIsLent(t *testing.T) {
+func TestEventsAreLentOnceThereIsRoomAgain(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)
@@ -213,7 +213,7 @@ func TestWhatHasRoomAgainIsLent(t *testing.T) {
 
 // What was paid is not charged again if a later call of the same fetch fails, and what was granted
 // is held.
-func TestWhatWasPaidIsNotChargedAgainAfterAnError(t *testing.T) {
+func TestPaidDebtsAreNotChargedAgainAfterAnError(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)

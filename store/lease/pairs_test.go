@@ -124,7 +124,7 @@ func TestPeekAddsNothingHeldUnderAnotherLimit(t *testing.T) {
 }
 
 // An event that was lent can be refunded wherever it is: owed, paid by a lease, or paid long ago.
-func TestWhatWasLentCanBeRefunded(t *testing.T) {
+func TestLentEventsCanBeRefunded(t *testing.T) {
 	for name, after := range map[string]time.Duration{"owed": 0, "leased": 20 * time.Millisecond, "lapsed": 150 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
 			p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerSecond(100))
@@ -167,7 +167,7 @@ func TestTheLimitFunctionIsAskedOnceACall(t *testing.T) {
 
 // Several limits on one lease are told as they stand: what another one denies is not charged, and
 // a look counts what is held here, as Peek does.
-func TestWhatSeveralLimitsAreToldIsWhatPeekSays(t *testing.T) {
+func TestSeveralLimitsReportWhatPeekReturns(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s, err := lease.New(memory(t), 2*time.Second)

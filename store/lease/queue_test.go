@@ -363,7 +363,7 @@ func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
 
 // When an All is denied, what another of its limits has left is reported without the calls that are
 // admitted before, even if it has no room for all waiters.
-func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
+func TestADenialOfManyReportsWhatOtherLimitsHaveLeft(t *testing.T) {
 	for _, wide := range []int{100, 50} {
 		synctest.Test(t, func(t *testing.T) {
 			d, s := onStopped(t, time.Second)
@@ -384,7 +384,7 @@ func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
 }
 
 // What a batch takes from a limit replaces what was known about it before.
-func TestWhatABatchHasTakenIsKnown(t *testing.T) {
+func TestABatchReplacesWhatWasKnownOfALimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := onStopped(t, time.Second)
 		bucket := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 500}
@@ -767,7 +767,7 @@ func TestNobodyLooksWhereALimitIsNotEmptied(t *testing.T) {
 }
 
 // A denied call of several events forgets no denial of one, and ends one if it finds room.
-func TestWhatADenialOfSeveralEventsSaysOfOne(t *testing.T) {
+func TestADenialOfSeveralEventsKeepsTheDenialOfOne(t *testing.T) {
 	for _, free := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			d, s := onStopped(t, time.Second)

@@ -430,7 +430,7 @@ func TestAKeyInUseIsNotForgotten(t *testing.T) {
 
 // What other limits have reported with a denial is known for half a TTL. It denies only together
 // with what denies, and admits nothing.
-func TestWhatIsKnownBesideADenialAdmitsNothing(t *testing.T) {
+func TestReportsWithADenialAdmitNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := onStopped(t, time.Second)
 		tight, wide, wider := newLimiter(t, "fixed_window", d, ratelimit.PerHour(30)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(1000)), newLimiter(t, "sliding_window", d, ratelimit.PerDay(2000))

@@ -300,7 +300,7 @@ func (s *Store) Reset(_ context.Context, ns *store.Namespace, key string) error 
 }
 
 var (
-	errNotMade      = fmt.Errorf("%w: memstore: Store not made by New", store.ErrStore)
+	errNotMade      = fmt.Errorf("%w: memstore: the Store was not made by New", store.ErrStore)
 	errTooManyRules = fmt.Errorf("%w: memstore: more than %d rules", store.ErrStore, maxRules)
 )
 

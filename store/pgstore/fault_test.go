@@ -287,7 +287,7 @@ func TestAServerThatHangsTakesNoLongerThanTheTimeout(t *testing.T) {
 }
 
 // A caller whose context ends while its call is on its way has no use of the events.
-func TestWhatIsChargedForACallerWhoHasLeftIsRefunded(t *testing.T) {
+func TestChargesForACallerThatHasLeftAreRefunded(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
 		proxy := pgtest.StartProxy(t, pgtest.Shared(t).Addr())

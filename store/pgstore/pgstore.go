@@ -5,32 +5,21 @@
 //	...
 //	err = st.Migrate(ctx) // or hand Schema to your migration tool
 //
-// Decisions run in Go, by the same code as in memory, and use the clock of the server. A decision on several
-// limits is one transaction over any keys. [The guide for operators] has the permissions, the costs and the
-// sizes.
+// Decisions run in Go, by the same code as in memory, and use the server's clock. A decision on several limits is
+// one transaction over any keys. [The guide for operators] explains how calls share transactions, and has the
+// permissions, the costs and the sizes. A pooler such as PgBouncer may be in transaction mode.
 //
-// # How a decision is made
-//
-// A call that comes alone reads its row without a lock, and writes it if nobody has changed it meanwhile: two
-// round trips, or one for a denial. When many callers come at once, and for several limits, the store locks all
-// rows, decides on all calls, writes and commits, in two round trips, or three if rows are new. Many calls share
-// such a transaction. Only these wait for rows that others hold, so that the end of a caller's time costs no connection. All of them lock rows, and then insert rows, in the order of their keys, so they cannot deadlock.
-//
-// The store changes no settings of the session, and needs no prepared statement to be there, so a pooler such as
-// PgBouncer may be in transaction mode. At most 16 connections of the pool are used at once. Calls that could not be
-// answered in time are refused ([store.ErrOverloaded]). Query tracers of the pool do not see the store's statements.
-//
-// Rows whose state has ended are deleted a few at a time, by the calls that write. There is no goroutine and
-// nothing to close: the pool stays yours.
+// Calls that write also delete rows whose state has ended, a few at a time. There is no goroutine and nothing to
+// close: the pool stays yours.
 //
 // # Errors
 //
 // A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its context's deadline,
-// whichever is nearer, even if the server hangs or somebody else's transaction has locked the row. If the context
-// ends, the error is ctx.Err(), and what the call charged is refunded. Every other error wraps [store.ErrStore].
-// After [store.ErrTimeout] the events may be charged, because the answer to a COMMIT was lost. After all other
-// errors nothing is charged. Calls that have certainly charged nothing, such as those of a deadlock, are tried again while
-// there is time.
+// whichever is earlier, even if the server hangs or another transaction has locked the row. If the context ends,
+// the error is ctx.Err(), and the call's charge is refunded. Every other error wraps [store.ErrStore]. After
+// [store.ErrTimeout], the events may be charged, because the answer to a COMMIT was lost. After all other errors,
+// nothing is charged. The store retries a call that has certainly charged nothing, such as one that met a
+// deadlock, while there is time. Calls that cannot be answered in time are refused ([store.ErrOverloaded]).
 //
 // [The guide for operators]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/postgres.md
 package pgstore
@@ -97,7 +86,7 @@ func WithTable(name string) Option {
 func WithTimeout(d time.Duration) Option {
 	return func(s *Store) error {
 		if d <= 0 || d > 24*time.Hour {
-			return fmt.Errorf("%w: timeout %v is not positive, or more than a day", store.ErrInvalidOption, d)
+			return fmt.Errorf("%w: WithTimeout(%v), want above 0 and at most 24h", store.ErrInvalidOption, d)
 		}
 		s.timeout = d
 		return nil
@@ -112,7 +101,7 @@ func WithTimeout(d time.Duration) Option {
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
-			return fmt.Errorf("%w: clock is nil", store.ErrInvalidOption)
+			return fmt.Errorf("%w: WithClock(nil)", store.ErrInvalidOption)
 		}
 		s.clock, s.setBack = now, false
 		return nil
@@ -133,12 +122,12 @@ func WithUnlogged() Option {
 // option cannot be used.
 func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 	if pool == nil {
-		return nil, fmt.Errorf("%w: pool is nil", store.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: the pool is nil", store.ErrInvalidOption)
 	}
 	s := &Store{pool: pool, name: []string{defaultTable}, timeout: defaultTimeout, setBack: true}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: option is nil", store.ErrInvalidOption)
+			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
 		}
 		if err := opt(s); err != nil {
 			return nil, err
@@ -169,7 +158,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 }
 
 // errNotMade is the error of a Store without a pool.
-var errNotMade = fmt.Errorf("%w: pgstore: Store not made by New", store.ErrStore)
+var errNotMade = fmt.Errorf("%w: pgstore: the Store was not made by New", store.ErrStore)
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {

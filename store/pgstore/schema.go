@@ -23,7 +23,7 @@ func tableName(name string) ([]string, error) {
 	}
 	for _, part := range parts {
 		if part == "" || len(part) > maxIdentifier || strings.ContainsAny(part, "\x00\"") {
-			return nil, fmt.Errorf("%w: table %q is not table or schema.table, of 1 to %d bytes each", store.ErrInvalidOption, name, maxIdentifier)
+			return nil, fmt.Errorf("%w: table %q: want table or schema.table, with names of 1 to %d bytes", store.ErrInvalidOption, name, maxIdentifier)
 		}
 	}
 	return parts, nil
@@ -131,7 +131,7 @@ func (s *Store) layout(ctx context.Context, q querier) (finding, err error) {
 	case got == "":
 		return errNoTable, nil
 	case got != want:
-		return fmt.Errorf("the table %s has another layout: it has %s, want %s. Choose another name by WithTable", s.table(), got, want), nil
+		return fmt.Errorf("the table %s has other columns: it has %s, want %s. Set another name with WithTable", s.table(), got, want), nil
 	}
 	return nil, nil
 }

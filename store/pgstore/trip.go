@@ -81,9 +81,9 @@ func until(conn *pgxpool.Conn, end time.Time) (release func()) {
 	}
 }
 
-// decide decides on calls. It returns the error of the connection or an answer of the server, which is that of all
-// calls that are not done and have no error of their own; and whether it took several attempts. Unless it waits, calls whose rows
-// others hold fail with errHeld.
+// decide decides on calls. Its error is that of the connection, or an answer of the server. It applies to all calls that
+// are not done and have no error of their own. twice reports whether it took several attempts. Unless it waits, calls
+// whose rows others hold fail with errHeld.
 func (s *Store) decide(conn *pgxpool.Conn, calls []*call, waits bool) (twice bool, err error) {
 	b := newBatch(calls)
 	if len(b.rows) == 1 && len(calls) == 1 {
@@ -280,7 +280,7 @@ func (s *Store) commit(conn *pgconn.PgConn, b *batch, update []*row, inserted in
 	p.add(commit, nil)
 	err := p.run(conn, nil)
 	if err == nil && p.last != commit {
-		err = fmt.Errorf("the server has answered %q to a COMMIT", p.last)
+		err = fmt.Errorf("the server answered COMMIT with %q", p.last)
 	}
 	return whileWriting(err)
 }

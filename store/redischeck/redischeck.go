@@ -38,7 +38,7 @@ const (
 func Run(ctx context.Context, s *redisstore.Store) ([]string, error) {
 	c := check{View: redisview.Of(s), store: s}
 	if c.View == nil {
-		return nil, fmt.Errorf("%w: redischeck: Store not made by redisstore.New", store.ErrStore)
+		return nil, fmt.Errorf("%w: redischeck: the Store was not made by redisstore.New", store.ErrStore)
 	}
 	limited, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()

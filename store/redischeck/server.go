@@ -175,7 +175,7 @@ func (n *server) setting(ctx context.Context, name string) (string, error) {
 	if value, ok := val.(string); ok {
 		return value, nil
 	}
-	return "", errors.New("the server does not tell")
+	return "", errors.New("the server does not report it")
 }
 
 // clock compares the server's clock with this process's, or with that of WithClock.

@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// leastACL is the least that a user needs, as in the package documentation.
+// leastACL is the least that a user needs, as in docs/redis.md.
 const leastACL = "~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim"
 
 // leastCommands returns the commands of leastACL.
@@ -47,9 +47,11 @@ func userOf(t *testing.T, server *redistest.Server, list string) *redis.Client {
 }
 
 func TestTheDocumentedPermissionsAreThoseOfTheScripts(t *testing.T) {
-	doc, err := os.ReadFile("redisstore.go")
+	guide, err := os.ReadFile("../../docs/redis.md")
 	require.NoError(t, err)
-	require.Contains(t, string(doc), "//\t"+leastACL+"\n")
+	require.Contains(t, string(guide), "\n    "+leastACL+"\n")
+	reset, err := os.ReadFile("redisstore.go")
+	require.NoError(t, err)
 	tried, err := os.ReadFile("../redischeck/permissions.go")
 	require.NoError(t, err)
 	files, err := filepath.Glob("../../scripts/*.lua")
@@ -61,7 +63,7 @@ func TestTheDocumentedPermissionsAreThoseOfTheScripts(t *testing.T) {
 		}
 		return names
 	}
-	run := commands(doc, `redis\.call\('([A-Z]+)'`)
+	run := commands(reset, `redis\.call\('([A-Z]+)'`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

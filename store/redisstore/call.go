@@ -121,10 +121,10 @@ func refund(c store.Receipt) string {
 	return string(append(text, over...))
 }
 
-// takes are what plain takes of the first rules say.
+// takes are the texts of plain takes by the first rules.
 var takes = [...]any{"0", "1", "2", "3", "4"}
 
-// what says what r is, in a group.
+// what returns the text for r's rule and operation in a group.
 func (r *request) what() any {
 	switch {
 	case r.op != "take":

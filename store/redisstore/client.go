@@ -150,7 +150,7 @@ func inline(client Client, timeout time.Duration) process {
 	}
 }
 
-var errPanic = errors.New("a hook panicked")
+var errPanic = errors.New("a hook of the client panicked")
 
 // onGoroutine is for all other clients. The goroutine lasts as long as the client's own
 // timeouts. By then ctx has ended, so an abandoned command that still waits for a

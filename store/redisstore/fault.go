@@ -1,7 +1,7 @@
 package redisstore
 
-// Calls without a reply for their caller: the class of their failure, and what is given back if they are answered when
-// their caller has left.
+// Calls without a reply for their caller: the class of their failure, and the refund if the reply arrives after the
+// caller has left.
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 // fault is a failed call, as the caller sees it.
 type fault = carrier.Failure
 
-// faultOf is err, of a call that has no reply, as a fault.
+// faultOf returns err, the error of a call without a reply, as a fault.
 func faultOf(err error) *fault {
 	var f *fault
 	switch {
@@ -29,7 +29,7 @@ func faultOf(err error) *fault {
 	case errors.Is(f.Err, errReading):
 		return &fault{Class: store.ErrStore, Err: f.Err}
 	case errors.Is(f.Class, store.ErrTimeout) && unreadable(f.Err):
-		f.What = "a reply that cannot be read, the outcome is unknown"
+		f.What = "the reply cannot be parsed, so the outcome is unknown"
 	}
 	return f
 }
@@ -48,9 +48,9 @@ func timedOut(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.As(err, &n) && n.Timeout() // as that of a deadline is
 }
 
-// refusing are the answers of a server that cannot work now and has changed nothing, and whether another node has the
-// key, or is to have it. READONLY and NOREPLICAS count too: a script gets them at its first write, so nothing is written
-// before.
+// refusing has the answers of a server that cannot work now and has changed nothing. A value is true if another node has
+// the key, or is to have it. READONLY and NOREPLICAS are among them, because a script gets them at its first write, so it
+// has written nothing.
 var refusing = map[string]bool{
 	"LOADING": false, "READONLY": true, "TRYAGAIN": true, "CLUSTERDOWN": true, "MASTERDOWN": false, "NOREPLICAS": false,
 	"BUSY": false, "MOVED": true, "ASK": true,
@@ -98,7 +98,7 @@ func codeOf(answer string) string {
 	return code
 }
 
-var errReply = errors.New("not the reply of a script of limiters")
+var errReply = errors.New("the reply is not that of a limiter script")
 
 // unreadable reports whether err is about a reply that is not of integers. The client has
 // no type for such errors.
@@ -113,11 +113,11 @@ func busy(err error) bool {
 		errors.Is(err, redis.ErrAutoPipelineQueueFull) || errors.Is(err, redis.ErrAutoPipelineTimeout)
 }
 
-// A caller leaves when its context ends. If its call had been sent, the decision comes when
-// nobody is there to take it. What it charged is then given back. A call that ends by the store's
-// own timeout is another case: its caller may go on by another answer, and what was charged stays.
+// A caller leaves when its context ends. If its call had been sent, the decision arrives when nobody is
+// there to use it, so its charge is refunded. The charge of a call that ends by the store's own timeout
+// stays, because its caller may continue with the answer of a fallback.
 
-// left is the error of a call whose caller has left a client that goes on.
+// left is the error of a call whose caller has left while the client is still making the call.
 type left struct {
 	error
 	wait func(ctx context.Context) (ended bool, err error) // until the client has ended the call, or ctx ends
@@ -203,7 +203,7 @@ func (s *Store) refunds(c *call, values []int64) (list []*call) {
 	return list
 }
 
-// votes reports whether a denial of r keeps all else from being charged.
+// votes reports whether a denial of r keeps all other requests from being charged.
 func (r *request) votes() bool { return r.is("take") || r.is("gate") || r.is("upto") }
 
 // is reports whether the operation of r has this name.
@@ -212,8 +212,8 @@ func (r *request) is(name string) bool {
 	return op == name
 }
 
-// charged is how many events were charged by reply so that they can be given back, if all that vote are
-// OK. Those of a Charge were used before, and the renewal of a slot charges nothing.
+// charged returns how many events of reply can be refunded, provided that all requests that vote are OK. The events
+// of a Charge were used before, and the renewal of a slot charges nothing.
 func (r *request) charged(reply store.Reply) int64 {
 	renews := r.rule.Held && r.op != "take" && r.op != "shadow"
 	switch {

@@ -16,7 +16,7 @@ import (
 
 // A caller leaves while the reply to its call is on the way. What it was charged is given back,
 // unless it is told of the decision all the same.
-func TestWhatACallerWhoHasLeftWasChargedIsGivenBack(t *testing.T) {
+func TestChargesOfACallerThatLeftAreRefunded(t *testing.T) {
 	t.Parallel()
 	const limit = 1000
 	server, proxy := clusterOfOne(t)
@@ -87,7 +87,7 @@ func TestWhatACallerWhoHasLeftWasChargedIsGivenBack(t *testing.T) {
 }
 
 // The same at the caller's deadline.
-func TestWhatWasChargedAfterADeadlineIsGivenBack(t *testing.T) {
+func TestChargesAfterADeadlineAreRefunded(t *testing.T) {
 	t.Parallel()
 	const limit = 1000
 	server, proxy := clusterOfOne(t)

@@ -47,27 +47,27 @@ func (s *Store) where(ns *store.Namespace, key string) string {
 // slots, and a server runs one script for each call. Keys of one tag are in one slot, and are
 // decided on together. docs/scaling.md has what a cluster serves with them.
 //
-// All processes must use the same n. With another n all counts begin anew. A tag is the least that can
-// move from one master to another, so n should be at least ten times the number of masters. A key that
-// many callers ask for, and all others of its tag, are on one master.
+// All processes must use the same n. If n changes, all counts start from zero. The keys of a tag move
+// together from one master to another, so n should be at least ten times the number of masters. A key
+// that many callers ask for shares its master with all other keys of its tag.
 //
-// The tags stand evenly among the slots, so masters with equal ranges have equally many of them. The
-// tag of a key depends on that key and n alone, and is the same in every version. WithHashTags is
-// [store.ErrInvalidOption] if the client is not a *redis.ClusterClient: others gain nothing by it.
+// The tags are spread evenly over the slots, so masters with equal ranges have equally many tags. The
+// tag of a key depends only on the key and n, and is the same in every version. New returns
+// [store.ErrInvalidOption] if the client is not a *redis.ClusterClient, because only a cluster has slots.
 func WithHashTags(n int) Option {
 	return func(s *Store) error {
 		if n < 1 || n > mostSlots {
-			return fmt.Errorf("%w: %d hash tags, want 1 to %d", store.ErrInvalidOption, n, mostSlots)
+			return fmt.Errorf("%w: WithHashTags(%d), want 1 to %d", store.ErrInvalidOption, n, mostSlots)
 		}
 		s.tags = hashTags(n)
 		return nil
 	}
 }
 
-// checkTags refuses tags for clients that gain nothing by them.
+// checkTags refuses tags for clients on which they have no effect.
 func (s *Store) checkTags(client Client) error {
 	if _, cluster := client.(*redis.ClusterClient); s.tags != nil && !cluster {
-		return fmt.Errorf("%w: WithHashTags is for a *redis.ClusterClient, and does nothing with a %T", store.ErrInvalidOption, client)
+		return fmt.Errorf("%w: WithHashTags needs a *redis.ClusterClient, because it has no effect with a %T", store.ErrInvalidOption, client)
 	}
 	return nil
 }
@@ -140,13 +140,13 @@ var crc16 = func() (table [256]uint16) {
 	return table
 }()
 
-// WithLabel adds label to what Redis knows of who holds a slot of package inflight, which is the
-// host and the process: "web-3:4711:exports". "ratelimit key" lists it. Label is 1 to 64 bytes of
-// printable UTF-8, or else [store.ErrInvalidOption]. It does nothing for rates.
+// WithLabel adds label to the holder that Redis stores for a slot of package inflight. A holder is the
+// host and the process, as in "web-3:4711:exports", and "ratelimit key" lists it. WithLabel returns
+// [store.ErrInvalidOption] unless label is 1 to 64 bytes of printable UTF-8. It has no effect on rates.
 func WithLabel(label string) Option {
 	return func(s *Store) error {
 		if label == "" || len(label) > maxName || !utf8.ValidString(label) || strings.ContainsFunc(label, unprintable) {
-			return fmt.Errorf("%w: the label %q is not 1 to %d bytes of printable UTF-8", store.ErrInvalidOption, label, maxName)
+			return fmt.Errorf("%w: WithLabel(%q), want 1 to %d bytes of printable UTF-8", store.ErrInvalidOption, label, maxName)
 		}
 		s.label = label
 		return nil

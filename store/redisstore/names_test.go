@@ -84,7 +84,7 @@ func TestWithHashTagsIsForClusters(t *testing.T) {
 	for _, other := range []Client{single, ring} {
 		_, err := New(other, WithHashTags(16))
 		require.ErrorIs(t, err, store.ErrInvalidOption)
-		require.ErrorContains(t, err, "is for a *redis.ClusterClient")
+		require.ErrorContains(t, err, "needs a *redis.ClusterClient")
 	}
 	s, err := New(cluster, WithHashTags(2))
 	require.NoError(t, err)

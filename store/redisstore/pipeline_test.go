@@ -426,7 +426,7 @@ func TestOneCallerIsServedFarAway(t *testing.T) {
 
 // Callers with less time than trips once took find out that trips are shorter now: one of
 // them is sent all the same, now and then.
-func TestWhatATripTakesIsLearntAgain(t *testing.T) {
+func TestShorterTripsAreLearnedAgain(t *testing.T) {
 	const trip = 300 * time.Millisecond
 	client := redistest.Start(t).Client(t)
 	_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1) // the server has the script
@@ -453,7 +453,7 @@ func TestCallsThatAreTooShortForTheWay(t *testing.T) {
 	s.Warmed(1, time.Minute)
 	_, err := s.Take(context.Background(), space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrTimeout)
-	require.ErrorContains(t, err, "nothing was sent: a round trip takes longer than the call may")
+	require.ErrorContains(t, err, "nothing was sent: a round trip takes longer than the call has left")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err = s.Take(ctx, space, "k", limit, 1)

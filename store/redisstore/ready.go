@@ -1,6 +1,6 @@
 package redisstore
 
-// Ready, which makes connections ahead, and commands that are no decisions.
+// Ready, which makes connections ahead, and commands other than decisions.
 
 import (
 	"context"
@@ -16,19 +16,18 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// readyTimeout is the time of a Ready, if its context has no nearer deadline.
+// readyTimeout is the longest time of a Ready.
 const readyTimeout = 5 * time.Second
 
-// Ready makes the connections that many callers at once will use, up to 16 to each
-// server. It also has each server load the scripts of the limiters made so far. Call it
-// at the start of a program whose server is some milliseconds away. Without it the first
-// calls make the connections, and those that take longer than the timeout fail.
+// Ready opens the connections that many concurrent callers will use, up to 16 to each server. It also
+// loads the scripts of the limiters made so far on each server. Call it at startup if the server is
+// some milliseconds away. Without Ready, the first calls open the connections, and fail if that takes
+// longer than the timeout.
 //
-// Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own or wraps
-// [store.ErrStore]: no server is reached, or it refuses the password. The store still
-// works after an error, once its servers do. If the user may not run SCRIPT LOAD, the
-// first calls load the scripts. Behind an AutoPipeliner, or a client that this package does
-// not know, Ready only asks whether a server answers.
+// Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own, or wraps [store.ErrStore] if
+// no server can be reached or the password is refused. After an error, the store works as soon as its
+// servers do. If the user may not run SCRIPT LOAD, the first calls load the scripts. Behind an
+// AutoPipeliner, or a client that this package does not know, Ready only checks that a server answers.
 func (s *Store) Ready(ctx context.Context) error {
 	if s.link == nil {
 		return errNotMade

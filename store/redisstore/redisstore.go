@@ -1,44 +1,26 @@
-// Package redisstore keeps the state of rate limiters in Redis, so that any number of processes
-// share it. It works with every go-redis client: single, Sentinel, Cluster, Ring and
-// auto-pipelined. The least versions are Redis 6.2 and Valkey 7.2. [The guide for operators]
-// has more.
+// Package redisstore keeps the state of rate limiters in Redis, for any number of processes. It works
+// with every go-redis client: single, Sentinel, Cluster, Ring and auto-pipelined. It requires Redis
+// 6.2 or Valkey 7.2, or later.
 //
-// A decision is one EVALSHA in one round trip. The same holds for a decision on several limits if their
-// keys are on one server, and on a cluster or a ring if the limits have the same key, or keys with one
-// hash tag ([WithHashTags]). Decisions use the server's clock. Every key has a TTL. Events whose state a
-// server loses in a crash, failover or eviction may be admitted again.
+// A decision is one EVALSHA in one round trip, and uses the server's clock. A decision on several
+// limits is one too if their keys are on one server. On a cluster or a ring, the limits need the
+// same key or hash tag ([WithHashTags]). If a server loses state in a crash, a failover or an
+// eviction, it may admit the same events again.
 //
-// A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its
-// context's deadline, whichever is nearer, even if the server hangs. Callers should have twice
-// the timeout, because a fallback does not count a call that ended at its own deadline as a failure.
+// Set ContextTimeoutEnabled in the client's options, and make the store before you use the client.
+// [The guide for operators] has other settings and permissions. Package redischeck checks them.
+//
+// A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its context's
+// deadline, whichever is earlier, even if the server hangs. Give callers twice the timeout, because
+// a fallback does not count a call that ends at its own deadline as a failure.
 //
 // # Errors
 //
-// If the context ends, the error is ctx.Err(). If the call had been sent, what it charged is given back
-// when the reply comes, unless it was a Charge. Every other error wraps [store.ErrStore]. After
-// [store.ErrTimeout] the events may be charged, unless the error says that nothing was sent.
-// After all others nothing ran. A call that has certainly not run is tried again while there is time.
-// Nothing is sent twice.
-//
-// # Clients
-//
-// Set ContextTimeoutEnabled in the client's options. Package redischeck finds this and most other
-// settings. [New] adds a hook to the client: before a connection over TLS is written to, it
-// checks whether the server has closed it. Make the store before you use the client.
-//
-// At most 16 connections of a *redis.Client are used at once. Further calls wait, and
-// then share a round trip and a script. Those that could not be answered in time are refused
-// ([store.ErrOverloaded]). A Refund, and the renewal of a slot of package inflight, makes room for
-// others: it goes first, and is not refused for want of room.
-//
-// # Permissions
-//
-// With the default prefix, a user needs at least
-//
-//	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
-//
-// [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring +ping.
-// Package redischeck also uses +info and +config|get if allowed.
+// If the context ends, the error is ctx.Err(), and the call's charge is refunded, unless it was a
+// Charge. Every other error wraps [store.ErrStore]. After [store.ErrTimeout], the events may be
+// charged, unless the error says that nothing was sent. After all other errors, nothing is charged.
+// The store retries calls that certainly did not run, and no others. Calls that cannot be answered
+// in time are refused ([store.ErrOverloaded]).
 //
 // [The guide for operators]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/redis.md
 package redisstore
@@ -81,18 +63,18 @@ const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) en
 // Store keeps state in Redis. It is made by [New] and safe for concurrent use. There is
 // nothing to close: the client stays the caller's.
 //
-// The Redis key of a state ends in a hash tag made of the user's key alone, so several
-// limits of one user share a slot ([WithHashTags] has other tags). User keys with braces, or longer than 128 bytes,
-// appear as a SHA-256, so no user key can set the tag of another.
+// The Redis key of a state ends in a hash tag that is made only of the user's key, so several limits of
+// one user share a slot ([WithHashTags] uses other tags). User keys with braces, or longer than 128
+// bytes, appear as a SHA-256, so no user key can set the tag of another.
 type Store struct {
 	shown
 	link    *link
 	prefix  string // up to the name of the rule
 	timeout time.Duration
 	clock   func() time.Time // nil: the server's TIME
-	tags    []string         // the hash tags of all keys; nil if each user's key is one
+	tags    []string         // the hash tags of all keys; nil if each user's key is its own tag
 	label   string           // of holder
-	holder  func() string    // who holds the slots that are taken
+	holder  func() string    // returns the text that names the holder of slots
 
 	reset   *script
 	scripts script // of no rule; those of rules come from it, which are few and never change
@@ -106,14 +88,14 @@ type shown = redisview.Shown
 // Option is an optional setting of [New].
 type Option func(*Store) error
 
-// WithPrefix sets the beginning of every key, "rl" by default. Two stores on one server
-// share the state of equal limiters if and only if their prefixes are equal. No prefix
-// should continue another with a colon: keys of "a" and "a:1:b" could meet. A prefix with
-// a brace is [store.ErrInvalidOption], because the hash tag must be the user's key.
+// WithPrefix sets the beginning of every key, "rl" by default. Two stores on one server share the
+// state of equal limiters if and only if their prefixes are equal. No prefix should extend another one
+// by a colon and more, because keys of "a" and "a:1:b" could be equal. WithPrefix returns
+// [store.ErrInvalidOption] if the prefix has a brace, because the hash tag must be the user's key.
 func WithPrefix(prefix string) Option {
 	return func(s *Store) error {
 		if strings.ContainsAny(prefix, "{}") {
-			return fmt.Errorf("%w: prefix %q has a brace", store.ErrInvalidOption, prefix)
+			return fmt.Errorf("%w: WithPrefix(%q): the prefix must not contain braces", store.ErrInvalidOption, prefix)
 		}
 		s.prefix = prefix
 		return nil
@@ -121,45 +103,46 @@ func WithPrefix(prefix string) Option {
 }
 
 // WithTimeout sets how long a call may take, including the wait for a connection. It must be
-// positive, and at most a day. The default is 250 ms. A nearer deadline of the call's context comes first.
-// The last quarter of the timeout is kept for the server: a call that has no connection
+// positive, and at most a day. The default is 250 ms. An earlier deadline of the call's context takes
+// precedence. The last quarter of the timeout is kept for the server, so a call that has no connection
 // by then fails.
 //
-// If it is short, a busy process takes its own delays for a slow server. If it is long,
-// callers wait for as long when an outage begins. docs/redis.md says how to choose it.
+// If the timeout is too short, a busy process mistakes its own delays for a slow server. If it is
+// long, callers wait that long when an outage begins. docs/redis.md explains how to choose it.
 func WithTimeout(d time.Duration) Option {
 	return func(s *Store) error {
 		if d <= 0 || d > 24*time.Hour {
-			return fmt.Errorf("%w: timeout %v is not positive, or more than a day", store.ErrInvalidOption, d)
+			return fmt.Errorf("%w: WithTimeout(%v), want above 0 and at most 24h", store.ErrInvalidOption, d)
 		}
 		s.timeout = d
 		return nil
 	}
 }
 
-// WithClock makes decisions use now instead of the server's clock, for tests and for
-// servers that refuse TIME in scripts. All stores with the same prefix must use a clock
-// of the same kind. A reading outside the years 1740 to 2199 is [store.ErrStore].
+// WithClock makes decisions use now instead of the server's clock, for tests and for servers that
+// refuse TIME in scripts. All stores with the same prefix must use a clock of the same kind. If now
+// returns a time outside the years 1740 to 2199, calls return [store.ErrStore].
 //
-// Stored time never goes back: a caller whose clock is ahead by s delays the others by at
-// most s. (By a calendar it must not be ahead by more than two windows: see Errors.) Keys still expire by the server's clock, so state is lost early if the caller's
-// clock is slow or stands still.
+// Stored time never goes back, so a caller whose clock is ahead by s delays the others by at most s.
+// For a limit by calendar, a clock must not be ahead by more than two windows ([store.ErrClock]). Keys
+// still expire by the server's clock, so state is lost early if the caller's clock is slow or stopped.
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
-			return fmt.Errorf("%w: clock is nil", store.ErrInvalidOption)
+			return fmt.Errorf("%w: WithClock(nil)", store.ErrInvalidOption)
 		}
 		s.clock = now
 		return nil
 	}
 }
 
-// New returns a store that uses client. It does not wait for a server: one that is unreachable shows in
-// the first call, or in [Store.Ready]. It adds a hook to the client, and closes idle
-// connections over TLS that were made before. A nil client is [store.ErrInvalidOption].
+// New returns a store that uses client. It does not connect: an unreachable server is reported by the
+// first call, or by [Store.Ready]. New adds a hook to the client, which checks before each write over TLS
+// whether the server has closed the connection. New closes idle connections over TLS that were made
+// before. It returns [store.ErrInvalidOption] if client is nil.
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
-		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: the client is nil", store.ErrInvalidOption)
 	}
 	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript)}
 	if err := options.Apply(s, opts); err != nil {
@@ -180,7 +163,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 }
 
 // errNotMade is the error of a Store without a client.
-var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrStore)
+var errNotMade = fmt.Errorf("%w: redisstore: the Store was not made by New", store.ErrStore)
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -193,8 +176,8 @@ func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 	return err
 }
 
-// period is the Period of r as scripts/groups.lua has it: of a calendar with the edges around the
-// caller's time, and of slots with who holds them.
+// period returns the Period of r in the form of scripts/groups.lua. A calendar adds the edges of windows
+// around the caller's time, and slots add their holder.
 func (s *Store) period(r *request) any {
 	if r.rule.Held {
 		return periodOfHolder(r.limit, s.holder())
@@ -214,12 +197,12 @@ func (s *Store) period(r *request) any {
 	return string(text)
 }
 
-// Timeout is how long a call takes at most: see [WithTimeout].
+// Timeout returns the longest time that a call takes: see [WithTimeout].
 func (s *Store) Timeout() time.Duration { return s.timeout }
 
-// admit returns the budget of a call with ctx that begins now, and the server of the key named in; or the error of a call
-// that is refused. It comes before all else, so that a refusal costs little. A call that was admitted has to Leave. One
-// that goes ahead gives room to others: there are no more of these calls than events that were admitted.
+// admit returns the budget of a call with ctx that begins now, and the server of the key named in. It returns an error if
+// the call is refused. It comes before everything else, so that a refusal costs little. A call that was admitted must
+// Leave. Calls that go ahead make room for others, and are never more than the events that were admitted.
 func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Budget, v *server, err error) {
 	if s.link == nil {
 		return b, nil, errNotMade
@@ -250,8 +233,8 @@ func (s *Store) one(ctx context.Context, ahead bool, ns *store.Namespace, key, o
 	return reply[0], err
 }
 
-// ask makes r a request. The key in Redis is in, unless that is empty, because it was not needed before. A
-// Before is among the arguments of its operation.
+// ask fills in the request r. in is the key in Redis, or empty if it was not needed before. A Before is among the
+// arguments of the operation.
 func (s *Store) ask(r *request, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) {
 	if in == "" {
 		in = s.key(ns, key)
@@ -292,15 +275,15 @@ func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	return s.run(b, v, s.resetOf(s.key(ns, key)), reply[:])
 }
 
-// resetOf is the Reset of a key in Redis.
+// resetOf returns the call that resets a key in Redis.
 func (s *Store) resetOf(key string) *call {
 	return &call{script: s.reset, first: request{rule: noRule, op: "reset", key: key}}
 }
 
-// noRule is that of a Reset.
+// noRule is the rule of a Reset.
 var noRule = new(store.Rule)
 
-var errReading = errors.New("outside 1740 to 2199, where Lua can count µs")
+var errReading = errors.New("want a year from 1740 to 2199, in which Lua counts µs exactly")
 
 // now reads the caller's clock, in Unix µs.
 func (s *Store) now() (int64, error) {
@@ -311,15 +294,15 @@ func (s *Store) now() (int64, error) {
 	return 0, fmt.Errorf("the clock reads %v: %w", t, errReading)
 }
 
-// Stats is what a [Store] knows of its calls, to all servers. The counts only grow.
+// Stats has the counters of a [Store] for its calls to all servers. They only grow.
 type Stats struct {
 	UnderWay   int64         // calls that have not returned
 	Overloaded int64         // calls that ended with [store.ErrOverloaded], and were not sent
 	TooShort   int64         // calls that had less time than a round trip, and were not sent
-	RoundTrip  time.Duration // the shortest of late, to the farthest server; 0: not known
+	RoundTrip  time.Duration // the shortest recent one to the farthest server; 0 if not known
 }
 
-// Stats returns what is known up to now.
+// Stats returns the current counters.
 func (s *Store) Stats() Stats {
 	if s.link == nil {
 		return Stats{}

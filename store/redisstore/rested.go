@@ -19,10 +19,10 @@ import (
 // errRested is the error of a call for which a connection was found closed. Nothing was sent.
 var errRested = rested.ErrClosed
 
-// mostRested is how many connections a call finds closed before it waits for a while.
+// mostRested is the number of closed connections that a call tries before it pauses.
 const mostRested = 64
 
-// watcher is a hook that watches the connections which a client makes from now on.
+// watcher is a hook that watches the connections that a client makes from now on.
 type watcher struct{}
 
 func (watcher) DialHook(next redis.DialHook) redis.DialHook {

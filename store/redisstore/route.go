@@ -56,8 +56,8 @@ func (l *link) server(b carrier.Budget, key string) (*server, error) {
 	return l.of(c), nil
 }
 
-// of returns the server of c, which is the client, or that of one of its servers, or nil for whichever it chooses. One that is new may stand in the place
-// of another one, which goes then.
+// of returns the server of c. c is the store's client, the client of one of its servers, or nil for a server that the
+// store's client chooses. A new server may replace another one, which is then removed.
 func (l *link) of(c *redis.Client) *server {
 	if l.owner == nil || c == nil {
 		return l.whole

@@ -243,12 +243,12 @@ func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) 
 // parse reads a script's reply, four integers for each decision.
 func parse(list []int64, replies []store.Reply) error {
 	if len(list) != 4*len(replies) {
-		return fmt.Errorf("%w: the reply is %d integers, not %d", store.ErrStore, len(list), 4*len(replies))
+		return fmt.Errorf("%w: the reply has %d integers, want %d", store.ErrStore, len(list), 4*len(replies))
 	}
 	for i := range replies {
 		v := list[4*i : 4*i+4]
 		if v[0] < 0 || v[0] > 2 || v[0] == 2 && i == 0 { // the first one is no alternative
-			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
+			return fmt.Errorf("%w: a decision in the reply begins with %d, want 0 or 1", store.ErrStore, v[0])
 		}
 		if replies[i] = (store.Reply{Outcome: store.AdmittedIf(v[0] == 1), X: v[1], Y: v[2], Z: v[3]}); v[0] == 2 {
 			replies[i].Outcome = store.NotAsked

@@ -414,7 +414,7 @@ func TestABatchWithAClockThatLuaCannotCountIsAnError(t *testing.T) {
 }
 
 // A client sends what was abandoned as none.
-func TestWhatWasGivenUpChargesNothing(t *testing.T) {
+func TestAbandonedCallsChargeNothing(t *testing.T) {
 	t.Parallel()
 	for name, client := range servers(t) {
 		for _, algorithm := range algorithms {

@@ -32,21 +32,21 @@ func (g *bundle) fail(err error) {
 	}
 }
 
-var errApart = errors.New("the call failed beside others")
+var errApart = errors.New("the server refused a script with several calls")
 
 const (
-	// mostTogether is the most requests in a script, but for those of a single call. With 64
-	// the server does nothing else for about 0.3 ms.
+	// mostTogether is the most requests in a script, unless a single call has more. 64 requests
+	// keep the server from other work for about 0.3 ms.
 	mostTogether = 64
 
-	// notTogether is how long calls have a script each, after a server has refused a
-	// script of several keys.
+	// notTogether is how long each call has a script of its own after a server has refused a
+	// script with several keys.
 	notTogether = time.Minute
 )
 
-// refusesBatches reports whether err is the answer of a server that may accept one key
-// but not several. Either they are on different nodes, or the user may not use all of
-// them. It proves that nothing ran.
+// refusesBatches reports whether err is the answer of a server that may accept one key but not
+// several, because the keys are on different nodes, or because the user may not use all of them. Such
+// an answer proves that nothing ran.
 func refusesBatches(err error) bool {
 	return redis.HasErrorPrefix(err, "CROSSSLOT") || redis.HasErrorPrefix(err, "NOPERM")
 }
@@ -178,13 +178,13 @@ func (g *bundle) end(cmd redis.Cmder) {
 	}
 }
 
-// read reads the reply of scripts/groups.lua to several calls: of each request four elements. They
-// are integers, but the first of a call is a text if that failed.
+// read reads the reply of scripts/groups.lua to several calls. It has four elements per request. They
+// are integers, except that the first element of a failed call is a text.
 func (g *bundle) read(reply []byte) error {
 	r := reader{reply}
 	n, _, ok := r.next('*')
 	if !ok || n != int64(4*g.requests) {
-		return fmt.Errorf("%w: not a list of %d: %.100q", errReply, 4*g.requests, reply)
+		return fmt.Errorf("%w: want a list of %d: %.100q", errReply, 4*g.requests, reply)
 	}
 	values := make([]int64, n)
 	at := 0

@@ -123,7 +123,7 @@ func TestAReplyThatIsNotOneIsAnError(t *testing.T) {
 		for _, c := range replied(reply, 1, 1) {
 			require.ErrorIs(t, c.err, errReply, "%q", reply)
 			if reply != "*8\r\n" {
-				require.ErrorContains(t, c.err, "not a list of 8:")
+				require.ErrorContains(t, c.err, "want a list of 8:")
 			}
 		}
 	}

@@ -34,7 +34,7 @@ import (
 func NewClient(address string) (redis.UniversalClient, error) {
 	client, err := newClient(address)
 	if err != nil {
-		return nil, fmt.Errorf("%w: URL of Redis: %w", store.ErrInvalidOption, err)
+		return nil, fmt.Errorf("%w: Redis URL: %w", store.ErrInvalidOption, err)
 	}
 	return client, nil
 }
@@ -49,14 +49,14 @@ func newClient(address string) (redis.UniversalClient, error) {
 	}
 	u, err := url.Parse(address)
 	if err != nil { // which has the URL in it
-		return nil, errors.New("it cannot be read: write / ? # @ and % in a user name or a password as %2F %3F %23 %40 and %25")
+		return nil, errors.New("it cannot be parsed: in a user name or password, write / ? # @ and % as %2F %3F %23 %40 and %25")
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	switch {
 	case strings.Contains(address, "#"):
-		return nil, errors.New("it has a #: write that as %23")
+		return nil, errors.New("it contains a #: write # as %23")
 	case err != nil:
-		return nil, errors.New("its parameters cannot be read: write & and % in a value as %26 and %25")
+		return nil, errors.New("its parameters cannot be parsed: in a value, write & and % as %26 and %25")
 	}
 	kind, err := urlKindOf(u, query)
 	if err != nil {
@@ -69,12 +69,12 @@ func newClient(address string) (redis.UniversalClient, error) {
 	}
 	newClient, err := kind.parse(u)
 	if err != nil {
-		return nil, errors.New("its parameters do not fit together")
+		return nil, errors.New("its parameters cannot be combined")
 	}
 	return newClient(), nil
 }
 
-var errScheme = errors.New("want redis://, rediss://, redis+cluster://, rediss+cluster:// or unix:// in front, or host:port alone")
+var errScheme = errors.New("it must begin with redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://, or be host:port")
 
 // urlKind is what a URL leads to.
 type urlKind struct {
@@ -86,7 +86,7 @@ type urlKind struct {
 func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 	if u.Scheme == "unix" {
 		if u.Host != "" || u.Path == "" {
-			return k, errors.New("want the path of a socket, as in unix:///path/of/socket")
+			return k, errors.New("it has no socket path: want unix:///path/of/socket")
 		}
 		return urlKind{parse: single}, nil
 	}
@@ -96,11 +96,11 @@ func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 	case !slices.Contains([]string{"redis", "rediss", "redis+cluster", "rediss+cluster"}, u.Scheme):
 		return k, errScheme
 	case u.Hostname() == "":
-		return k, errors.New("it has no host: write / ? # and @ in a user name or a password as %2F %3F %23 and %40")
+		return k, errors.New("it has no host: in a user name or password, write / ? # and @ as %2F %3F %23 and %40")
 	case isCluster && path != "":
-		return k, errors.New("want no path: a cluster has one database")
+		return k, errors.New("it must not have a path, because a cluster has only one database")
 	case path != "" && notNumber != nil:
-		return k, errors.New("its path is not the number of a database: write a / in a user name or a password as %2F")
+		return k, errors.New("its path is not the number of a database: in a user name or password, write / as %2F")
 	case isCluster:
 		return urlKind{parse: cluster}, nil
 	case query.Has("master_name"):
@@ -114,11 +114,11 @@ func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error
 	values := query[name]
 	switch plain := strings.Trim(name, "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""; {
 	case !plain || name == "":
-		return errors.New("a parameter has no plain name: write a ? in a user name or a password as %3F")
+		return errors.New("the name of a parameter must be letters and _: in a user name or password, write ? as %3F")
 	case len(values) > 1 && name != "addr":
-		return fmt.Errorf("the parameter %s is there twice", name)
+		return fmt.Errorf("the parameter %s is repeated", name)
 	case name == "dialer_retries" || name == "context_timeout_enabled":
-		return fmt.Errorf("the parameter %s has no effect: the store decides when to try again", name)
+		return fmt.Errorf("the parameter %s has no effect, because NewClient sets it: remove it", name)
 	case values[0] == "": // and its name may be anything
 		return errors.New("a parameter has no value")
 	}
@@ -128,7 +128,7 @@ func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error
 	}
 	alone.RawQuery = q.Encode()
 	if _, err := k.parse(&alone); err != nil {
-		return fmt.Errorf("the parameter %s is unknown, or its value is wrong", name)
+		return fmt.Errorf("the parameter %s is unknown, or its value is invalid", name)
 	}
 	return nil
 }

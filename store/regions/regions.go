@@ -222,7 +222,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	case store.Alternatives(requests):
 		return store.InTurn(ctx, requests, replies, s.Decide)
 	case slices.ContainsFunc(requests, func(r store.Request) bool { return r.Reserved > 0 }):
-		return fmt.Errorf("%w: regions: no region knows what remains in the others: nothing can be reserved", store.ErrInvalidOption)
+		return fmt.Errorf("%w: regions cannot reserve events, because no region knows what remains in the others", store.ErrInvalidOption)
 	case len(requests) == 1:
 		switch q := &requests[0]; q.Op {
 		case store.OpUpTo:

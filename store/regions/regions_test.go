@@ -269,7 +269,7 @@ func (c *counter) Decided(_ context.Context, _ string, _ int, r ratelimit.Result
 	}
 }
 
-func TestWhatOneShareDeniesIsFetchedFromAnother(t *testing.T) {
+func TestEventsThatAShareLacksAreFetchedFromAnother(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			x := newTwo(t, algorithm, ratelimit.PerDay(100))
@@ -940,7 +940,7 @@ func TestServedByHTTP(t *testing.T) {
 
 // A share can hold only so many events. What it could not hold must not be reported as charged,
 // because a Refund of that would refund the charges of others.
-func TestWhatAShareCannotHoldIsNotGivenBack(t *testing.T) {
+func TestEventsThatAShareCannotHoldAreNotRefunded(t *testing.T) {
 	year := 365 * 24 * time.Hour
 	for _, tt := range []struct {
 		algorithm string

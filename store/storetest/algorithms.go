@@ -22,9 +22,8 @@ type algorithm struct {
 	limits  []ratelimit.Limit // the limits to run it with; see tried
 	refused []ratelimit.Limit // limits that its constructor rejects, in addition to those that no algorithm accepts
 
-	// bound returns the largest number of events that can be admitted in any half-open interval of
-	// x µs, as the algorithm's docs promise. 0 means that there is no promise for an interval of
-	// that length.
+	// bound returns the largest number of events that the algorithm's docs allow in any half-open
+	// interval of x µs, or 0 if they promise nothing for an interval of that length.
 	bound func(l limit, x int64) int64
 	// due, if not nil, returns how many events of a new key are admitted in us µs to a caller that
 	// always takes everything before the key is full again.
@@ -152,8 +151,8 @@ func asks(calls ...ask) func(k *tiers) {
 	}
 }
 
-// turnsDoNotMatter is a story of windows and logs, where AllowWithin is AllowN. three is the
-// RetryAfter of 3 events if 8 are spent, and one is the RetryAfter of 1 event if all 10 are.
+// turnsDoNotMatter is a story of windows and logs, for which AllowWithin decides as AllowN does.
+// three is the RetryAfter of 3 events once 8 are spent, and one that of 1 event once all 10 are.
 func turnsDoNotMatter(three, one time.Duration) func(k *tiers) {
 	return asks(
 		ask{n: 8},

@@ -7,8 +7,8 @@
 //		})
 //	}
 //
-// The suite compares decisions with a slow and plain model, which is independent of how the library
-// computes: model.go has the model's contract, and the file of each algorithm has what the
+// The suite compares decisions with a slow and plain model, which does not share the library's
+// arithmetic. model.go has the model's contract, and the file of each algorithm has what the
 // algorithm promises, in exact fractions. The suite also compares them, in every field, with a
 // reference store, which keeps bytes in a map. Copy it from reference.go to begin a store of your
 // own.

@@ -24,7 +24,7 @@ type judge struct {
 var (
 	inMemory = judge{pkg: "store/memstore", pattern: "Conformance", full: true}
 	onRedis  = judge{pkg: "store/redisstore", pattern: "Conformance|TestABatch|TestBatchesAdmit|TestAValueThatIsNotOurs", full: true}
-	twins    = judge{pkg: "internal/suite", pattern: "TestTheScript|TestThePlainCase|TestBatchesAndSeveral|TestAScriptOf|TestAGroup|TestAServerWithout|TestValuesThat|TestALog|TestWhatALog|TestARefund|TestACaller"}
+	twins    = judge{pkg: "internal/suite", pattern: "TestTheScript|TestThePlainCase|TestBatchesAndSeveral|TestAScriptOf|TestAGroup|TestAServerWithout|TestValuesThat|TestALog|TestEventsCutFromALog|TestARefund|TestACaller"}
 	whole    = judge{pkg: "internal/suite", pattern: "."}
 )
 

@@ -17,7 +17,7 @@ const largest = 1.25
 
 const peer = "github.com/sethvargo/go-limiter@v0.7.1"
 
-func TestWhatStrangersDownloadIsSmall(t *testing.T) {
+func TestDownloadsAreSmall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("commits the tree")
 	}

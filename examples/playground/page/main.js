@@ -100,8 +100,8 @@ function summary() {
 
 /** Returns in plain words why an algorithm cannot keep the limit. */
 function refusal(error) {
-  if (error.includes("has no burst")) return "No chart: only the two buckets can have a burst.";
-  if (error.includes("has no calendar")) return "No chart: only a FixedWindow counts by a calendar.";
+  if (error.includes("cannot have a burst")) return "No chart: only the two buckets can have a burst.";
+  if (error.includes("cannot count by calendar")) return "No chart: only a FixedWindow counts by a calendar.";
   return error;
 }
 

@@ -251,7 +251,7 @@ func TestErrors(t *testing.T) {
 		change func(in *Input)
 		want   string
 	}{
-		{func(in *Input) { in.Limit = "abc/s" }, `ratelimit: invalid limit: "abc/s": rate "abc" is not made of digits`},
+		{func(in *Input) { in.Limit = "abc/s" }, `ratelimit: invalid limit: "abc/s": rate "abc" is not a whole number: want digits only`},
 		{func(in *Input) { in.Cost = 0 }, "ratelimit: invalid number of events: 0"},
 		{func(in *Input) { in.Reserve = 91 }, "a reserve of 91 %, want 0 to 90"},
 		{func(in *Input) { in.Reserve = -1 }, "a reserve of -1 %, want 0 to 90"},
@@ -291,7 +291,7 @@ func TestExtremeLimits(t *testing.T) {
 func TestAnAlgorithmThatCannotKeepALimitSaysSo(t *testing.T) {
 	out, err := Run(Input{Limit: "60/m burst 10", Cost: 1, Traffic: "edge"})
 	require.NoError(t, err)
-	require.Equal(t, "ratelimit: invalid limit: 60/m burst 10: a fixed_window has no burst", out.Outcomes[0].Error)
+	require.Equal(t, "ratelimit: invalid limit: 60/m burst 10: a fixed_window cannot have a burst", out.Outcomes[0].Error)
 	require.Empty(t, out.Outcomes[3].Error)
 	require.Positive(t, out.Outcomes[3].Within)
 }

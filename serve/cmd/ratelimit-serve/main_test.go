@@ -368,7 +368,7 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -top-keys 3":                      {1, "NewTopKeys(3)"},
 		"-config GOOD -log xml":                         {2, "text or json"},
 		"-config GOOD -none":                            {2, "-none"},
-		"-config GOOD -store http://x":                  {1, "want redis://"},
+		"-config GOOD -store http://x":                  {1, "must begin with redis://"},
 		"-config GOOD -store redis://:/secret@h":        {1, "no host"},
 		"-config GOOD -store memory: -store-file URL":   {2, "cannot be combined"},
 		"-config GOOD -store-file URL":                  {1, "no host"},

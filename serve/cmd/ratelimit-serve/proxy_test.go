@@ -278,7 +278,7 @@ func TestAClientDoesNotChooseWhatIsCounted(t *testing.T) {
 
 // Requests that the proxy, the service or both cannot read are rejected. Requests that are only
 // long may be counted like others.
-func TestWhatCannotBeReadIsNotLetThrough(t *testing.T) {
+func TestUnreadableRequestsAreNotLetThrough(t *testing.T) {
 	eachProxy(t, func(t *testing.T, p proxy) {
 		_, address := behind(t, p, strings.ReplaceAll(byPath, "requests_per_unit: 3", "requests_per_unit: 1"))
 		for _, size := range []int{0, 8180, 9000, 12_000, 15_000, 30_000} {
