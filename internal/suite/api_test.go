@@ -6,11 +6,15 @@ import (
 	"go/ast"
 	"go/build"
 	"go/doc"
+	"go/importer"
 	"go/parser"
 	"go/printer"
 	"go/token"
+	"go/types"
+	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,8 +32,9 @@ const apiFile = "docs/v1.txt"
 func TestTheAPIIsWrittenDown(t *testing.T) {
 	effort.OneGoroutine(t)
 	var now []string
+	modules := map[string]builtModule{}
 	for _, dir := range importable(t) {
-		now = append(now, apiOf(t, dir)...)
+		now = append(now, apiOf(t, dir, packageIn(t, dir, modules))...)
 	}
 	slices.Sort(now)
 	require.Greater(t, len(now), 500)
@@ -66,7 +71,7 @@ func importable(t *testing.T) (dirs []string) {
 		if slices.Contains([]string{"internal", "testdata", "examples", "docs", "tools", "benchmarks"}, name) || path != "." && name[0] == '.' {
 			return filepath.SkipDir
 		}
-		if p, err := build.ImportDir(path, 0); err == nil && !p.IsCommand() {
+		if p, err := build.ImportDir(path, 0); err == nil && !p.IsCommand() && len(p.GoFiles) > 0 {
 			dirs = append(dirs, path)
 		}
 		return nil
@@ -74,8 +79,88 @@ func importable(t *testing.T) (dirs []string) {
 	return dirs
 }
 
+// builtModule is the compiled packages of a module.
+type builtModule struct {
+	paths map[string]string // by folder
+	types.Importer
+}
+
+// packageIn returns the package in dir as it was compiled. It keeps dir's module in modules.
+func packageIn(t *testing.T, dir string, modules map[string]builtModule) *types.Package {
+	t.Helper()
+	full, err := filepath.Abs(dir)
+	require.NoError(t, err)
+	root := full
+	for _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil; _, err = os.Stat(filepath.Join(root, "go.mod")) {
+		root = filepath.Dir(root)
+	}
+	m, found := modules[root]
+	if !found {
+		list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}\t{{.Dir}}", "./...")
+		list.Dir, list.Stderr = root, os.Stderr
+		text, err := list.Output()
+		require.NoError(t, err)
+		m.paths = map[string]string{}
+		exports := map[string]string{}
+		for line := range strings.Lines(string(text)) {
+			f := strings.Split(strings.TrimSpace(line), "\t")
+			exports[f[0]], m.paths[f[2]] = f[1], f[0]
+		}
+		m.Importer = importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+		modules[root] = m
+	}
+	p, err := m.Import(m.paths[full])
+	require.NoError(t, err, dir)
+	return p
+}
+
+// promoted adds the methods that an exported type has from what it embeds, but for those in known.
+func (a *api) promoted(of *types.Package, name string, known []*doc.Func) {
+	typ := of.Scope().Lookup(name).Type()
+	if types.IsInterface(typ) {
+		return
+	}
+	byValue := types.NewMethodSet(typ)
+	for m := range types.NewMethodSet(types.NewPointer(typ)).Methods() {
+		f := m.Obj().(*types.Func)
+		if !f.Exported() || slices.ContainsFunc(known, func(k *doc.Func) bool { return k.Name == f.Name() }) {
+			continue
+		}
+		s := f.Signature()
+		results := ""
+		if n := s.Results().Len(); n > 0 {
+			if results = " " + tuple(of, s.Results(), false); n > 1 {
+				results = " (" + tuple(of, s.Results(), false) + ")"
+			}
+		}
+		recv := "*" + name
+		if byValue.Lookup(f.Pkg(), f.Name()) != nil {
+			recv = name
+		}
+		a.add("func (%s) %s(%s)%s", recv, f.Name(), tuple(of, s.Params(), s.Variadic()), results)
+	}
+}
+
+// tuple is types without the names of parameters, as they are written in the package of.
+func tuple(of *types.Package, list *types.Tuple, variadic bool) string {
+	var texts []string
+	for i := range list.Len() {
+		text := types.TypeString(list.At(i).Type(), func(p *types.Package) string {
+			if p == of {
+				return ""
+			}
+			return p.Name()
+		})
+		if variadic && i == list.Len()-1 {
+			text = "..." + strings.TrimPrefix(text, "[]")
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, ", ")
+}
+
 // apiOf returns a line for each exported name of a package, field and method.
-func apiOf(t *testing.T, dir string) (lines []string) {
+func apiOf(t *testing.T, dir string, compiled *types.Package) (lines []string) {
 	t.Helper()
 	p, err := build.ImportDir(dir, 0)
 	require.NoError(t, err)
@@ -101,6 +186,7 @@ func apiOf(t *testing.T, dir string) (lines []string) {
 		a.values(typ.Vars)
 		a.funcs(typ.Funcs)
 		a.funcs(typ.Methods)
+		a.promoted(compiled, typ.Name, typ.Methods)
 	}
 	return a.lines
 }
