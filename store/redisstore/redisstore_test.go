@@ -253,7 +253,7 @@ func TestRepliesThatAreNotFourIntegers(t *testing.T) {
 	) {
 		r, err := s.Take(t.Context(), rule(script), "secret", limit, 1)
 		require.ErrorIs(t, err, store.ErrStore, script)
-		require.Equal(t, slices.Contains(unreadable, script), strings.Contains(err.Error(), "a reply that cannot be read"), err)
+		require.Equal(t, slices.Contains(unreadable, script), strings.Contains(err.Error(), "the reply cannot be parsed"), err)
 		require.Zero(t, r, script)
 		require.NotContains(t, err.Error(), "secret")
 		require.EqualValues(t, 0, used(t, s, "after "+script), "the connection is still in step")
@@ -276,7 +276,7 @@ func TestRepliesOfABatchThatAreNone(t *testing.T) {
 		_, errs, again := b.Make()
 		for i, err := range errs {
 			require.ErrorIs(t, err, store.ErrTimeout, script)
-			require.ErrorContains(t, err, "a reply that cannot be read", script)
+			require.ErrorContains(t, err, "the reply cannot be parsed", script)
 			require.False(t, again[i], "it may have run")
 		}
 	}

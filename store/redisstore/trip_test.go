@@ -161,7 +161,7 @@ func TestALengthThatNoTextHasIsNoPanic(t *testing.T) {
 	b.Take("another", store.Limit{Rate: 1, Period: 1, Burst: 1}, 1)
 	_, errs, _ := b.Make()
 	require.ErrorIs(t, errs[0], store.ErrTimeout)
-	require.ErrorContains(t, errs[0], "a reply that cannot be read")
+	require.ErrorContains(t, errs[0], "the reply cannot be parsed")
 }
 
 // Calls whose requests have the same rules are in one script, or in a few of which each is short for the server. A call
