@@ -331,7 +331,7 @@ func (st *story) call(s *redisstore.Store, i int, c planned) {
 	}
 	to.ended = time.Now()
 	to.over = ctx.Err() != nil || c.left > 0 && !c.cancels && !to.ended.Before(to.begun.Add(c.left))
-	st.note("%s %s %d ends: %v %v %v %v %v", key, c.op, c.n, to.replies, to.shared.allowed, to.shared.refund, to.shared.more, to.err)
+	st.note("%s %s %d ends: %v %v %v %v %v", key, c.op, c.n, to.replies, to.allowed, to.refund, to.more, to.err)
 }
 
 // wrong notes what must not be.
