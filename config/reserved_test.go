@@ -103,7 +103,7 @@ func TestReservesThatCannotBe(t *testing.T) {
 		"in_flight: 5, reserved: 2":                               `1:30: limiter "a": reserved: cannot be combined with in_flight, because slots are not reserved`,
 		a + "10/s, reserved: 2, store: {coalescing: true}":        `1:75: limiter "a": store: coalescing: has no effect beside reserved`,
 		a + "10/s, reserved: 2, store: {lease: 50ms}":             `1:75: limiter "a": store: lease: has no effect with reserved, because only the store knows what remains`,
-		"shares: c, reserved: 4}, c: {algorithm: token_bucket, limit: 100/s burst 10, store: {lease: 50ms}": `1:24: limiter "a": shares: on the lease of limiter "c": WithReserved(4) leaves 6 events of 100/s burst 10: ratelimit: invalid option: 6 events flow in per lease TTL of 50ms, want less than the burst of 6`,
+		"shares: c, reserved: 4}, c: {algorithm: token_bucket, limit: 100/s burst 10, store: {lease: 50ms}": `1:24: limiter "a": shares: on the lease of limiter "c": WithReserved(4) leaves 6 events of 100/s burst 10: ratelimit: invalid option: 6 events are refilled per lease TTL of 50ms, want fewer than the burst of 6`,
 		"shares: c, store: {deny_cache: true}}, c: {" + a + "5/s, store: {lease: 50ms}":                     `1:27: limiter "a": store: want none beside shares: the lease is that of limiter "c"`,
 		"shares: [b]": `1:24: limiter "a": shares: a list of 1: want the name of a limiter`,
 		"shares: b":   `1:24: limiter "a": shares: there is no limiter "b"`,
