@@ -101,7 +101,7 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	_, err = pool.Exec(t.Context(), "CREATE TABLE other (key text, points int)")
 	require.NoError(t, err)
 	for _, f := range []func(context.Context) error{at(pool, "other").Ready, at(pool, "other").Migrate} {
-		require.ErrorContains(t, f(t.Context()), "has another layout: it has key text, points integer, want key bytea unique, value bytea, ends bigint")
+		require.ErrorContains(t, f(t.Context()), "has other columns: it has key text, points integer, want key bytea unique, value bytea, ends bigint")
 	}
 	gone := at(connect(t, "postgres://postgres@127.0.0.1:1/postgres?sslmode=disable", 2), name)
 	require.ErrorIs(t, gone.Ready(t.Context()), store.ErrUnavailable)
