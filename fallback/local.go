@@ -135,8 +135,7 @@ func tallyOf(ctx context.Context, local ratelimit.Limiter, key string, p ratelim
 }
 
 func tallyInside(ctx context.Context, local ratelimit.Limiter, key string) (tally, error) {
-	s, k := tally{charge{-1, -1}, math.MaxInt}, see.Of(local)
-	either := k != nil && k.Alternatives
+	s, either := tally{charge{-1, -1}, math.MaxInt}, isFirst(local)
 	if either {
 		s.room = 0
 	}
@@ -230,11 +229,17 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 	return charge{}, nil
 }
 
+// isFirst reports whether l itself is a First.
+func isFirst(l ratelimit.Limiter) bool {
+	k := see.Of(l)
+	return k != nil && k.Alternatives
+}
+
 // payInTurn charges l with as many of n events as it has room for. The limiters of a First are charged as n calls
 // for one event would charge them. If one of them fails, what was charged until then is paid.
 func payInTurn(ctx context.Context, l ratelimit.Limiter, key string, n int) (paid int, err error) {
 	payers := []ratelimit.Limiter{l}
-	if k := see.Of(l); k != nil && k.Alternatives {
+	if isFirst(l) {
 		payers = see.Inside(l)
 	}
 	for _, l := range payers {

@@ -65,8 +65,8 @@ import (
 // need it.
 //
 // Without [WithRefund] and [WithContext], a request costs the limiter's decision and at most four
-// allocations: two for that context if it is needed, one for a key that is not an IPv4 address, and
-// one, in every tenth request, for header fields. A limit function is called once per request.
+// allocations. Two are for that context if it is needed, one is for a key that is not an IPv4 address,
+// and one, in every tenth request, is for header fields. A limit function is called once per request.
 // There is nothing to close.
 //
 // If l counts slots (package inflight), alone or with rates, a request holds a slot until its

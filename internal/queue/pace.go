@@ -79,8 +79,8 @@ type Answer struct {
 	late      time.Duration // how much later than asked for the turn of a bucket comes
 }
 
-// Part adds p to d. p is the decision of one of several limits that have decided together, of the
-// given kind and in units of n events. n is 1, or the events of a call if calls are counted. The
+// Part adds p to d. p is the decision of one of several limits that have decided together. It has the
+// given kind, and its unit is n events: 1, or the events of a call if calls are counted. The
 // ResetAfter of d may come from another limit than its Remaining.
 func (d *Answer) Part(kind Kind, n int, p Answer) {
 	p.Limit, p.Remaining = max(p.Limit/n, min(p.Limit, 1)), p.Remaining/n

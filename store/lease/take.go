@@ -110,8 +110,8 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 
 // haveArrived reports whether the store has denied what is held by now: a lease that was in flight had taken it.
 func (d *Store) haveArrived(misses []miss, replies []store.Reply) bool {
-	return slices.ContainsFunc(misses, func(m miss) bool {
-		if len(misses) == 1 || m.entry == nil || m.known || !m.request.Votes() || replies[m.at].OK() {
+	return len(misses) > 1 && slices.ContainsFunc(misses, func(m miss) bool {
+		if m.entry == nil || m.known || !m.request.Votes() || replies[m.at].OK() {
 			return false
 		}
 		m.shard.mu.Lock()

@@ -162,16 +162,13 @@ func (v *server) exec(ctx context.Context, bundles []bundle, run func(context.Co
 // end hands the reply to the calls.
 func (g *bundle) end(cmd redis.Cmder) {
 	err := cmd.Err()
-	switch cmd := cmd.(type) {
-	case numbers:
-		g.calls[0].values = cmd.Val()
-	case *mixed:
-		switch {
-		case err != nil:
-		case g.op.writing.GivenUp(): // it was sent as none, which has no reply
-		default:
-			err = g.read(cmd.reply.Bytes())
-		}
+	switch shared, ok := cmd.(*mixed); {
+	case err != nil:
+	case !ok:
+		g.calls[0].values, err = valuesOf(cmd)
+	case g.op.writing.GivenUp(): // it was sent as none, which has no reply
+	default:
+		err = g.read(shared.reply.Bytes())
 	}
 	if err != nil {
 		g.fail(err)
@@ -239,8 +236,8 @@ func (r *reader) next(kind byte) (n int64, text string, ok bool) {
 // command returns the calls of g as an EVAL or EVALSHA.
 func (g *bundle) command(ctx context.Context, s *Store, name any) (redis.Cmder, error) {
 	args, err := s.arguments(nil, g.calls, name, &g.op)
-	if c := g.calls[0]; len(g.calls) == 1 && c.alternative(0) == c.size() {
-		return newNumbers(ctx, args), err
+	if len(g.calls) == 1 {
+		return newAlone(ctx, args, g.calls[0]), err
 	}
 	return newMixed(ctx, args, g.requests), err
 }
