@@ -1,6 +1,7 @@
 package queue_test
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -29,7 +30,8 @@ type script struct {
 
 	began   time.Time
 	mu      sync.Mutex
-	asked   []question
+	callers int
+	asked   []question // of an instant, in the order of the callers
 	refunds int
 	wg      sync.WaitGroup
 }
@@ -37,6 +39,7 @@ type script struct {
 // question is a question to a script.
 type question struct {
 	at     time.Duration // since the script began
+	caller int
 	n      int
 	within time.Duration
 }
@@ -44,7 +47,7 @@ type question struct {
 // caller is one call that waits, and how the wait ended.
 type caller struct {
 	*script
-	n int
+	number, n int
 
 	queue.Answer
 	err   error
@@ -66,15 +69,23 @@ func play(t *testing.T, kind queue.Kind, replies []reply, test func(t *testing.T
 }
 
 func (c *caller) Ask(_ context.Context, d time.Duration) (queue.Answer, error) {
+	asked := question{time.Since(c.began), c.number, c.n, d}
+	order := func(a, b question) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.caller, b.caller)) }
 	c.mu.Lock()
-	i := len(c.asked)
-	c.asked = append(c.asked, question{time.Since(c.began), c.n, d})
+	i, _ := slices.BinarySearchFunc(c.asked, asked, order)
+	c.asked = slices.Insert(c.asked, i, asked)
 	c.mu.Unlock()
+	if i < len(c.replies) && c.replies[i].trip > 0 { // the scheduler runs those who ask now in any order
+		time.Sleep(1)
+		c.mu.Lock()
+		i, _ = slices.BinarySearchFunc(c.asked, asked, order)
+		c.mu.Unlock()
+	}
 	if i >= len(c.replies) {
 		return queue.Answer{Allowed: true, Limit: 1000, Remaining: 999, ResetAfter: time.Millisecond}, nil
 	}
 	r := c.replies[i]
-	time.Sleep(r.trip)
+	time.Sleep(max(0, r.trip-1))
 	if r.panics {
 		panic("the limiter is broken")
 	}
@@ -106,7 +117,8 @@ func (s *script) until(t *testing.T, n int, end time.Duration) *caller {
 
 // joinWith is join with the options of the wait in w.
 func (s *script) joinWith(ctx context.Context, n int, w queue.Waiter) *caller {
-	c := &caller{script: s, n: n}
+	s.callers++
+	c := &caller{script: s, number: s.callers, n: n}
 	w.Key, w.N, w.Kind, w.Asker = "key", n, s.kind, c
 	s.wg.Go(func() {
 		var err error
