@@ -361,7 +361,7 @@ func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: toTake}, nil)
 	defer d.end()
 	for i := range asks {
-		if err := d.ask(ctx, &asks[i]); err != nil {
+		if err := d.addAsk(ctx, &asks[i]); err != nil {
 			return res, err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // decision is one of several limits on its way.
 type decision struct {
 	how     asking
-	n       int  // events; of a Decide the most that one with a say is asked for
+	n       int  // events; of a Decide the most that an entry which is no shadow asks for
 	denied  bool // by one of the entries
 	all     *All // nil of a Decide
 	entries []entry
@@ -121,8 +121,8 @@ func (d *decision) behindGate(ctx context.Context, res *Result) {
 	*res = d.parts[0].Result
 }
 
-// ask adds the limits of an Ask.
-func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
+// addAsk adds the limits of an Ask.
+func (d *decision) addAsk(ctx context.Context, a *Ask) (err error) {
 	var few [1]member // on the stack
 	var parts []member
 	if core := coreOf(a.Limiter); core != nil {
@@ -152,7 +152,7 @@ func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
 	return nil
 }
 
-// end lets d be used again, and go of what it refers to.
+// end clears d, so that it keeps nothing alive, and returns it to the pool.
 func (d *decision) end() {
 	for i := range d.entries {
 		d.entries[i] = entry{}
@@ -173,7 +173,8 @@ func (d *decision) run(ctx context.Context, res *Result) error {
 	return err
 }
 
-// decide decides, and gives back what a denial, an error or a panic leaves charged.
+// decide decides, and gives back what a denial, an error or a panic leaves charged. A store charges
+// all of one call or none of it, so only what other calls have charged is given back.
 func (d *decision) decide(ctx context.Context) error {
 	returned := false
 	defer func() {
@@ -237,7 +238,8 @@ func (d *decision) askInTurn(ctx context.Context) error {
 }
 
 // takePlain decides where the limits are plain: one call of their store, without a look at each
-// of them. It is the common case of an All, and takes a third of the time.
+// of them. The store charges all or none, so nothing has to be given back. It is the common case of
+// an All, and takes a third of the time.
 func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) error {
 	d := decisions.Get().(*decision)
 	requests, replies := d.arrays.requests[:len(a.members)], d.replies[:len(a.members)]

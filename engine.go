@@ -30,7 +30,7 @@ type limiter struct {
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
 
-	quick    bool  // take goes in straight line: none of these is set
+	quick    bool  // take has its fast path: none of these is set
 	reserved int64 // by WithReserved, which sets takeLeaving too: programs without it do not link that
 	// takeLeaving is a Take that leaves what is reserved, or nil.
 	takeLeaving func(ctx context.Context, lim *limiter, key string, l store.Limit, n int64) (store.Reply, error)

@@ -83,7 +83,7 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 	}
 	replies := d.replies[:len(d.requests)]
 	var err error
-	if r := &d.requests[0]; len(replies) == 1 && r.Op == store.OpTake && r.Reserved == 0 { // in straight line
+	if r := &d.requests[0]; len(replies) == 1 && r.Op == store.OpTake && r.Reserved == 0 { // fast path
 		replies[0], err = s.Take(ctx, r.Namespace, r.Key, r.Limit, r.N)
 	} else {
 		err = s.Decide(ctx, d.requests, replies)

@@ -59,7 +59,7 @@ func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) er
 	return nil
 }
 
-// takeWithOptions is take of a limiter that has any, and AllowWithin. It is in straight line too: an
+// takeWithOptions is take of a limiter that has any, and AllowWithin. It is a fast path too: an
 // observer is what most services have.
 func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
 	var since time.Time
@@ -123,7 +123,7 @@ func takeLeaving(ctx context.Context, lim *limiter, key string, l store.Limit, n
 	return store.Decide(ctx, lim.store, store.Request{Namespace: lim.namespace, Key: key, Limit: l, N: n, Reserved: lim.reserved})
 }
 
-// peek is Peek, in straight line as take is.
+// peek is Peek, a fast path as take is.
 func (lim *limiter) peek(ctx context.Context, key string, res *Result) error {
 	if !lim.quick || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
 		return lim.ask(ctx, key, 1, asking{what: toPeek}, res)

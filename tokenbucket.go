@@ -59,7 +59,7 @@ var tokenBucket = lua.Rule(store.Rule{
 
 // tokenBucketStep replies now and the tokens missing.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	if 0 < s.Whole && s.Whole < l.Burst && s.Period == l.Period && l.Before() == 0 { // in straight line
+	if 0 < s.Whole && s.Whole < l.Burst && s.Period == l.Period && l.Before() == 0 { // fast path: what Level and Available say of most states, without calling them
 		now = max(now, s.At)
 		w, p := bucket.Drained(now-s.At, l.Rate, l.Period)
 		missing, part := bucket.Subtract(s.Whole, s.Part, w, p, l.Period)

@@ -136,7 +136,7 @@ func (a *asker) answer() queue.Answer {
 	}
 	parts := r.Parts()
 	if !r.Allowed && (d.Elsewhere || parts != nil) { // otherwise r has no more information than d
-		d.Told = *r
+		d.Info = *r
 	}
 	if parts == nil || see.Alternatives(a.limiter) { // which do not decide together
 		return d

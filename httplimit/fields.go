@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// usualFields is the largest number of fields in a response of this package: three legacy ones, four
+// inlineFields is the largest number of fields in a response of this package: three legacy ones, four
 // of draft 6, one of draft 7, Retry-After, Cache-Control and Content-Type.
-const usualFields = 11
+const inlineFields = 11
 
 // fields collects the header fields of a response. Their values become parts of one text, and their
 // slices parts of one array, both cut from a supply. All of it except the text is on the stack,
@@ -18,7 +18,7 @@ type fields struct {
 	left numeral     // number of requests left
 	wait numeral     // number of seconds
 	only *policyText // of the policy, if there is exactly one
-	list [usualFields]field
+	list [inlineFields]field
 	more []field // beyond the list
 }
 
@@ -58,10 +58,10 @@ func (f *fields) begin() int {
 
 // at returns field i.
 func (f *fields) at(i int) *field {
-	if i < usualFields {
+	if i < inlineFields {
 		return &f.list[i]
 	}
-	return &f.more[i-usualFields]
+	return &f.more[i-inlineFields]
 }
 
 // end ends the value of the field name. A field without a value is removed, because if another
@@ -70,7 +70,7 @@ func (f *fields) end(name string) { f.add(name, "") }
 
 // add adds the field name with a known value, or "" if the value is in the text.
 func (f *fields) add(name, value string) {
-	if f.n++; f.n > usualFields {
+	if f.n++; f.n > inlineFields {
 		f.more = append(f.more, field{})
 	}
 	*f.at(f.n - 1) = field{name, value, len(f.text)}

@@ -44,7 +44,7 @@ func TestTheFieldsOfAnAnswerAreItsOwnAndStay(t *testing.T) {
 
 func TestAnAnswerMayHaveMoreFieldsThanUsual(t *testing.T) {
 	f, want := fields{}, http.Header{}
-	for i := range 3 * usualFields {
+	for i := range 3 * inlineFields {
 		name := "Field-" + strconv.Itoa(i)
 		f.number(name, int64(i))
 		want[name] = []string{strconv.Itoa(i)}

@@ -103,8 +103,8 @@ func (ps *heldSlots) passed(now time.Time) bool {
 	return false
 }
 
-// due reports whether to renew p: each third of its lifetime, or in every tick if the store does
-// not count it.
+// due reports whether to renew p: when a third of its lifetime has passed, which plan's timer may
+// be a little early for, or in every tick if the store does not count it.
 func (p *heldSlot) due(now time.Time) bool {
 	return !p.counted() || p.until.Sub(now) <= p.life*7/10
 }

@@ -73,9 +73,9 @@ type queue struct {
 
 // offer is a slot that was released.
 type offer struct {
-	slots slotsID
-	left  int // to how many more queues it may be offered
-	late  int // how many slots were left to other processes before it; 0 if none
+	slots        slotsID
+	offersLeft   int // to how many more queues it may be offered
+	leftToOthers int // slots that were left to other processes before it
 }
 
 // waiter is one waiter of a queue.
@@ -292,8 +292,8 @@ func (a *allQueues) move(q *queue) {
 
 // tell offers a slot to one queue, which then becomes the last to be offered the next slot.
 func (a *allQueues) tell(o offer) {
-	for of := a.bySlots[o.slots]; of != nil && o.left > 0 && of.queues.Len() > 0; {
-		o.left--
+	for of := a.bySlots[o.slots]; of != nil && o.offersLeft > 0 && of.queues.Len() > 0; {
+		o.offersLeft--
 		q := of.queues.Front().Value.(*queue)
 		of.queues.MoveToBack(of.queues.Front())
 		if len(q.offers) < q.asking+q.idle.Len() {

@@ -59,7 +59,7 @@ func (h *hold) passed(now time.Time) bool { return h.tooLong(now) || h.heldSlots
 func (h *hold) tick() {
 	h.mu.Lock()
 	forgotten := h.forgotten && !h.ended
-	busy, ended, unlost := h.busy, h.ended, h.live()
+	busy, ended, live := h.busy, h.ended, h.live()
 	h.busy = !forgotten
 	h.mu.Unlock()
 	switch {
@@ -78,7 +78,7 @@ func (h *hold) tick() {
 	}
 	for i := range h.taken { // with enough time left to renew the shortest again
 		if p := &h.taken[i]; p.due(time.Now()) {
-			gone = !h.renew(p, shortest/4, unlost) || gone
+			gone = !h.renew(p, shortest/4, live) || gone
 		}
 	}
 	h.mu.Lock()
@@ -103,10 +103,10 @@ func (h *hold) tick() {
 
 // renew renews a slot within most, and reports whether it is still held, or may be. A renewal of a
 // slot that is not lost ends when the slot expires.
-func (h *hold) renew(p *heldSlot, most time.Duration, unlost bool) bool {
+func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	began := time.Now()
 	end := began.Add(most)
-	if unlost && p.counted() && p.until.Before(end) {
+	if live && p.counted() && p.until.Before(end) {
 		end = p.until
 	}
 	ctx, cancel := context.WithDeadline(h.ctx, end)

@@ -201,7 +201,7 @@ func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	switch of := a.bySlots[slots]; {
 	case of == nil:
 	case !left || of.left == 0:
-		a.tell(offer{slots: slots, left: min(of.queues.Len(), mostOffers)})
+		a.tell(offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)})
 	case !of.open:
 		of.open = true
 		a.askAgain(slots, of, longestPause(of.work))
@@ -221,9 +221,9 @@ func (a *allQueues) ended(slots slotsID, of *share) {
 	if n := of.left; n > 0 && !time.Now().Before(of.over) {
 		of.left, of.due, of.open = 0, 0, false
 		for i := range n {
-			o := offer{slots: slots, left: min(of.queues.Len(), mostOffers)}
+			o := offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)}
 			if i == 0 {
-				o.late = n
+				o.leftToOthers = n
 			}
 			a.tell(o)
 		}
@@ -236,8 +236,8 @@ func (a *allQueues) ended(slots slotsID, of *share) {
 func (a *allQueues) found(o offer, n int) {
 	of := a.bySlots[o.slots]
 	switch {
-	case o.late == 0 || of == nil:
-	case n < o.late-1:
+	case o.leftToOthers == 0 || of == nil:
+	case n < o.leftToOthers-1:
 		of.turn, of.rival = leastTurn, time.Now()
 	default:
 		if of.turn = min(of.turn+of.turn/2, mostTurn); of.turn == mostTurn {

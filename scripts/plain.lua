@@ -1,4 +1,4 @@
--- The plain case of one request, in a straight line before the general script: a take on a
+-- The plain case of one request, a fast path before the general script: a take on a
 -- key that is new, or whose state was counted under the same limit. It makes no functions,
 -- and divides no product that is not exact. Any other case goes on below, and nothing is
 -- written yet. A call that shares a script with others is in the plain case of

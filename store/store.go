@@ -57,8 +57,8 @@ var (
 	// ErrTimeout means that there was no answer in time. The call may have run. It is the store's
 	// own timeout, never context.DeadlineExceeded.
 	ErrTimeout = fmt.Errorf("%w: timeout", ErrStore)
-	// ErrOverloaded means that the call waited in this process, for a connection or in a queue,
-	// until its time was up.
+	// ErrOverloaded means that this process could not serve the call in time: it was refused at
+	// once, or found no connection before its time was up. Nothing was sent.
 	ErrOverloaded = fmt.Errorf("%w: overloaded", ErrStore)
 	// ErrOutOfMemory means that the store has no room for the state of another key.
 	ErrOutOfMemory = fmt.Errorf("%w: out of memory", ErrStore)
@@ -106,7 +106,7 @@ func CheckCall(ctx context.Context, key string, n int) error {
 // again.
 type Store interface {
 	// Take decides on n events under l and, if they are admitted, charges them. It is Decide of
-	// one request, in straight line.
+	// one request, by a shorter path.
 	Take(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)
 	// Decide decides on a list of requests, each as its [Op] says. If all that vote are OK, it
 	// charges each that is OK, and none otherwise. The requests differ in key or namespace. If
@@ -271,9 +271,9 @@ type Limit struct {
 	extra int64
 }
 
-// Before returns a property of the call, not of the key. If it is above 0, the events of the call
-// must be due within less than that many µs from now. It is 0 if the call may wait for any time,
-// and always 0 for windows and logs. A store passes it to the rule or its script with each Take and
+// Before returns how long a call may wait, plus 1 µs: its events must be due within less than that
+// many µs from now. It is 0 if the call may wait for any time, and always 0 for windows and logs. It
+// is a property of the call, not of the key. A store passes it to the rule or its script with each Take and
 // Request, and does nothing else with it.
 func (l Limit) Before() int64 { return max(0, l.extra) }
 

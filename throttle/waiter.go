@@ -181,7 +181,7 @@ func (w *Waiter) behind(d queue.Answer, patience time.Duration) ratelimit.Result
 	if w.queues().Kind == queue.Leaky && d.RetryAfter != ratelimit.Never {
 		d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 	}
-	r, ok := d.Told.(ratelimit.Result)
+	r, ok := d.Info.(ratelimit.Result)
 	if !ok {
 		r.Limit = d.Limit
 	}

@@ -66,7 +66,7 @@ type Answer struct {
 	ResetAfter       time.Duration
 	Delay            time.Duration
 	Elsewhere        bool // the decision comes from another limiter than usual
-	Told             any  // for a denial: more information for waiters that are refused without asking
+	Info             any  // for a denial: more information for waiters that are refused without asking
 	Asked            bool // the decision is the answer to the waiter's own question
 
 	// If several limits decide, these fields describe the one that will be exhausted for the
@@ -134,7 +134,7 @@ type pace struct {
 	placed    bool          // waiters that came before base was known have been refused if their turn is too late
 	step      time.Duration // from one event to the next; 0 if it is not known
 	longest   time.Duration // the longest recent step, because the mean of a window that ends soon is short
-	told      bool          // step belongs to one limit, because the answer had each of several limits
+	single    bool          // step belongs to one limit, because the answer had each of several limits
 	plain     bool          // and that limit admits nothing before its time
 	pending   int           // questions in progress
 	unknown   int           // events of those
@@ -160,7 +160,7 @@ func (p *pace) span(n int) time.Duration {
 	switch {
 	case n < 0:
 		return -p.span(-max(n, -math.MaxInt))
-	case n == 0, !p.told && (p.kind == Turns || p.kind == Foreign || p.kind == Unknown): // the answer may show when another limit is full again
+	case n == 0, !p.single && (p.kind == Turns || p.kind == Foreign || p.kind == Unknown): // the answer may show when another limit is full again
 		return 0
 	case p.step <= Forever/time.Duration(n):
 		return time.Duration(n) * p.step
@@ -187,7 +187,7 @@ func (p *pace) guesses(n int) bool {
 	case p.early < 0:
 		return n < p.denied
 	case p.kind >= Turns:
-		return p.told
+		return p.single
 	}
 	return p.early == 0 || p.kind != Bucket
 }
@@ -264,7 +264,7 @@ func (p *pace) heard(a *question, now time.Time) time.Time {
 
 // heed takes the step from d.
 func (p *pace) heed(d *Answer) {
-	p.step, p.told, p.plain = d.step(p.kind), d.parts, d.partPlain
+	p.step, p.single, p.plain = d.step(p.kind), d.parts, d.partPlain
 	p.longest = max(p.step, p.longest-p.longest/4)
 }
 

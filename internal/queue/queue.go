@@ -93,8 +93,8 @@ func (q *queue) first() *Waiter {
 	return nil
 }
 
-// moved is called after each change. It wakes the first waiter, or removes the queue.
-func (q *queue) moved() {
+// wakeOrRemove is called after each change. It wakes the first waiter, or removes the queue.
+func (q *queue) wakeOrRemove() {
 	s := q.shard
 	if w := q.first(); w != nil {
 		w.call()
@@ -146,7 +146,7 @@ func (q *queue) remove(w *Waiter) {
 // their own place in the queue.
 func (q *queue) remember(d Answer, now time.Time) {
 	if d.Allowed { // keep the information of the last denial
-		d.Told = q.latest.Told
+		d.Info = q.latest.Info
 	}
 	q.latest, q.latestAt = d, now
 	q.err, q.pause = nil, 0
@@ -190,13 +190,13 @@ func (q *queue) never(n int, now time.Time) bool {
 func (q *queue) denial(t, now time.Time) Answer {
 	retry := max(t.Sub(now), time.Microsecond)
 	reset := q.latest.ResetAfter - now.Sub(q.latestAt)
-	return Answer{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
+	return Answer{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Info: q.latest.Info}
 }
 
-// renew lets the first waiter ask immediately if it would not ask for a long time and the last
+// recheck lets the first waiter ask immediately if it would not ask for a long time and the last
 // answer is old. The limit may have changed since, or the key may have been reset. No pause after an
 // error is that long.
-func (q *queue) renew(now time.Time) {
+func (q *queue) recheck(now time.Time) {
 	if q.pending > 0 || now.Sub(q.latestAt) < stale {
 		return
 	}

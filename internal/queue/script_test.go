@@ -726,14 +726,14 @@ func TestACallerWithoutADeadlineAsksForAnyTurn(t *testing.T) {
 // the reason from the last denial.
 func TestCallersRefusedWithoutAQuestionGetTheLastAnswers(t *testing.T) {
 	why := denied(1, 0, time.Hour, time.Second)
-	why.Told = "why"
+	why.Info = "why"
 	play(t, queue.Bucket, []reply{{Answer: why}, {Answer: ahead(100, 0, 10*time.Hour, ms)}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
 		s.join(t.Context(), 1)
 		s.at(1500 * ms)
 		c := s.until(t, 1, time.Minute)
 		c.refusedUnasked(t)
-		require.Equal(t, "why", c.Told)
+		require.Equal(t, "why", c.Info)
 		require.Equal(t, 10*time.Hour-(1500*ms-s.sent(t, 2)[1]), c.ResetAfter)
 	})
 	play(t, queue.Plain, []reply{

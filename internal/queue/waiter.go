@@ -158,7 +158,7 @@ func (w *Waiter) arrive(ctx context.Context, now time.Time) error {
 	if deadline, ok := ctx.Deadline(); ok && !deadline.After(w.end) { // a turn at the deadline itself is too late
 		w.end = deadline.Add(-1)
 	}
-	q.renew(now)
+	q.recheck(now)
 	if t := q.earliest(q.events + w.N); !q.tooMany(w.N) && q.tooLate(w.end, t, now) {
 		w.Answer = q.denial(t, now)
 		return w.leave(ErrTooLate)
@@ -228,14 +228,14 @@ func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	q.remove(w)
 	q.ask(&next)
 	w.question = next
-	q.moved() // the next waiter may be due as well
+	q.wakeOrRemove() // the next waiter may be due as well
 	err, d := w.put(ctx), &w.Answer
 	if err == nil && d.Allowed && d.Delay <= 0 && q.empty() { // nobody needs to know it
-		q.moved()
+		q.wakeOrRemove()
 		return nil
 	}
 	err = w.learn(ctx, err)
-	if q.moved(); d.Delay <= 0 || err != nil {
+	if q.wakeOrRemove(); d.Delay <= 0 || err != nil {
 		return err
 	}
 	switch {
@@ -257,7 +257,7 @@ func (w *Waiter) put(ctx context.Context) (err error) {
 		q.shard.mu.Lock()
 		if q.done(&w.question); !returned {
 			q.forget()
-			q.moved()
+			q.wakeOrRemove()
 		}
 	}()
 	w.Answer, err = w.Asker.Ask(ctx, w.question.within)
@@ -349,7 +349,7 @@ func (w *Waiter) expired(asks bool, now time.Time) bool {
 // leave removes w from the queue, which may end the queue.
 func (w *Waiter) leave(err error) error {
 	w.queue.remove(w)
-	w.queue.moved()
+	w.queue.wakeOrRemove()
 	return err
 }
 
@@ -381,7 +381,7 @@ func (w *Waiter) sleepUntilDue(ctx context.Context) error {
 		w.sleep(ctx, w.due, true)
 	}
 	w.queue.holders--
-	w.queue.moved()
+	w.queue.wakeOrRemove()
 	return nil
 }
 
@@ -399,7 +399,7 @@ func (w *Waiter) handBack(ctx context.Context) (err error) {
 		if returned {
 			q.forget()
 		}
-		q.moved()
+		q.wakeOrRemove()
 	}()
 	err = w.Asker.Refund(context.WithoutCancel(ctx))
 	returned = err == nil
@@ -415,7 +415,7 @@ func (w *Waiter) hand() bool {
 			q.remove(next)
 			next.permit, next.due = w.Asker.Permit(), w.due
 			next.call()
-			q.moved()
+			q.wakeOrRemove()
 			return true
 		}
 	}

@@ -69,7 +69,7 @@ func (b *Budget) Again(f *Failure) bool {
 
 // rest waits for about d, and reports whether there is still time.
 func (b *Budget) rest(d time.Duration) bool {
-	d = d/2 + b.gate.refusals.jitter(d/2+1) // so that callers refused together do not return together
+	d = d/2 + b.gate.refusal.jitter(d/2+1) // so that callers refused together do not return together
 	if time.Until(b.End) <= d {
 		return false
 	}
@@ -91,7 +91,7 @@ func (b *Budget) Fail(f *Failure) error {
 		f = b.before // it gives the reason, not only that time was short
 	}
 	if full {
-		b.gate.outlast(b)
+		b.gate.waitOutDeadline(b)
 	}
 	return b.fail(f)
 }

@@ -131,9 +131,9 @@ func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
 	}
 	switch err {
 	case errQueued: //nolint:errorlint // one that is wrapped is another carrier's
-		return call, cr.queued()
+		return call, cr.noRoom()
 	case errGivenUp:
-		f := *cr.queued()
+		f := *cr.noRoom()
 		f.Err, f.Again = err, true
 		return call, &f
 	}

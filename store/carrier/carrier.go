@@ -176,7 +176,7 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 		window: newWindow(),
 	}
 	cr.timeout, cr.pulse.base = config.Timeout, now
-	cr.refusals.waves, cr.refusals.jitter = waves.New(config.Timeout), config.Jitter
+	cr.refusal.waves, cr.refusal.jitter = waves.New(config.Timeout), config.Jitter
 	return cr, nil
 }
 

@@ -299,7 +299,7 @@ func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
 func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, rate := range []int{100, 1_000, 10_000, 50_000} { // arrivals in a period
-			r := refusals{waves: waves.New(50 * ms)}
+			r := refusalDelay{waves: waves.New(50 * ms)}
 			held := 0
 			for period := range 400 {
 				for i := range rate {
@@ -317,7 +317,7 @@ func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
 		const step = time.Microsecond
 		for pause, most := range map[time.Duration]int{0: 20, 10 * ms: 2} { // of the refusals if nobody was held
 			for _, callers := range []int{2_000, effort.Of(4_000, 16_000)} {
-				r := refusals{waves: waves.New(50 * ms)}
+				r := refusalDelay{waves: waves.New(50 * ms)}
 				next := make([]time.Duration, callers)
 				told, atOnce := 0, 0
 				for now := time.Duration(0); now < 2*time.Second; now += 500 * step {
@@ -342,7 +342,7 @@ func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
 
 func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := refusals{waves: waves.New(64 * ms), jitter: rand.N[time.Duration]}
+		r := refusalDelay{waves: waves.New(64 * ms), jitter: rand.N[time.Duration]}
 		r.retriers.holds.Store(true)
 		r.retriers.seen.Store(2<<countBits | 2*freely)
 		ended := make(chan time.Duration, 100)

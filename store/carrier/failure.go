@@ -75,9 +75,9 @@ var ErrExit = errors.New("carrier: runtime.Goexit ended the goroutine of a round
 const unsentText = "nothing was sent"
 
 var (
-	isFull   = &Failure{Class: store.ErrOverloaded, What: unsentText, Err: errQueued}
-	isSilent = &Failure{Class: store.ErrUnavailable, What: unsentText + ": all connections are waiting for a server that does not answer", Err: errQueued}
-	isFar    = &Failure{Class: store.ErrTimeout, What: unsentText, Err: errFar}
+	failFull   = &Failure{Class: store.ErrOverloaded, What: unsentText, Err: errQueued}
+	failSilent = &Failure{Class: store.ErrUnavailable, What: unsentText + ": all connections are waiting for a server that does not answer", Err: errQueued}
+	failFar    = &Failure{Class: store.ErrTimeout, What: unsentText, Err: errFar}
 )
 
 // timeUp reports whether err is the end of a context.

@@ -142,7 +142,7 @@ func TestTheErrorOfACallGivesTheReason(t *testing.T) {
 		last    *Failure
 		reasons bool
 	}{
-		{isSilent, true}, {isFull, false},
+		{failSilent, true}, {failFull, false},
 		{&Failure{Class: store.ErrUnavailable, Err: errUnmade}, true},
 		{&Failure{Class: store.ErrUnavailable, Err: context.DeadlineExceeded}, true},
 		{&Failure{Class: store.ErrTimeout, Err: context.DeadlineExceeded}, false},
@@ -174,7 +174,7 @@ func TestTheEndOfItsContextIsTheErrorOfACall(t *testing.T) {
 	for ctx, want := range map[context.Context]error{gone: context.Canceled, over: context.DeadlineExceeded} {
 		b := p.Begin(ctx)
 		require.Equal(t, want, b.Over())
-		require.Equal(t, want, b.Fail(isSilent))
+		require.Equal(t, want, b.Fail(failSilent))
 		f := &Failure{Class: store.ErrTimeout, Err: io.EOF, sent: true}
 		require.Equal(t, f, b.Fail(f), "he left for another reason, and what runs is not given back")
 		f.over = io.ErrClosedPipe
@@ -183,7 +183,7 @@ func TestTheEndOfItsContextIsTheErrorOfACall(t *testing.T) {
 	b := p.Begin(noDone{context.Background(), time.Now().Add(time.Hour)})
 	require.NoError(t, b.Over())
 	require.Zero(t, p.Stats().Overloaded)
-	require.Equal(t, isFull, b.Fail(isFull))
+	require.Equal(t, failFull, b.Fail(failFull))
 	require.EqualValues(t, 1, p.Stats().Overloaded)
 }
 

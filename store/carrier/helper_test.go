@@ -43,7 +43,7 @@ func full(t testing.TB) *Carrier[int] {
 	p := made(t, plain())
 	p.pulse.beat()
 	p.forecast.admitted.Store(mostAdmitted)
-	p.refusals.retriers.limit.Store(mostCount)
+	p.refusal.retriers.limit.Store(mostCount)
 	return p
 }
 

@@ -14,7 +14,7 @@ type gate struct {
 	timeout  time.Duration // of a call
 	pulse    pulse
 	forecast forecast
-	refusals refusals
+	refusal  refusalDelay
 
 	overloaded atomic.Int64 // calls that ended so
 	tooShort   atomic.Int64 // calls that had less time than a round trip takes
@@ -24,15 +24,15 @@ type gate struct {
 // for a connection is really waiting for the server.
 func (g *gate) silent() bool { return g.pulse.silent(max(leastSilence, 2*g.timeout)) }
 
-// queued returns the failure of a call that found no room.
-func (g *gate) queued() *Failure {
+// noRoom returns the failure of a call that found no room.
+func (g *gate) noRoom() *Failure {
 	if cause := g.pulse.cause.Load(); cause != nil {
 		return &Failure{Class: store.ErrUnavailable, What: unsentText + ": no connection was made", Err: *cause}
 	}
 	if g.silent() {
-		return isSilent
+		return failSilent
 	}
-	return isFull
+	return failFull
 }
 
 // refuses returns the failure of a call that cannot be served in time, when its caller may be told.
@@ -42,8 +42,8 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 	e := &g.forecast
 	if b.Left < time.Duration(e.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
 		g.tooShort.Add(1)
-		g.refusals.wait(b, b.End) // if the time is the caller's own, the error is that of the context
-		return isFar
+		g.refusal.wait(b, b.End) // if the time is the caller's own, the error is that of the context
+		return failFar
 	}
 	if b.Ahead {
 		e.ahead.Add(1)
@@ -57,19 +57,19 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 		return nil
 	}
 	e.admitted.Add(-1)
-	if full || !g.outlast(b) {
-		g.refusals.hold(b)
+	if full || !g.waitOutDeadline(b) {
+		g.refusal.hold(b)
 	}
-	return g.queued()
+	return g.noRoom()
 }
 
-// outlast reports whether a call found no room only because its caller's own deadline is near, and then waits for that
+// waitOutDeadline reports whether a call found no room only because its caller's own deadline is near, and then waits for that
 // deadline. The call ends with its context's error, because a store that serves other callers has not failed.
-func (g *gate) outlast(b *Budget) bool {
-	if b.Own || g.queued() != isFull {
+func (g *gate) waitOutDeadline(b *Budget) bool {
+	if b.Own || g.noRoom() != failFull {
 		return false
 	}
-	g.refusals.wait(b, b.End)
+	g.refusal.wait(b, b.End)
 	return true
 }
 
@@ -77,17 +77,17 @@ func (g *gate) outlast(b *Budget) bool {
 // costs little.
 type forecast struct {
 	admitted  atomic.Int64 // calls that have been admitted and not returned, but for those that go ahead
-	ahead     atomic.Int64 // the same of those
-	room      atomic.Int64 // of them, those that need not wait
+	ahead     atomic.Int64 // calls that go ahead, and have not returned
+	room      atomic.Int64 // calls that may be under way before one must wait
 	perCall   atomic.Int64 // ns until the next one is served
 	tripTime  atomic.Int64 // ns that a trip takes now
 	roundTrip atomic.Int64 // ns that the shortest takes
 }
 
-// refusals decides when refused calls get their error. Normally, they get it immediately. If callers
+// refusalDelay decides when refused calls get their error. Normally, they get it immediately. If callers
 // retry immediately, however, they take CPU time from the server and from other callers. Their errors
 // are then held until their time is nearly up, and do not come all at the same time.
-type refusals struct {
+type refusalDelay struct {
 	waves    *waves.Waves
 	jitter   func(most time.Duration) time.Duration // a random time below most
 	holding  atomic.Int64                           // calls that are not told yet
@@ -98,7 +98,7 @@ type refusals struct {
 const mostHeld = 1 << 14
 
 // hold waits until a refused call may get its error.
-func (r *refusals) hold(b *Budget) {
+func (r *refusalDelay) hold(b *Budget) {
 	if r.retriers.atOnce(b.End.Sub(r.waves.Base)) {
 		return
 	}
@@ -109,7 +109,7 @@ func (r *refusals) hold(b *Budget) {
 }
 
 // wait waits until about end, or the end of b's context.
-func (r *refusals) wait(b *Budget, end time.Time) {
+func (r *refusalDelay) wait(b *Budget, end time.Time) {
 	select {
 	case <-r.waves.After(end).Over:
 	case <-b.Done():
@@ -123,8 +123,8 @@ type retriers struct {
 	holds atomic.Bool
 	limit atomic.Int64 // calls in a period, above which they come back
 
-	mu         sync.Mutex // protects what is below
-	left, next int        // periods to hold now, and the next time
+	mu              sync.Mutex // protects the fields below
+	left, nextHolds int        // periods in which refusals are still held now, and will be the next time
 }
 
 const (
@@ -174,14 +174,14 @@ func (l *retriers) nextPeriod(n, ago int64) {
 	case ago > 1: // a rest
 		l.holds.Store(false)
 		l.limit.Store(0)
-		l.next = leastTry
+		l.nextHolds = leastTry
 	case l.holds.Load():
 		l.limit.Store(n + n/2)
 		if l.left--; l.left <= 0 {
 			l.holds.Store(false)
 		}
 	default:
-		l.next = leastTry
+		l.nextHolds = leastTry
 	}
 }
 
@@ -192,6 +192,6 @@ func (l *retriers) hold() {
 	if l.holds.Load() {
 		return
 	}
-	l.left, l.next = l.next, min(2*l.next, longestTry)
+	l.left, l.nextHolds = l.nextHolds, min(2*l.nextHolds, longestTry)
 	l.holds.Store(true)
 }

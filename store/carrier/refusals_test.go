@@ -55,9 +55,9 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := full(t)
 			e := &p.forecast
-			p.timeout, p.refusals.jitter = 240*ms, latest
+			p.timeout, p.refusal.jitter = 240*ms, latest
 			p.distance.probed = time.Now()
-			p.refusals.retriers.heldLoops()
+			p.refusal.retriers.heldLoops()
 			e.roundTrip.Store(int64(c.way))
 			e.tripTime.Store(int64(c.trip))
 			e.admitted.Store(c.inside)
@@ -74,7 +74,7 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 			switch f := p.refuses(&b, p.probes); f {
 			case nil:
 				inside++
-			case isFar:
+			case failFar:
 				got, wait = tooFar, b.Left
 			default:
 				if got, wait = noRoom, b.Left/2; ctx.Err() != nil {
@@ -200,7 +200,7 @@ func TestTheForecastFollowsWhatIsKnown(t *testing.T) {
 // Those who are held cost memory, so not all of an endless crowd are.
 func TestNotMoreThanSoManyAreHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := refusals{waves: waves.New(64 * ms), jitter: latest}
+		r := refusalDelay{waves: waves.New(64 * ms), jitter: latest}
 		r.retriers.heldLoops()
 		for others, want := range map[int64]time.Duration{0: 32 * ms, mostHeld - 1: 32 * ms, mostHeld: 0} {
 			r.holding.Store(others)

@@ -140,7 +140,7 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 			values = context.WithoutCancel(c.ctx)
 		}
 	}
-	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusals.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
+	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusal.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	err = cr.config.Send(&t.ctx, t)
 	t.panicked = nil
 	return err

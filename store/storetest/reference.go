@@ -107,9 +107,9 @@ func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n,
 	case !r.OK() && most == 0:
 		return nil, r, nil
 	case v.log != nil:
-		r.X = v.log.Add(l, now, n) - l.Period
+		r.X = v.log.Add(l, now, n) - l.Period // when the charge was made, by which a Refund finds it
 	case !r.OK():
-		r.X, state = state.At, ns.Rule.Overdrawn(state, l, most)
+		r.X, state = state.At, ns.Rule.Overdrawn(state, l, most) // likewise
 	}
 	next, err = value{state, l, v.log}.bytes()
 	return next, r, err
