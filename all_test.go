@@ -31,6 +31,7 @@ import (
 // for, and charged alone if all have room for n.
 func TestAllDecidesAsItsLimitsDoAloneOrNotAtAll(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	c := newClock()
 	redisOf := func(client redisstore.Client) store.Store {
 		return onRedis(t, client, redisstore.WithClock(c.Now))
@@ -700,6 +701,7 @@ func newMemory(t testing.TB, opts ...memstore.Option) store.Store {
 // New keys fill tables, which split while several of them are locked.
 func TestAllOfManyKeysInMemory(t *testing.T) {
 	t.Parallel()
+	effort.OthersRace(t)
 	const callers = 4
 	users := effort.Of(4_000, 20_000)
 	for _, capacity := range []int{1 << 20, 5000, 100, 7, 1} {

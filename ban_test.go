@@ -291,6 +291,7 @@ func (m *banModel) expect(t *testing.T, r ratelimit.Result, now time.Time) {
 // yet looked at.
 func TestEachStoreBansAsAModelDoes(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		for trace := range effort.Of(3, 12, 100) {
 			rng := rand.New(rand.NewPCG(7, uint64(trace)))

@@ -322,6 +322,7 @@ func TestTheLastPermitsAreNotGivenTwice(t *testing.T) {
 
 func TestNoRateIsTooHighForTheArithmetic(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	// A real server would expire a state of microseconds while the clock stands.
 	client := redistest.Mini(t).Client(t)
 	for _, rate := range []int{1_000, 100_000, 1_000_000, 100_000_000} {
@@ -404,6 +405,7 @@ func TestADeniedCostSpendsNothing(t *testing.T) {
 
 func TestIdlingSavesUpNoMoreThanTheCapacity(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	onEach(t, ratelimit.PerMinute(100), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
 		require.Equal(t, 100, admitted(t, lim, 300))
 		c.Advance(365 * 24 * time.Hour)

@@ -53,6 +53,7 @@ func newTenants(t *testing.T, s store.Store, id string, weights []int) *tenants 
 // while anybody wants it; and never more than that.
 func TestFairSharesLendWhatIsIdle(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	for name, open := range map[string]func(t *testing.T, c *ratelimittest.Clock) store.Store{
 		"memory": func(t *testing.T, c *ratelimittest.Clock) store.Store { return memory(t, c) },
 		"Redis": func(t *testing.T, c *ratelimittest.Clock) store.Store {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -306,6 +307,7 @@ func TestWhileAKeyIsHandedBackItsOtherCallsAskTheStore(t *testing.T) {
 // who ask at the same time nor those who come while what was admitted is handed back. The share would deny most of
 // these, since more is asked than it has.
 func TestOneCallThatFailsIsNoOutageForTheOthers(t *testing.T) {
+	effort.OthersRace(t)
 	const callers, rate, share = 16, 4000, 500 // a second
 	limiters := map[string]func(t *testing.T) ratelimit.Limiter{
 		"an All": func(t *testing.T) ratelimit.Limiter {
@@ -363,6 +365,7 @@ func TestOneCallThatFailsIsNoOutageForTheOthers(t *testing.T) {
 // Of more keys than are remembered those that owe the least go, which a flood of
 // keys that owe 1 cannot change.
 func TestTheKeysThatOweTheMostAreRemembered(t *testing.T) {
+	effort.OneGoroutine(t)
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(10))), fallback.WithBreaker(1, time.Second))

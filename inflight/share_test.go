@@ -89,6 +89,7 @@ func (c crowd) run(t *testing.T, d time.Duration) (jobs []int, used, calls float
 // not there are more workers than slots in each process, and whether or not rates are decided with
 // the slots.
 func TestProcessesGetEvenShares(t *testing.T) {
+	effort.OthersRace(t)
 	const ms = time.Millisecond
 	for _, c := range []struct {
 		crowd

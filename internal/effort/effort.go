@@ -47,6 +47,15 @@ func OneGoroutine(t testing.TB) {
 	}
 }
 
+// OthersRace skips t with -short: it takes long, and tests beside it show the race detector the same
+// code.
+func OthersRace(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("other tests show the race detector the same")
+	}
+}
+
 // NeedLong skips t unless RATELIMIT_LONG=1.
 func NeedLong(t testing.TB) {
 	t.Helper()

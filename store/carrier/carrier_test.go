@@ -383,6 +383,7 @@ func TestGoodputStaysPastCapacity(t *testing.T) {
 
 // A call returns by its deadline or the timeout, and at most 8 ms later, whatever happens to the server.
 func TestNoCallIsLaterThanItsDeadline(t *testing.T) {
+	effort.OthersRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		u := newUsers(t, s, s.config())
@@ -588,6 +589,7 @@ func TestAPanicOfSendReachesItsCallers(t *testing.T) {
 // A server that is gone, or hangs, is unavailable or times out. It is not called overloaded once it has been silent for a
 // second, however many call.
 func TestAServerThatDoesNotAnswerIsNotCalledOverloaded(t *testing.T) {
+	effort.OthersRace(t)
 	for name, fault := range map[string]func(s *server) (end func()){
 		"gone": func(s *server) func() {
 			s.suffer(func() { s.gone = true; s.broken++; s.total -= s.idle; s.idle = 0 })

@@ -297,6 +297,7 @@ func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
 // Callers who have something better to do are told at once, however many they are. Those
 // who come back at once are held, nearly always.
 func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
+	effort.OthersRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		for _, rate := range []int{100, 1_000, 10_000, 50_000} { // arrivals in a period
 			r := refusalDelay{waves: waves.New(50 * ms)}

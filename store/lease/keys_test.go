@@ -56,6 +56,7 @@ const mostBytes = 520
 
 // Keys that are not asked for any more are forgotten, so that any number of them can come.
 func TestKeysThatAreNotAskedForAreForgotten(t *testing.T) {
+	effort.OneGoroutine(t)
 	synctest.Test(t, func(t *testing.T) {
 		const most = 10_000
 		d := newLease(t, newLimiter(t, "fixed_window", memory(t, memstore.WithMaxKeys(1)), window), life, lease.WithMaxKeys(most))

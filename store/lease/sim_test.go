@@ -700,6 +700,7 @@ func TestBoundsAreTight(t *testing.T) {
 // TestEachGuardIsNeeded leaves out one guard after another. Each time there must be a schedule
 // that admits too much, and without that no more than the bound.
 func TestEachGuardIsNeeded(t *testing.T) {
+	effort.OneGoroutine(t)
 	type each struct {
 		guard guard
 		of    func(seed uint64) schedule

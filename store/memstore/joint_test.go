@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -113,6 +114,7 @@ func TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad(t *testing.T) {
 
 // TestAllsOfManyNewKeysSplitTables adds keys three at a time.
 func TestAllsOfManyNewKeysSplitTables(t *testing.T) {
+	effort.OneGoroutine(t)
 	s := newStore(t, memstore.WithClock(newClock().now))
 	ns := store.NewNamespace(window, "")
 	requests, replies := make([]store.Request, 3), make([]store.Reply, 3)

@@ -14,6 +14,7 @@ import (
 
 // TestEachWayOfAskingSweeps has ended keys, and then only calls of one kind.
 func TestEachWayOfAskingSweeps(t *testing.T) {
+	effort.OneGoroutine(t)
 	if !newStore(t).Together("a", "b") {
 		t.Error("two keys are not together")
 	}
@@ -74,6 +75,7 @@ func TestLogsGoWithTheirLastEvent(t *testing.T) {
 
 // TestRoomOfDeadKeysIsUsedAgain fills tables with keys, most of which have ended by then.
 func TestRoomOfDeadKeysIsUsedAgain(t *testing.T) {
+	effort.OneGoroutine(t)
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	ns := store.NewNamespace(window, "")

@@ -28,7 +28,7 @@ func TestConformanceOnMiniredis(t *testing.T) {
 		effort.NeedLong(t)
 	}
 	client := redistest.Mini(t).Client(t)
-	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(3, 6, 12)))
+	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(2, 4, 12)))
 }
 
 var prefixes atomic.Int64

@@ -137,6 +137,7 @@ func inOneBatch(s *redisstore.Store, seen *counts, calls int, do func(i int)) {
 
 func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 	t.Parallel()
+	effort.OthersRace(t)
 	mini := redistest.Mini(t)
 	now := time.Date(2026, 3, 4, 5, 6, 7, 890_123_000, time.UTC)
 	callers := redisstore.WithClock(func() time.Time { return now })
