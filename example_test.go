@@ -610,7 +610,8 @@ func ExampleBan_Strike() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	door, err := ratelimit.NewBan(free, store, ratelimit.Penalty{
+	var door *ratelimit.Ban // of the package, if handlers call Strike
+	door, err = ratelimit.NewBan(free, store, ratelimit.Penalty{
 		Denials: 10, Within: time.Hour, For: time.Hour, Most: 24 * time.Hour,
 	})
 	if err != nil {

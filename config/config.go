@@ -12,11 +12,11 @@
 //	  batch:
 //	    shares: api             # has its limits, and shares its counts
 //	    reserved: 5             # ratelimit.WithReserved: admits only if 5 remain for others
-//	  login:
+//	  crawl:
 //	    algorithm: fixed_window
-//	    limits: [5/15m, 50/d]   # all of them must admit: ratelimit.NewAll; clients see login/15m and login/d
-//	    ban:                    # ratelimit.NewBan
-//	      denials: 3/10m        # 3 denials within 10 minutes of the first start a ban
+//	    limits: [60/m, 1000/d]  # all of them must admit: ratelimit.NewAll; clients see crawl/m and crawl/d
+//	    ban:                    # ratelimit.NewBan; not for passwords: see Ban.Strike
+//	      denials: 3/10m        # 3 denials of a key within 10 minutes of the first start a ban
 //	      for: 15m
 //	      most: 24h             # each further ban lasts twice as long, up to this
 //	  search:

@@ -298,10 +298,12 @@ func ExampleWithClientAddr() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(http.ResponseWriter, *http.Request) {})
 	handler := httplimit.Middleware(limiter,
 		httplimit.WithKey(httplimit.User(currentUser)),
 		httplimit.WithClientAddr(httplimit.ClientIP([]string{"10.0.0.7"})),
-	)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	)(mux)
 
 	for _, client := range []string{"192.0.2.1", "2001:db8::1"} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)

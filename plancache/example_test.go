@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// users is a table of a database.
+// users reads plans from the table users.
 type users struct{ *sql.DB }
 
 // planOf is asked for keys such as "user:ann" and "192.0.2.1".

@@ -160,16 +160,18 @@ func (s *site) testLinks(t *testing.T) {
 
 // questions are what readers ask first: the page and the anchor where the answer is, and words of it.
 var questions = map[string]struct{ page, anchor, answer string }{
-	"which algorithm for logins?":                 {"login.html", "", "The algorithm for logins is"},
-	"what does a load balancer need?":             {"http.html", "who-is-a-client", "Behind a load balancer, use"},
-	"what happens without Redis?":                 {"redis.html", "when-redis-does-not-answer", "admits everything"},
-	"what must be closed?":                        {"deploying.html", "what-must-be-closed", "lease.Store"},
-	"how do a plan's limits come from a database": {"api.html", "plans-in-a-database", "database/sql"},
-	"how large a Redis?":                          {"scaling.html", "how-large-a-redis", "150 bytes"},
-	"is it GCRA?":                                 {"index.html", "which-algorithm", "(GCRA)"},
-	"how do I test?":                              {"testing.html", "", "ratelimittest"},
-	"how do I unblock a customer?":                {"composing.html", "how-do-i-unblock-a-customer", "-reset"},
-	"what to tell an operator about a 429?":       {"denied.html", "", "429 Too Many Requests"},
+	"which algorithm for logins?":           {"login.html", "", "The algorithm for logins is"},
+	"what does a load balancer need?":       {"http.html", "behind-a-load-balancer", "Behind a load balancer, use"},
+	"what happens without Redis?":           {"redis.html", "when-redis-does-not-answer", "admits everything"},
+	"what must be closed?":                  {"deploying.html", "what-must-be-closed", "lease.Store"},
+	"how do plans come from a database?":    {"api.html", "plans-in-a-database", "database/sql"},
+	"how do limits come from a database?":   {"api.html", "limits-in-a-database", "WithLimitFunc"},
+	"how do I run on Postgres?":             {"postgres.html", "", "Migrate"},
+	"how large a Redis?":                    {"scaling.html", "how-large-a-redis", "150 bytes"},
+	"is it GCRA?":                           {"promises.html", "gcra", "generic cell rate algorithm"},
+	"how do I test?":                        {"testing.html", "", "ratelimittest"},
+	"how do I unblock a customer?":          {"composing.html", "how-do-i-unblock-a-customer", "-reset"},
+	"what to tell an operator about a 429?": {"denied.html", "", "Tell the client"},
 }
 
 // testClicks counts the clicks from the first page: a link to a page is one, and a link to an anchor in it is another.

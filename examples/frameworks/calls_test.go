@@ -66,7 +66,7 @@ func Example_failsafe() {
 func limit(limiter ratelimit.Limiter) connect.UnaryInterceptorFunc {
 	return func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-			r, err := limiter.Allow(ctx, req.Header().Get("X-User")) // whom a check before has found
+			r, err := limiter.Allow(ctx, req.Header().Get("X-User")) // set by an earlier authentication check
 			if err != nil {
 				return nil, connect.NewError(connect.CodeUnavailable, errors.New("no decision"))
 			}
@@ -116,7 +116,7 @@ func limitedTool(limiter ratelimit.Limiter, user string, tool mcp.ToolHandler) m
 	return func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		r, err := limiter.Allow(ctx, user)
 		if err != nil || r.Allowed {
-			return tool(ctx, req) // without a decision it is admitted here
+			return tool(ctx, req) // if there is no decision, call the tool anyway
 		}
 		text := "Too many calls. "
 		if r.RetryAfter < ratelimit.Never {

@@ -138,7 +138,7 @@ func Example_slots() {
 	// 200 0
 }
 
-// limited is middleware of net/http as gin's.
+// limited adapts net/http middleware to gin.
 func limited(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		passed := false

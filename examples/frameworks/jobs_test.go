@@ -72,7 +72,7 @@ func (q *jobs) inItsTurn(ctx context.Context, limiter ratelimit.Limiter, job job
 		switch {
 		case err != nil:
 			return err
-		case !r.Allowed: // the turns of an hour are given out
+		case !r.Allowed: // no scheduled time is left within an hour
 			return q.putBack(job, r.RetryAfter)
 		case r.Delay > 0:
 			job.paid = true

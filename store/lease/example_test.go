@@ -23,7 +23,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	limiter, err := ratelimit.NewFixedWindow(leases, ratelimit.PerHour(1_000_000))
+	limiter, err := ratelimit.NewFixedWindow(leases, ratelimit.PerHour(1_000_000), ratelimit.WithName("fleet"))
 	if err != nil {
 		panic(err)
 	}

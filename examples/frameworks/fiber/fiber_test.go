@@ -78,8 +78,8 @@ func Example_adaptor() {
 	// 429
 }
 
-// limited is middleware of net/http as fiber's. The handlers behind it run inside of the middleware, which
-// sees their status and holds their slots.
+// limited adapts net/http middleware to fiber. The middleware runs fiber's handlers, so it sees their
+// status and holds their slots.
 func limited(middleware func(http.Handler) http.Handler) fiber.Handler {
 	return func(c fiber.Ctx) (err error) {
 		r, err := adaptor.ConvertRequest(c, false)
