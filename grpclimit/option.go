@@ -161,7 +161,9 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 // A call is charged before it is served, so that concurrent calls cannot exceed the limit. The
 // refund is made when the handler has returned, even if the client has disconnected. The metadata
 // shows the state before the refund. If the refund fails, its error is dropped and the charge
-// stands. The refund's context does not end, so give the store a timeout.
+// stands. The refund's context does not end, so give the store a timeout. Slots (package inflight)
+// are given back in any case, so a limiter of slots alone is refused with
+// [ratelimit.ErrInvalidOption].
 //
 // If a handler panics, the code is [codes.Internal]. If a handler returns an error after the client
 // has canceled the call or its deadline has passed, the code is [codes.Canceled]. [Failed] and
@@ -173,7 +175,7 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 func WithRefund(f func(code codes.Code) bool) Option {
 	return option(func(c *config) error {
 		c.refund = f
-		return guard.Given(f != nil, "WithRefund")
+		return c.WithRefund(f != nil)
 	})
 }
 

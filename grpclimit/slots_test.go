@@ -335,13 +335,13 @@ func TestAStreamWhoseConnectionIsClosedGivesBackItsSlot(t *testing.T) {
 
 // Whatever panics at the end of a call, its slot is released.
 func TestAPanicOfTheRefundFunctionLeavesNoSlotTaken(t *testing.T) {
-	_, atOnce, _ := slots(t, 1)
+	both, atOnce, _ := slots(t, 1)
 	panics := grpclimit.WithRefund(func(codes.Code) bool { panic("boom") })
-	server, err := grpclimit.UnaryServerInterceptor(atOnce, global, panics)
+	server, err := grpclimit.UnaryServerInterceptor(both, global, panics)
 	require.NoError(t, err)
-	client, err := grpclimit.UnaryClientInterceptor(atOnce, panics)
+	client, err := grpclimit.UnaryClientInterceptor(both, panics)
 	require.NoError(t, err)
-	streams, err := grpclimit.StreamClientInterceptor(atOnce, panics)
+	streams, err := grpclimit.StreamClientInterceptor(both, panics)
 	require.NoError(t, err)
 	for name, call := range map[string]func(){
 		"server": func() {

@@ -367,9 +367,11 @@ func TestAHijackedConnectionHoldsItsSlotUntilItIsClosed(t *testing.T) {
 	for name, opts := range map[string][]httplimit.ServerOption{"plain": nil, "with a refund": {httplimit.WithRefund(httplimit.Failed)}} {
 		for _, panics := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
-				l := slots(t, living(t), 1)
+				s := living(t)
+				l := slots(t, s, 1)
+				both := ratelimittest.All(t, l, window(t, s, ratelimit.PerDay(100)))
 				taken := make(chan net.Conn, 8)
-				server := httptest.NewUnstartedServer(httplimit.Middleware(l, append(opts, global)...)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				server := httptest.NewUnstartedServer(httplimit.Middleware(both, append(opts, global)...)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					c, _, err := http.NewResponseController(w).Hijack()
 					if err != nil {
 						panic(err)
@@ -742,6 +744,19 @@ func TestOptionsOfSlotsNeedSlots(t *testing.T) {
 		_, err := httplimit.New(slots(t, s, 1), opt)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
+}
+
+// A slot is given back whatever the status is, so there is nothing to refund.
+func TestARefundNeedsMoreThanSlots(t *testing.T) {
+	s := living(t)
+	alone := slots(t, s, 1)
+	for _, l := range []ratelimit.Limiter{alone, ratelimit.Must(ratelimit.NewAll(alone, slots(t, s, 2)))} {
+		_, err := httplimit.New(l, httplimit.WithRefund(httplimit.Failed))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "WithRefund has no effect on a limiter that counts only slots")
+	}
+	_, err := httplimit.New(ratelimit.Must(ratelimit.NewAll(alone, window(t, s, ratelimit.PerDay(1)))), httplimit.WithRefund(httplimit.Failed))
+	require.NoError(t, err)
 }
 
 // The slice of options is the caller's, who may use it again.

@@ -148,7 +148,9 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 // A request is charged before it is served, so that concurrent requests cannot exceed the limit.
 // The refund is made when the handler has returned, even if the client has disconnected. The header
 // fields show the state before the refund. If the refund fails, its error is dropped and the charge
-// stands. A [ratelimit.LeakyBucket] can refund only the last events in its queue.
+// stands. A [ratelimit.LeakyBucket] can refund only the last events in its queue. Slots (package
+// inflight) are given back in any case, so a limiter of slots alone is refused with
+// [ratelimit.ErrInvalidOption].
 //
 // The status is the one that the handler wrote, with these exceptions:
 //
@@ -168,7 +170,7 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 func WithRefund(f func(status int) bool) ServerOption {
 	return serverOption(func(c *config) error {
 		c.refund = f
-		return guard.Given(f != nil, "WithRefund")
+		return c.WithRefund(f != nil)
 	})
 }
 

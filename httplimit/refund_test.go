@@ -25,6 +25,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -553,7 +554,8 @@ func TestChangesToARequestAreSeenOutsideTheMiddleware(t *testing.T) {
 		nil, {httplimit.WithRefund(httplimit.Failed)}, {httplimit.WithContext()}, {httplimit.WithCancelLost()},
 		{httplimit.WithRefund(httplimit.Failed), httplimit.WithContext(), httplimit.WithCancelLost()},
 	} {
-		h := httplimit.Middleware(slots(t, living(t), 1), opts...)(mux)
+		s := living(t)
+		h := httplimit.Middleware(ratelimittest.All(t, slots(t, s, 1), window(t, s, ratelimit.PerDay(1))), opts...)(mux)
 		r := httptest.NewRequest(http.MethodPost, "/users/7", strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nb\r\n--x--\r\n"))
 		r.Header.Set("Content-Type", "multipart/form-data; boundary=x")
 		h.ServeHTTP(httptest.NewRecorder(), r)

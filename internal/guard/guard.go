@@ -26,6 +26,7 @@ type Config[C any] struct {
 	InContext  bool               // for servers: handlers get the decision
 	SlotRetry  time.Duration      // for servers; 0 unless set
 	CancelLost bool               // for servers
+	Refunds    bool               // whether WithRefund is set
 }
 
 // New returns the Config of l without options.
@@ -50,6 +51,8 @@ func Apply[C, O any](c *Config[C], opts []O, apply func(O) error) error {
 	switch {
 	case (c.hold != nil || c.SlotRetry > 0 || c.CancelLost) && !c.Holds():
 		return Invalid("WithSlots, WithSlotRetryAfter and WithCancelLost need a limiter that counts slots (package inflight)")
+	case c.Refunds && see.OnlyHeld(c.Limiter):
+		return Invalid("WithRefund has no effect on a limiter that counts only slots, because each of them is given back")
 	case c.waits && c.Refuse:
 		return Invalid("inflight.WaitUpTo cannot be combined with WithoutWaiting")
 	}
@@ -84,6 +87,12 @@ func (c *Config[C]) WithClientAddr(k Key[C]) error {
 		return Invalid("WithClientAddr: the Key contains neither a PeerIP nor a ClientIP")
 	}
 	return nil
+}
+
+// WithRefund sets Refunds. given reports whether the option has a function.
+func (c *Config[C]) WithRefund(given bool) error {
+	c.Refunds = true
+	return Given(given, "WithRefund")
 }
 
 // WithSlotRetryAfter sets SlotRetry, above 0.

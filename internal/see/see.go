@@ -314,6 +314,11 @@ func all[L any](l L, so func(L) bool) bool {
 	return so(l) && !slices.ContainsFunc(Inside(l), func(inner L) bool { return !all(inner, so) })
 }
 
+// OnlyHeld reports whether l is known to count slots that are held, and nothing else.
+func OnlyHeld[L any](l L) bool {
+	return Held(l) && all(l, func(l L) bool { k := Of(l); return k != nil && (k.Held || k.Algorithm == "") })
+}
+
 // Held reports whether l, or a limiter inside it, counts slots that are held. Nothing shows when a
 // slot will be released.
 func Held[L any](l L) bool {
