@@ -8,12 +8,12 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// batch is calls that are decided on together, and their rows in the order of their keys.
+// batch holds calls that are decided on together, and their rows, sorted by key.
 type batch struct {
 	calls []*call
 	rows  []*row
 	byKey map[string]*row // nil if there is one row
-	now   int64           // when it was decided
+	now   int64           // when the calls were decided on
 }
 
 func newBatch(calls []*call) *batch {
@@ -46,7 +46,7 @@ func (b *batch) add(c *call, i int) {
 	c.rows[i] = r
 }
 
-// row is the row of key, nil if b has none.
+// row returns the row of key, or nil if b has none.
 func (b *batch) row(key []byte) *row {
 	if b.byKey != nil {
 		return b.byKey[string(key)]
@@ -57,27 +57,27 @@ func (b *batch) row(key []byte) *row {
 	return nil
 }
 
-// found notes that the table has a row.
+// found records that the table has a row.
 func (b *batch) found(key, value []byte) {
 	if r := b.row(key); r != nil {
 		r.there, r.old = true, bytes.Clone(value)
 	}
 }
 
-// forget makes all rows as before they were read.
+// forget resets all rows to unread.
 func (b *batch) forget() {
 	for _, r := range b.rows {
 		r.there, r.old, r.lost = false, nil, false
 	}
 }
 
-// keys are those of rows, as an array.
+// keys returns the keys of rows as an array.
 func keys(rows []*row) []byte {
 	return byteArrays(len(rows), func(i int) []byte { return rows[i].key })
 }
 
-// decideAll decides on all calls at now, or at the time of WithClock, except those whose rows are lost. It returns the
-// rows to write: those that the table has, and those that it has not.
+// decideAll decides on all calls at now, or at the time of WithClock, except on calls whose rows are lost. It returns
+// the rows to update and the rows to insert.
 func (s *Store) decideAll(b *batch, now int64) (update, insert []*row) {
 	if s.clock != nil {
 		now = s.clock().UnixMicro()
@@ -103,7 +103,7 @@ func (s *Store) decideAll(b *batch, now int64) (update, insert []*row) {
 	return update, insert
 }
 
-// values are the rows, as the arguments of a statement that writes them.
+// values returns rows as the arguments of a statement that writes them.
 func values(rows []*row) ([][]byte, error) {
 	list, ends := make([][]byte, len(rows)), make([]int64, len(rows))
 	for i, r := range rows {

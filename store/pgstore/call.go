@@ -11,22 +11,22 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// call is a call on its way: a list of requests, or a Refund or a Reset of one key. It has copies of all that it needs, since
-// its caller may leave before it has ended.
+// call is a call in progress: a list of requests, or a Refund or a Reset of one key. It has copies of everything that it
+// needs, because its caller may leave before it ends.
 type call struct {
 	op       op
 	requests []store.Request
 	receipt  store.Receipt // of a refund
 	replies  []store.Reply
 	charged  []int64 // events, by request
-	rows     []*row  // by request, in the batch that decides on it
-	done     bool    // it was decided, and what it charged is written
-	err      error   // of this call alone
+	rows     []*row  // by request, in the batch that decides on the call
+	done     bool    // the call was decided on, and what it charged is written
+	err      error   // the error of this call alone
 
 	one oneRequest
 }
 
-// oneRequest is room for the most frequent call.
+// oneRequest holds the lists of a call with one request, the most frequent kind, in the same allocation.
 type oneRequest struct {
 	request [1]store.Request
 	reply   [1]store.Reply
@@ -55,10 +55,10 @@ func newCall(requests []store.Request) *call {
 	return c
 }
 
-const maxPlainKey = 128 // bytes; longer keys are hashed, since an index has no room for them
+const maxPlainKey = 128 // bytes; longer keys are hashed, because an index has no room for them
 
-// address is the key of the row that keeps key: key or its hash, and then the limiter. So SQL finds all rows of a key by the
-// index.
+// address returns the key of the row for key: key or its hash, followed by the limiter, so that SQL finds all rows of
+// a key by the index.
 func address(ns *store.Namespace, key string) []byte {
 	b := make([]byte, 0, 18+max(min(len(key), maxPlainKey), sha256.Size))
 	if len(key) <= maxPlainKey && strings.IndexByte(key, 0) < 0 {
@@ -71,7 +71,7 @@ func address(ns *store.Namespace, key string) []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(append(b, 0), hi), lo)
 }
 
-// row is what a transaction knows of a key, and makes of it. Its value is empty if nothing is charged.
+// row is the row of a key in a transaction. Its value is empty if nothing is charged.
 type row struct {
 	key  []byte
 	rule *store.Rule
@@ -83,12 +83,12 @@ type row struct {
 	state   store.State
 	limit   store.Limit // under which state was counted
 	log     store.Log   // nil if the rule needs none
-	shift   int64       // added to all times of log, µs: the server's clock was set back by that much
+	shift   int64       // µs, added to all times of log, because the server's clock was set back by that much
 	changed bool
-	lost    bool // others were faster, or hold a lock: nothing was written
+	lost    bool // nothing was written, because others were faster or hold the row
 }
 
-// read sets the value from what the table has. From its end on a key is new.
+// read sets the value from what the table has. A key whose value has ended is new.
 func (r *row) read(now int64) {
 	r.state, r.limit, r.log, r.shift, r.err, r.changed = store.State{}, store.Limit{}, nil, 0, nil, false
 	if len(r.old) > 0 {
@@ -109,7 +109,7 @@ func (r *row) read(now int64) {
 	}
 }
 
-// shifted is the first byte of a value that has the shift of a log, and then the log.
+// shifted is the first byte of a value that consists of a shift and a log.
 const shifted = 3
 
 func parseLog(rule *store.Rule, b []byte) (log store.Log, shift int64, err error) {
@@ -124,7 +124,7 @@ func parseLog(rule *store.Rule, b []byte) (log store.Log, shift int64, err error
 	return log, shift, err
 }
 
-const maxTime = 1 << 60 // µs; two of them can be added
+const maxTime = 1 << 60 // µs; two of them can be added without overflow
 
 // clear makes r the row of a new key.
 func (r *row) clear() {
@@ -134,7 +134,7 @@ func (r *row) clear() {
 	}
 }
 
-// end is when the value may be dropped, in Unix µs. It is math.MinInt64 if nothing is charged.
+// end returns when the value may be dropped, in Unix µs, or math.MinInt64 if nothing is charged.
 func (r *row) end() int64 {
 	switch {
 	case r.log != nil:
@@ -149,7 +149,7 @@ func (r *row) end() int64 {
 	return r.state.At + r.rule.TTL(r.state, r.limit)
 }
 
-// value returns what the table is to have: the value, and its end.
+// value returns the value to be written, and its end.
 func (r *row) value() (b []byte, end int64, err error) {
 	b = make([]byte, 0, 32)
 	if end = r.end(); end == math.MinInt64 {
@@ -165,7 +165,7 @@ func (r *row) value() (b []byte, end int64, err error) {
 	return store.AppendState(b, r.state, r.limit), end, nil
 }
 
-// step decides on q, as an ask of n events. The state is one in which they are charged, unless the key has a log.
+// step decides on q for n events. next is the state in which they are charged, unless the key has a log.
 func (r *row) step(q *store.Request, now, n int64) (next store.State, reply store.Reply) {
 	if r.log != nil {
 		if reply = r.log.Step(q.Limit, now-r.shift, n+q.Reserved); reply.OK() || n+q.Reserved > q.Limit.Rate {
@@ -180,7 +180,7 @@ func (r *row) step(q *store.Request, now, n int64) (next store.State, reply stor
 	return next, reply
 }
 
-// charge keeps what step has returned for n events.
+// charge keeps the result of step for n events.
 func (r *row) charge(q *store.Request, next store.State, now, n int64, reply *store.Reply) {
 	r.changed = true
 	if r.log == nil {
@@ -193,22 +193,22 @@ func (r *row) charge(q *store.Request, next store.State, now, n int64, reply *st
 	}
 }
 
-// setBack counts r from now on if its time is later than now, since the clock of its server was set back.
+// setBack counts r from now on if its time is later than now, because its server's clock was set back.
 func (r *row) setBack(l store.Limit, now int64) {
 	switch {
 	case r.end() == math.MinInt64:
 	case r.log == nil:
 		r.state.At = min(r.state.At, now)
 	default:
-		newest := r.log.Step(l, now-r.shift, l.Rate+1).X // or now, if it is later
+		newest := r.log.Step(l, now-r.shift, l.Rate+1).X // now, if that is later
 		r.shift = now - newest
 	}
 }
 
-// decide decides on c at now, and charges its rows. The time of a state is later than now only if a clock was set back: of
-// its own server, the state is then counted from now on.
+// decide decides on c at now, and charges its rows. The time of a state is later than now only if a clock was set back.
+// If setBack is true, that was the server's own clock, and the state is counted from now on.
 func (c *call) decide(now int64, setBack bool) error {
-	clear(c.charged) // by an attempt before
+	clear(c.charged) // of an earlier attempt
 	switch c.op {
 	case reset:
 		r := c.rows[0]
@@ -249,7 +249,7 @@ func (c *call) decide(now int64, setBack bool) error {
 	return nil
 }
 
-// decideList decides on the requests of one alternative, and reports whether it is the one.
+// decideList decides on the requests of one alternative, and reports whether it is charged.
 func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err error) {
 	var few [4]store.State // on the stack
 	next := few[:0]

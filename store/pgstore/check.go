@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	mostConns    = 16                     // of a carrier
-	leastVersion = 14                     // of Postgres: older ones read a whole table to find a page of it
-	clockSlack   = 100 * time.Millisecond // the difference of clocks that is accepted
+	mostConns    = 16                     // the most connections of a carrier
+	leastVersion = 14                     // of Postgres; older versions read a whole table to find one of its pages
+	clockSlack   = 100 * time.Millisecond // the accepted difference between clocks
 )
 
 // Ready makes the connections that many callers will use at the same time, up to 16, and finds out whether the store
@@ -58,7 +58,7 @@ func (s *Store) Ready(ctx context.Context) error {
 	})
 }
 
-// acquire acquires as many connections as calls will use, or those that others of the program leave.
+// acquire acquires as many connections as calls will use, or as many as the rest of the program leaves.
 func (s *Store) acquire(ctx context.Context) (conns []*pgxpool.Conn, err error) {
 	first, err := s.pool.Acquire(ctx) // one is enough to find out that the server refuses all
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *Store) Check(ctx context.Context) (found []string, err error) {
 	return found, err
 }
 
-// findings are what keeps the store from working, and what else is not as it should be.
+// findings returns what keeps the store from working, and what else is not as it should be.
 func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, others []string, err error) {
 	found, err := s.serverFindings(ctx, conn)
 	if err != nil {
@@ -134,7 +134,7 @@ func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, oth
 	return found[0], found[1], err
 }
 
-// serverFindings are the findings about the server: those that block, and others.
+// serverFindings returns the findings about the server: the blocking ones, and the others.
 func (s *Store) serverFindings(ctx context.Context, conn *pgxpool.Conn) (found [2][]string, err error) {
 	blocks := func(format string, args ...any) { found[0] = append(found[0], fmt.Sprintf(format, args...)) }
 	other := func(format string, args ...any) { found[1] = append(found[1], fmt.Sprintf(format, args...)) }
@@ -177,7 +177,7 @@ func (s *Store) serverFindings(ctx context.Context, conn *pgxpool.Conn) (found [
 	return found, nil
 }
 
-// tableFindings are the findings about the table: those that block, and others.
+// tableFindings returns the findings about the table: the blocking ones, and the others.
 func (s *Store) tableFindings(ctx context.Context, conn *pgxpool.Conn) (found [2][]string, err error) {
 	var missing []string
 	var unlogged bool

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// Codes of answers (SQLSTATE).
+// Codes of errors that the server answers (SQLSTATE).
 const (
 	serializationFailure = "40001"
 	deadlockDetected     = "40P01"
@@ -19,12 +19,12 @@ const (
 	readOnly             = "25006"
 )
 
-// unwritten is an error of a connection over which nothing was written that charges.
+// unwritten is an error of a connection over which nothing that charges was written.
 type unwritten struct{ error }
 
 func (u unwritten) Unwrap() error { return u.error }
 
-// unknown is the last word of a server that does not say whether it has committed.
+// unknown is an error after which it is not known whether the server has committed.
 type unknown struct{ error }
 
 func (u unknown) Unwrap() error { return u.error }
@@ -43,13 +43,13 @@ func codeOf(err error) string {
 	return ""
 }
 
-// refused reports whether err is an answer after which the connection works, and of whose statement nothing has run.
+// refused reports whether err is an answer that says that the statement had no effect and that the connection works.
 func refused(err error) bool {
 	var answer *pgconn.PgError
 	return errors.As(err, &answer) && (answer.SeverityUnlocalized == "ERROR" || answer.SeverityUnlocalized == "" && answer.Severity == "ERROR")
 }
 
-// beforeWriting is err, which came before anything was written that charges.
+// beforeWriting marks err, which occurred before anything that charges was written, as unwritten.
 func beforeWriting(err error) error {
 	if err == nil || refused(err) || errors.Is(err, errRaced) || errors.Is(err, store.ErrStore) {
 		return err
@@ -57,7 +57,7 @@ func beforeWriting(err error) error {
 	return unwritten{err}
 }
 
-// whileWriting is err, of statements that end with a commit. An ERROR has kept it from being made.
+// whileWriting marks err, an error of statements that end with a commit, as unknown, unless it is an ERROR.
 func whileWriting(err error) error {
 	if err == nil || refused(err) {
 		return err
@@ -65,7 +65,7 @@ func whileWriting(err error) error {
 	return unknown{err}
 }
 
-// meaning is the [carrier.Meaning] of an error of a trip, or of a call in it.
+// meaning returns the [carrier.Meaning] of an error of a trip, or of a call in it.
 func meaning(err error) carrier.Meaning {
 	var u unwritten
 	var k unknown
@@ -83,7 +83,7 @@ func meaning(err error) carrier.Meaning {
 	return carrier.Unknown
 }
 
-// failureOf is err, of a call without a reply.
+// failureOf returns the failure for err, the error of a call without a reply.
 func failureOf(err error) *carrier.Failure {
 	var f *carrier.Failure
 	if errors.As(err, &f) {
@@ -106,7 +106,7 @@ func failureOf(err error) *carrier.Failure {
 	return f
 }
 
-// classOf returns the class of an answer by which nothing is charged, and whether another attempt may succeed.
+// classOf returns the class of an answer after which nothing is charged, and whether another attempt may succeed.
 func classOf(code string) (class error, again bool) {
 	switch code {
 	case serializationFailure, deadlockDetected, lockNotAvailable, readOnly:
@@ -117,7 +117,7 @@ func classOf(code string) (class error, again bool) {
 		return store.ErrOutOfMemory, false
 	}
 	switch code[:2] {
-	case "57", "08", "53": // it starts, or ends; the connection; too many connections
+	case "57", "08", "53": // the server starts or stops; the connection failed; too many connections
 		return store.ErrUnavailable, true
 	}
 	return store.ErrStore, false

@@ -42,29 +42,29 @@ import (
 const (
 	defaultTable = "ratelimit"
 
-	// defaultTimeout is longer than goroutines of a busy process wait for a processor.
+	// defaultTimeout is longer than the goroutines of a busy process wait for a processor.
 	defaultTimeout = 250 * time.Millisecond
 
-	// lasting is how long a connection may wait for the server at least, whatever the timeout.
+	// lasting is the least time for which a connection may wait for the server, whatever the timeout.
 	lasting = time.Second
 )
 
 // Store keeps state in Postgres. It is made by [New] and safe for concurrent use.
 type Store struct {
 	pool     *pgxpool.Pool
-	name     []string // of the table, perhaps after that of its schema
+	name     []string // the identifiers of the table, perhaps after that of its schema
 	timeout  time.Duration
 	clock    func() time.Time // nil: the server's
-	setBack  bool             // whether the clock can be set back: the server's can
+	setBack  bool             // whether the clock can be set back, as the server's can
 	unlogged bool
 	sql      statements
 	carrier  *carrier.Carrier[*call]
 
-	renewed  atomic.Int64  // when all connections were last made anew, Unix ns
-	waits    atomic.Int64  // from when on trips wait for rows that others hold, Unix ns
-	prepares atomic.Bool   // some statements
-	written  atomic.Uint64 // rows, up to now: see sweep
-	page     atomic.Uint64 // to sweep next
+	renewed  atomic.Int64  // when the pool was last reset, Unix ns
+	waits    atomic.Int64  // when trips may wait again for rows that others hold, Unix ns
+	prepares atomic.Bool   // whether some statements are prepared
+	written  atomic.Uint64 // rows written so far: see sweep
+	page     atomic.Uint64 // the next page to sweep
 }
 
 // Option is an optional setting of [New].
@@ -181,7 +181,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return nil
 }
 
-// renews reports whether r is asked for a slot that is held.
+// renews reports whether r renews a slot that is held.
 func renews(r *store.Request) bool { return r.Namespace.Rule.Held && r.Limit.Before() > 0 }
 
 // Refund implements [store.Store].
@@ -218,8 +218,8 @@ func (s *Store) Prepare(*store.Rule, store.Limit, bool) error {
 // Timeout returns how long a call takes at most: see [WithTimeout].
 func (s *Store) Timeout() time.Duration { return s.timeout }
 
-// do makes a call and returns it with its replies. Calls that go ahead give room to others. While nothing has
-// run for certain, and there is time, it tries again, with another call: the one before may still be on its way.
+// do makes a call and returns it with its replies. Calls that go ahead make room for others. If nothing has run for
+// certain and there is time, do tries again with a new call, because the previous one may still be in use.
 func (s *Store) do(ctx context.Context, ahead bool, newCall func() *call) (*call, error) {
 	if s.carrier == nil {
 		return nil, errNotMade
@@ -238,7 +238,7 @@ func (s *Store) do(ctx context.Context, ahead bool, newCall func() *call) (*call
 		if err == nil {
 			return c, nil
 		}
-		if errors.Is(err, errHeld) && !b.Together { // those that go together wait for the row
+		if errors.Is(err, errHeld) && !b.Together { // calls that go together wait for the row
 			b.Together = true
 			continue
 		}
@@ -249,7 +249,7 @@ func (s *Store) do(ctx context.Context, ahead bool, newCall func() *call) (*call
 	}
 }
 
-// giveBack refunds what c has charged: its caller has left since its context has ended.
+// giveBack refunds what c has charged, because its caller has left.
 func (s *Store) giveBack(c *call) {
 	if !c.done || c.op != decide {
 		return
@@ -265,7 +265,7 @@ func (s *Store) giveBack(c *call) {
 			receipt := c.replies[i].Receipt(q.Namespace.Rule, q.Limit, n, n)
 			for pause := time.Millisecond; pause < time.Second; pause *= 8 {
 				err := s.Refund(context.Background(), q.Namespace, q.Key, q.Limit, receipt)
-				if err == nil || errors.Is(err, store.ErrTimeout) { // a timeout may have run
+				if err == nil || errors.Is(err, store.ErrTimeout) { // after a timeout, the refund may have run
 					break
 				}
 				time.Sleep(pause)

@@ -10,20 +10,21 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Calls that come alone have no others to share the cost of planning with, which is more than that of running. So their two
-// statements are prepared, on the pools that prepare statements anyway. Each is named by its text. So behind a pooler that
-// knows nothing of prepared statements, a name means this statement or none; from then on none is prepared.
+// A lone call has no other calls to share the cost of planning with, and planning costs more than running. Its two
+// statements are therefore prepared, on pools that prepare statements anyway. Each is named after its text, so that even
+// behind a pooler that does not know prepared statements, a name means this statement or none. If it means none, no
+// more statements are prepared.
 
-// prepared is the statements of a call that comes alone, on one connection.
+// prepared holds the statements of lone calls that are prepared on one connection.
 type prepared struct {
 	readOne, compareOne *pgconn.StatementDescription
 	until               time.Time
 }
 
-// replan is the time after which statements are prepared anew. A plan that was made for a small table is bad for a large one.
+// replan is the time after which statements are prepared again, because a plan for a small table is bad for a large one.
 const replan = 10 * time.Second
 
-const noStatement = "26000" // the code of an answer
+const noStatement = "26000" // a SQLSTATE code
 
 // prepares reports whether the pool of this configuration prepares statements.
 func prepares(config *pgx.ConnConfig) bool {
@@ -52,8 +53,8 @@ func (s *Store) prepared(conn *pgconn.PgConn) (p prepared) {
 	return p
 }
 
-// unprepare reports whether err is the answer that a statement was not there, or there already. No statement is
-// prepared any more then.
+// unprepare reports whether err is the answer that a prepared statement does not exist, or already exists. From then
+// on, no statement is prepared.
 func (s *Store) unprepare(err error) bool {
 	if code := codeOf(err); code != noStatement && code != "42P05" {
 		return false

@@ -13,9 +13,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-const maxIdentifier = 63 // bytes; Postgres cuts longer ones
+const maxIdentifier = 63 // bytes; Postgres truncates longer ones
 
-// tableName is name as identifiers: of the table, perhaps after that of its schema.
+// tableName returns the identifiers in name: that of the table, perhaps after that of its schema.
 func tableName(name string) ([]string, error) {
 	parts := strings.Split(name, ".")
 	if len(parts) > 2 {
@@ -29,7 +29,7 @@ func tableName(name string) ([]string, error) {
 	return parts, nil
 }
 
-// table is the table's name in statements.
+// table returns the table's name as it is written in statements.
 func (s *Store) table() string { return pgx.Identifier(s.name).Sanitize() }
 
 // Schema returns the statements that create the table, for whoever migrates by a tool of their own. They change nothing
@@ -89,7 +89,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	})
 }
 
-// checkTimeout is how long a Migrate, a Ready or a Check takes, if its context has no nearer deadline.
+// checkTimeout limits a Migrate, a Ready or a Check, unless its context has an earlier deadline.
 const checkTimeout = 5 * time.Second
 
 // within calls f with checkTimeout. The error is ctx's own, or wraps [store.ErrStore].
@@ -113,7 +113,7 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// layout returns errNoTable if there is no table, or what is wrong with the one that there is.
+// layout returns errNoTable if there is no table, or what is wrong with the table.
 func (s *Store) layout(ctx context.Context, q querier) (finding, err error) {
 	rows, err := q.Query(ctx, `SELECT a.attname || ' ' || format_type(a.atttypid, -1) ||
 			CASE WHEN i.indrelid IS NULL THEN '' ELSE ' unique' END

@@ -6,21 +6,21 @@ import (
 	"time"
 )
 
-// statements are those of a table. Rows are locked in the order of their keys, before others are inserted in the same
-// order, and no transaction waits for anything after that. Therefore, no two of them wait for each other.
+// statements are the statements on a table. Rows are locked in the order of their keys, before others are inserted in
+// the same order, and no transaction waits for anything afterwards. Therefore, transactions cannot deadlock.
 type statements struct {
 	readOne    string // a row and the time, without a lock
-	insertOne  string // a row that is not there
-	compareOne string // a row that is as it was read, and that nobody holds
+	insertOne  string // a row that does not exist
+	compareOne string // a row that is still as it was read, and that nobody holds
 
 	names    [2]string // of readOne and compareOne, where they are prepared
 	settings string    // of a transaction that locks rows
-	lock     string    // rows, and waits for whoever holds one
+	lock     string    // rows, and waits for those that others hold
 	lockFree string    // rows that nobody holds
-	exist    string    // which rows there are
-	insert   string    // rows that are not there
+	exist    string    // which rows exist
+	insert   string    // rows that do not exist
 	update   string    // rows that are locked
-	sweep    string    // deletes the rows of some pages that have ended
+	sweep    string    // deletes the ended rows of some pages
 	probe    string    // writes a row that belongs to no key
 }
 

@@ -46,9 +46,9 @@ func (s *Store) send(ctx context.Context, t *carrier.Trip[*call]) error {
 	return err
 }
 
-// alone makes a call on its caller's goroutine. Once it has begun to write, the end of the caller's context does
-// not break it off, since nobody would know what is charged. It waits for no row that others hold: the end of its time would cost
-// its connection then, and new ones cost the server more than calls.
+// alone makes a call on its caller's goroutine. Once it has begun to write, the end of the caller's context does not
+// interrupt it, because nobody would know what is charged. It does not wait for rows that others hold: if its time ended
+// during such a wait, that would cost a connection, and new connections cost the server more than calls.
 func (s *Store) alone(b carrier.Budget, c *call) (*call, bool, error) {
 	ctx, cancel := context.WithDeadline(b.Context, b.End)
 	conn, err := s.pool.Acquire(ctx)
@@ -63,15 +63,15 @@ func (s *Store) alone(b carrier.Budget, c *call) (*call, bool, error) {
 	return c, true, err
 }
 
-// probe writes a row that belongs to no key, and commits: the least that a trip takes.
+// probe writes a row that belongs to no key, and commits: the least that a trip does.
 func (s *Store) probe(conn *pgconn.PgConn) error {
 	var p pipeline
 	p.add(s.sql.probe, nil)
 	return p.run(conn, nil)
 }
 
-// until has all that is done on conn end by end, and returns a function that releases it. A deadline of the socket costs less
-// than a context, for each of which pgx has a goroutine.
+// until ends everything that is done on conn at end, and returns a function that releases conn. A deadline of the socket
+// costs less than a context, because pgx starts a goroutine for each context.
 func until(conn *pgxpool.Conn, end time.Time) (release func()) {
 	socket := conn.Conn().PgConn().Conn()
 	_ = socket.SetDeadline(end)
@@ -81,9 +81,9 @@ func until(conn *pgxpool.Conn, end time.Time) (release func()) {
 	}
 }
 
-// decide decides on calls. Its error is that of the connection, or an answer of the server. It applies to all calls that
-// are not done and have no error of their own. twice reports whether it took several attempts. Unless it waits, calls
-// whose rows others hold fail with errHeld.
+// decide decides on calls. Its error is that of the connection, or an answer of the server, and applies to all calls
+// that are not done and have no error of their own. twice reports whether it took several attempts. If waits is false,
+// calls whose rows others hold fail with errHeld.
 func (s *Store) decide(conn *pgxpool.Conn, calls []*call, waits bool) (twice bool, err error) {
 	b := newBatch(calls)
 	if len(b.rows) == 1 && len(calls) == 1 {
@@ -100,7 +100,7 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call, waits bool) (twice boo
 		now := time.Now().UnixNano()
 		err = s.locked(conn.Conn().PgConn(), b, waits && now >= s.waits.Load())
 		switch code := codeOf(err); {
-		case code == lockNotAvailable: // from now on only calls fail whose rows are held
+		case code == lockNotAvailable: // from now on, only calls whose rows are held fail
 			s.waits.Store(now + held*int64(s.timeout))
 		case errors.Is(err, errRaced), code == deadlockDetected, code == serializationFailure:
 		default:
@@ -112,16 +112,16 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call, waits bool) (twice boo
 }
 
 const (
-	// mostAttempts is how often a trip tries to decide, before its calls go again.
+	// mostAttempts is how often a trip tries to decide before its calls are sent again.
 	mostAttempts = 4
 
-	// held is for how many timeouts no trip waits for rows after one has waited in vain. Otherwise the calls for a row that
-	// a stranger holds, which come again, would keep all others waiting, trip after trip.
+	// held is the number of timeouts for which no trip waits for rows, once a trip has waited without success. Otherwise,
+	// repeated calls for a row that a stranger holds would delay all other calls, trip after trip.
 	held = 8
 )
 
-// failed returns err. If the server only reads, another one may have taken over: then all connections of the pool are made
-// anew, once in a while.
+// failed returns err. If the server is read-only, another server may have taken over, so failed resets the pool, at most
+// once per lasting.
 func (s *Store) failed(err error) error {
 	if last, now := s.renewed.Load(), time.Now().UnixNano(); codeOf(err) == readOnly && now-last > int64(lasting) && s.renewed.CompareAndSwap(last, now) {
 		s.pool.Reset()
@@ -129,7 +129,7 @@ func (s *Store) failed(err error) error {
 	return err
 }
 
-// sweep queues the deletion of rows that have ended on some pages, after rows of b have been written.
+// sweep queues the deletion of ended rows on some pages, after rows of b have been written.
 func (s *Store) sweep(p *pipeline, b *batch, updated, inserted int) {
 	rows := uint64(updated + perInsert*inserted) //nolint:gosec // some thousand
 	sum := s.written.Add(rows)
@@ -141,20 +141,20 @@ func (s *Store) sweep(p *pipeline, b *batch, updated, inserted int) {
 }
 
 const (
-	// endedFor is how long rows that have ended stay, in µs. Callers with a clock that is behind, and calls that take
-	// long, still see them.
+	// endedFor is how long ended rows stay, in µs. Callers whose clock is behind, and calls that take long, still see
+	// them.
 	endedFor = 60 * 1e6
 
-	// rowsPerPage is after how many rows that are written another page is swept. One that is inserted counts as perInsert. A
-	// page has 40 rows or more, so that rows leave faster than they come.
+	// rowsPerPage is the number of written rows after which another page is swept. An inserted row counts as perInsert. A
+	// page has 40 rows or more, so rows are deleted faster than they are inserted.
 	rowsPerPage, perInsert = 64, 4
 
-	// mostPages is how many pages are swept in one transaction.
+	// mostPages is the maximum number of pages that a transaction sweeps.
 	mostPages = 16
 )
 
-// compare decides on a call of one row without a lock: it writes the row if that is still as it was read. lost reports
-// whether it is not, so that nothing is written.
+// compare decides on a call of one row without a lock: it writes the row if it is still as it was read. lost reports
+// whether it is not, so that nothing was written.
 func (s *Store) compare(conn *pgconn.PgConn, b *batch) (lost bool, err error) {
 	c, r := b.calls[0], b.rows[0]
 	var at int64
@@ -190,8 +190,8 @@ func (s *Store) compare(conn *pgconn.PgConn, b *batch) (lost bool, err error) {
 	return lost, nil
 }
 
-// locked decides on all calls in one transaction, which holds the rows. If it waits for whoever holds one, the answer may
-// be lockNotAvailable. Otherwise calls whose rows are held fail with errHeld.
+// locked decides on all calls in one transaction, which holds their rows. If waits is true, it waits for rows that others
+// hold, and the answer may be lockNotAvailable. Otherwise, calls whose rows are held fail with errHeld.
 func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 	b.forget()
 	defer func() {
@@ -248,7 +248,7 @@ func (s *Store) hold(conn *pgconn.PgConn, b *batch, waits bool) (at int64, err e
 	return at, err
 }
 
-// insert inserts rows. It returns errRaced if one of them is there.
+// insert inserts rows. It returns errRaced if one of them already exists.
 func (s *Store) insert(conn *pgconn.PgConn, rows []*row) error {
 	if len(rows) == 0 {
 		return nil
@@ -266,7 +266,7 @@ func (s *Store) insert(conn *pgconn.PgConn, rows []*row) error {
 	return err
 }
 
-// commit writes the rows that the transaction holds, and commits them and those that it has inserted.
+// commit writes the rows that the transaction holds, and commits them together with the inserted ones.
 func (s *Store) commit(conn *pgconn.PgConn, b *batch, update []*row, inserted int) error {
 	var p pipeline
 	if len(update) > 0 {

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// What follows is the binary form of the few types that the statements use. So they need no prepared statement, whose types
-// the server tells, and no type map.
+// This file has the binary form of the few types that the statements use. The statements therefore need neither a type
+// map, nor to be prepared so that the server reports their types.
 
 var (
 	arrays  = []uint32{pgtype.ByteaArrayOID}
@@ -20,17 +20,17 @@ var (
 	binaryForm = []int16{1}
 )
 
-// pipeline is statements that go to the server together. Outside of a transaction they are one.
+// pipeline holds statements that are sent to the server together. Outside a transaction, they form one.
 type pipeline struct {
 	batch pgconn.Batch
-	last  string // what the server has answered to the last one, such as COMMIT
+	last  string // the server's answer to the last statement, such as COMMIT
 }
 
 func (p *pipeline) add(sql string, types []uint32, args ...[]byte) {
 	p.batch.ExecParams(sql, args, types, binaryForm, binaryForm)
 }
 
-// addOne adds a statement of one row, as it is prepared if that is not nil.
+// addOne adds a statement on one row, in its prepared form as, if that is not nil.
 func (p *pipeline) addOne(as *pgconn.StatementDescription, sql string, args ...[]byte) {
 	if as == nil {
 		p.add(sql, single[:len(args)], args...)
@@ -39,8 +39,8 @@ func (p *pipeline) addOne(as *pgconn.StatementDescription, sql string, args ...[
 	p.batch.ExecStatement(as, args, binaryForm, binaryForm)
 }
 
-// run runs the statements, and calls each with the rows of their results, which it does not keep. i is the number of
-// the statement.
+// run runs the statements, and calls each with every row of their results. i is the number of the statement. each must
+// not keep values.
 func (p *pipeline) run(conn *pgconn.PgConn, each func(i int, values [][]byte)) error {
 	results := conn.ExecBatch(context.Background(), &p.batch)
 	for i := 0; results.NextResult(); i++ {
@@ -56,7 +56,7 @@ func (p *pipeline) run(conn *pgconn.PgConn, each func(i int, values [][]byte)) e
 	return results.Close()
 }
 
-// header is that of an array of n elements without NULL, of one dimension.
+// header returns the header of an array with one dimension and n elements, none of them NULL.
 func header(oid uint32, n, size int) []byte {
 	b := make([]byte, 0, 20+size)
 	for _, word := range [...]uint32{1, 0, oid, uint32(n), 1} { //nolint:gosec // a batch has some thousand rows at most
@@ -65,7 +65,7 @@ func header(oid uint32, n, size int) []byte {
 	return b
 }
 
-// byteArrays is an array of n elements.
+// byteArrays returns an array of n elements.
 func byteArrays(n int, element func(i int) []byte) []byte {
 	size := 0
 	for i := range n {
@@ -89,10 +89,10 @@ func int8array(list []int64) []byte {
 
 func int8of(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) } //nolint:gosec // as above
 
-// epoch is when the times of Postgres begin, in Unix µs.
+// epoch is the origin of the times of Postgres, in Unix µs.
 const epoch = 946_684_800 * 1e6
 
-// timestamp is a timestamptz, in Unix µs.
+// timestamp returns a timestamptz in Unix µs.
 func timestamp(b []byte) int64 {
 	if len(b) != 8 {
 		return 0

@@ -4,7 +4,7 @@ package pgtest
 
 import "syscall"
 
-// attributes are those of a process of this user, which does not outlive this one.
+// attributes returns the attributes of a process of the user of, which does not outlive this process.
 func attributes(of *id) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGQUIT}
 	if of != nil {

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	startTimeout = 2 * time.Minute // of a busy machine
+	startTimeout = 2 * time.Minute // for a busy machine
 	startTries   = 3               // another process may take the free port first
 )
 
@@ -39,7 +39,7 @@ type Server struct {
 	done chan struct{} // closed when the process has ended
 }
 
-// Start makes a cluster of databases, and starts a server of it for one test, with settings such as "fsync=off". It takes
+// Start creates a cluster of databases, and starts its server for one test, with settings such as "fsync=off". It takes
 // about two seconds.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
@@ -62,10 +62,10 @@ func (s *Server) Standby(t testing.TB) *Server {
 	return replica
 }
 
-// initdb makes a cluster of databases.
+// initdb is the command that creates a cluster of databases.
 var initdb = []string{"initdb", "--auth", "trust", "--username", "postgres", "--no-sync", "--encoding", "UTF8", "--locale", "C"}
 
-// bin is the directory of the binaries. It skips t if there is none.
+// bin returns the directory of the binaries. It skips t if there is none.
 func bin(t testing.TB) string {
 	t.Helper()
 	dir, err := binaries()
@@ -79,10 +79,10 @@ func bin(t testing.TB) string {
 	return dir
 }
 
-// binaries returns the directory with initdb and postgres: that of the PATH, or the newest of Debian's.
+// binaries returns the directory with initdb and postgres: the one on the PATH, or the newest of Debian's.
 func binaries() (string, error) {
 	if path, err := exec.LookPath("initdb"); err == nil {
-		path, err = filepath.EvalSymlinks(path) // the others are beside it
+		path, err = filepath.EvalSymlinks(path) // the others are in the same directory
 		return filepath.Dir(path), err
 	}
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
@@ -116,7 +116,7 @@ func start(bin string, settings []string, command ...string) (*Server, error) {
 	return nil, err
 }
 
-// init makes the files.
+// init creates the files.
 func (s *Server) init(command []string) error {
 	if id := owner(); id != nil {
 		if err := os.Chown(s.dir, int(id.Uid), int(id.Gid)); err != nil {
@@ -142,7 +142,7 @@ func (s *Server) command(name string, args ...string) *exec.Cmd {
 // id is a user.
 type id struct{ Uid, Gid uint32 }
 
-// owner is the user to whom servers belong, nil if that is whoever runs the tests.
+// owner returns the user to whom servers belong, or nil if that is the user who runs the tests.
 func owner() *id {
 	if os.Getuid() != 0 {
 		return nil
@@ -210,13 +210,13 @@ func (s *Server) ended() bool {
 	}
 }
 
-// Addr is the server's host:port.
+// Addr returns the server's host:port.
 func (s *Server) Addr() string { return "127.0.0.1:" + s.port }
 
-// URL is that of the database postgres, for its superuser.
+// URL returns the URL of the database postgres, for its superuser.
 func (s *Server) URL() string { return URL(s.Addr()) }
 
-// URL is that of the database postgres at addr, for its superuser.
+// URL returns the URL of the database postgres at addr, for its superuser.
 func URL(addr string) string { return "postgres://postgres@" + addr + "/postgres?sslmode=disable" }
 
 // Kill ends all processes of the server immediately (SIGKILL). What was committed is on the disk.
@@ -233,14 +233,14 @@ func (s *Server) Restart(t testing.TB) {
 	s.Kill()
 	err := s.run()
 	for limit := time.Now().Add(startTimeout); err != nil && time.Now().Before(limit); err = s.run() {
-		time.Sleep(10 * time.Millisecond) // the last of its processes still have its memory
+		time.Sleep(10 * time.Millisecond) // the last of its processes may still hold its memory
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// signal sends sig to the server's processes: the first, and its children.
+// signal sends sig to the server's first process, and to the children of that process.
 func (s *Server) signal(sig syscall.Signal) {
 	pid := s.proc.Process.Pid
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
@@ -258,7 +258,7 @@ func (s *Server) signal(sig syscall.Signal) {
 // end ends the server, and removes its files.
 func (s *Server) end() {
 	if !s.ended() {
-		_ = s.proc.Process.Signal(syscall.SIGQUIT) // which leaves no shared memory behind
+		_ = s.proc.Process.Signal(syscall.SIGQUIT) // leaves no shared memory behind
 		select {
 		case <-s.done:
 		case <-time.After(startTimeout):
@@ -268,8 +268,8 @@ func (s *Server) end() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// freePort returns a port that no server listens on. It is below those that systems give to
-// connections, so that nobody takes it until the server starts, or while it starts again.
+// freePort returns a port on which no server listens. It is below the ports that systems assign to
+// connections, so that nothing takes it before the server starts, or while it restarts.
 func freePort() (string, error) {
 	var err error
 	for range 100 {
@@ -282,7 +282,7 @@ func freePort() (string, error) {
 	return "", err
 }
 
-// FreePort returns a port of 127.0.0.1 that no server listens on.
+// FreePort returns a port of 127.0.0.1 on which no server listens.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	port, err := freePort()
@@ -308,9 +308,9 @@ func End() {
 	}
 }
 
-// Shared returns the one server that all tests of this binary share. The first of them starts it. They must not
-// disturb each other: use a table per test, and no faults. TestMain ends it by [End]. It writes to the disk as a server
-// does by default, but does not wait for that.
+// Shared returns the server that all tests of this binary share. The first call starts it. Tests must not disturb each
+// other: use a table per test, and no faults. TestMain must call [End]. The server writes to the disk as it does by
+// default, but does not wait for the disk.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	dir := bin(t)

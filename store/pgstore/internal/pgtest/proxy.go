@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Proxy is a TCP proxy in front of a server. It can hold replies back, and lose those to one kind of request.
+// Proxy is a TCP proxy in front of a server. It can hold replies back, and lose the replies to some requests.
 type Proxy struct {
 	target   string
 	listener net.Listener
@@ -32,11 +32,11 @@ func StartProxy(t testing.TB, addr string) *Proxy {
 	return p
 }
 
-// Addr is the proxy's host:port.
+// Addr returns the proxy's host:port.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Lose closes the connection of each request for which is is true, once the server has answered it, without the answer. Nil
-// loses nothing.
+// Lose closes the connection of each request for which is returns true, once the server has answered the request, and
+// does not pass the answer on. Nil loses nothing.
 func (p *Proxy) Lose(is func(request []byte) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
