@@ -39,8 +39,8 @@ func Add(waiting []Claim, c Claim) []Claim {
 	return append(waiting, c)
 }
 
-// Next returns which claims of left, and then of waiting, the store is asked for next, and the
-// rest.
+// Next returns the claims that the store is asked for next, taken from left and then from waiting,
+// and the other claims.
 func Next(left, waiting []Claim) (next, others []Claim) {
 	if len(left) > 0 {
 		waiting = append(left, waiting...)
@@ -72,7 +72,7 @@ type Part struct {
 	Owed int64 // events that have already happened and are charged in any case
 
 	Granted int64       // events that were charged
-	Reply   store.Reply // of the call that charged them
+	Reply   store.Reply // the reply of the call that charged them
 	Room    int64       // events left at the store after that call, or at its last denial
 	Short   bool        // whether there was not enough room for all that was wanted
 	Forced  int64       // events of Owed that were charged beyond the limit
@@ -90,7 +90,7 @@ type Batch struct {
 	NextN    []int64       // the events of the first claim that is not admitted, or one of each key if all are
 	Next     []store.Reply // the replies for NextN, which is not charged; nil if they are not known
 	Asked    int           // calls for events that the store has answered
-	Lost     bool          // whether what it was asked for may have been charged
+	Lost     bool          // whether the outcome of a call is unknown, so that events may have been charged
 	Err      error
 	Panicked any // what the store panicked with
 
@@ -255,8 +255,8 @@ func (b *Batch) fitting(replies []store.Reply, n int) int {
 	return 0 // the store denies although it reports enough room
 }
 
-// foresee computes Next for n from the replies to what was charged. If these do not contain enough,
-// and look is true, it is left to look.
+// foresee computes Next for n from the replies to what was charged. If these do not show enough and
+// look is true, it leaves Next to look.
 func (b *Batch) foresee(n []int64, look bool) {
 	if b.NextN = n; !look {
 		b.NextN = nil

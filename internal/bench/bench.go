@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Allow measures decisions of lim on keys in turn, by one caller and by as many as there are
-// processors. Each of them must be allowed, or denied.
+// Allow measures decisions of lim on keys in turn, by one caller and by one per processor. Every
+// decision must be an admission if allowed is true, and a denial otherwise.
 func Allow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed bool) {
 	ctx := b.Context()
 	decide := func(more func(i int) bool, first int) {
@@ -34,13 +34,13 @@ func Allow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed bool) {
 		b.ReportAllocs()
 		var workers atomic.Int64
 		b.RunParallel(func(pb *testing.PB) {
-			// Each begins elsewhere, so that they meet only where there is one key.
+			// Each worker begins at another key, so that two meet only if there is a single key.
 			decide(func(int) bool { return pb.Next() }, int(workers.Add(1))*len(keys)/7%len(keys))
 		})
 	})
 }
 
-// SeenKeys returns n keys in random order, of which lim has admitted one event each.
+// SeenKeys returns n keys in random order. lim has admitted one event of each.
 func SeenKeys(b *testing.B, lim ratelimit.Limiter, n int) []string {
 	keys := make([]string, n)
 	for i := range keys {

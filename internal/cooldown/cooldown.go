@@ -20,8 +20,8 @@ const (
 	maxKeys = 4096
 	sampled = 8 // keys that are looked at when there are too many
 
-	// apart is how long a waiter waits after the one before it, so that the other is in the
-	// limiter's queue first.
+	// apart is how long a waiter waits after the waiter before it, so that both reach the limiter's
+	// queue in order.
 	apart = 20 * time.Microsecond
 )
 
@@ -32,13 +32,13 @@ type Set struct {
 
 	mu     sync.Mutex // protects all below; never held while waiting
 	until  map[string]time.Time
-	queues map[string]*list.List // of *waiter, in order of arrival
+	queues map[string]*list.List // lists of *waiter, in order of arrival
 }
 
 // waiter is one waiter in the queue of a key.
 type waiter struct {
 	turn  chan struct{} // closed when it is first in the queue
-	again chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
+	again chan struct{} // of capacity 1: another cooldown has begun, which may be too long for the waiter
 }
 
 // Left returns how long the cooldown of key lasts. It is 0 or less if there is none.

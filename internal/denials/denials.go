@@ -14,7 +14,7 @@ import (
 const (
 	perShard   = 256  // entries per shard, up to twice as many, which limits a search
 	minMarks   = 1024 // so that a change rarely collides with a call on another key
-	maxDrift   = 1000 // this clock and the store's may drift apart by one part in so many
+	maxDrift   = 1000 // this clock and the store's may drift apart by 1/maxDrift of the time
 	sweepEvery = time.Second
 
 	maxDenial = 100 * 365 * 24 * 3600 * 1_000_000 // µs within which every bucket refills
@@ -202,8 +202,8 @@ type shard struct {
 	_ [32]byte // so that shards do not share a cache line
 }
 
-// put makes e the denial of k, unless k has a current denial of fewer events, which covers more. At
-// limit keys it replaces another one.
+// put makes e the denial of k, unless k has a current denial of fewer events, which covers more. If
+// there are limit keys already, e replaces the denial of another key.
 func (s *shard) put(k keyhash.Hash, e denial, now time.Duration, limit int) {
 	old, ok := s.denials[k]
 	switch {

@@ -1,11 +1,11 @@
-// Package effort says how much the tests of this run should do. The environment decides:
+// Package effort reports how much the tests of this run should do. The environment decides:
 //
 //	                    what a newcomer runs, within a minute on two cores
 //	RATELIMIT_FULL=1    what CI runs: more and longer random traces, slow faults
-//	RATELIMIT_LONG=1    by night: the longest traces, failovers, floods of 10 million keys
+//	RATELIMIT_LONG=1    what runs at night: the longest traces, failovers, floods of 10 million keys
 //
-// A test that is shorter in a plain run checks the same, on less. With -short a test
-// promises nothing about time, and runs the fewest traces: for the race detector.
+// A test that is shorter in a plain run checks the same promises, on less data. With -short, a test
+// promises nothing about time and runs the fewest traces, as the race detector needs it.
 package effort
 
 import (
@@ -39,7 +39,7 @@ func NeedFull(t testing.TB) {
 	}
 }
 
-// OneGoroutine skips t with -short: it takes long, and the race detector finds nothing in it.
+// OneGoroutine skips t with -short, because t takes long and has no races to detect.
 func OneGoroutine(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -47,8 +47,8 @@ func OneGoroutine(t testing.TB) {
 	}
 }
 
-// OthersRace skips t with -short: it takes long, and tests beside it show the race detector the same
-// code.
+// OthersRace skips t with -short, because t takes long, and other tests run the same code under the
+// race detector.
 func OthersRace(t testing.TB) {
 	t.Helper()
 	if testing.Short() {

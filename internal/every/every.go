@@ -20,15 +20,15 @@ type World interface {
 	End() error
 }
 
-// Step is a step. Do returns what is wrong while it happens.
+// Step is something that can happen. Do makes it happen, and returns what is wrong meanwhile.
 type Step struct {
 	Name string
 	Do   func() error
 }
 
-// State visits each state that can be reached from the one that begin returns once, and returns how
-// many states there are. The error is that of the first state in which something is wrong, with the
-// steps to it. Each path is walked from the beginning, because a goroutine cannot be copied.
+// State visits once each state that can be reached from the state that begin returns, and returns
+// how many there are. The error is that of the first state in which something is wrong, with the steps
+// that lead to it. Each path is walked from the beginning, because a goroutine cannot be copied.
 func State(t *testing.T, begin func(t *testing.T) World) (states int, err error) {
 	v := visitor{begin: begin, visited: map[string]struct{}{}}
 	err = v.visit(t, nil)

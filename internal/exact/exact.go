@@ -51,7 +51,7 @@ func AtMost(a, b, c, d int64) bool {
 
 // WholeMicros returns d rounded up to whole µs, or d if there is no such Duration.
 func WholeMicros(d time.Duration) time.Duration {
-	if d > math.MaxInt64-time.Microsecond { // of a limiter without a longest Delay
+	if d > math.MaxInt64-time.Microsecond { // d comes from a limiter without a longest Delay
 		return d
 	}
 	return (d + time.Microsecond - 1).Truncate(time.Microsecond)

@@ -67,7 +67,7 @@ func (a *Admission) Take(ctx context.Context, key string, n int) (*inflight.Slot
 		if !r.Allowed || !a.Holds() {
 			return nil, r, err
 		}
-		_ = a.Limiter.Refund(context.WithoutCancel(ctx), key, r, n) // it may have taken a slot
+		_ = a.Limiter.Refund(context.WithoutCancel(ctx), key, r, n) // the call may have taken a slot
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 // Limits are the limits of the last decisions on keys. L is ratelimit.Limit.
 type Limits[L any] struct {
 	context.Context
-	outer *Limits[L] // gets everything that this one does; nil if there is none
+	outer *Limits[L] // the Limits of an outer context, which remember everything too; nil if there are none
 	once  bool
 
 	mu     sync.Mutex

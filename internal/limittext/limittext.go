@@ -59,7 +59,7 @@ func (l Limit) String() string {
 	switch {
 	case l.Calendar == nil:
 		text += formatPeriod(l.Period)
-	case l.Calendar.Unit() == 0 || l.Period.Microseconds() != l.Calendar.Unit().Period(): // it is not valid
+	case l.Calendar.Unit() == 0 || l.Period.Microseconds() != l.Calendar.Unit().Period(): // l is not valid
 		text += formatPeriod(l.Period) + " from " + strconv.Itoa(l.Calendar.From()) + " in " + l.Calendar.Zone()
 	default:
 		text += l.Calendar.String()

@@ -44,9 +44,9 @@ func (c *Call[T]) end(answer func()) bool {
 	return true
 }
 
-// Patience limits how long calls wait that may need several calls to a store: until the store has
-// not answered for as long as one call may take. If the store does not report how long that is,
-// there is no limit.
+// Patience limits the wait of calls that may need several calls to a store. They wait until the
+// store has answered nobody for as long as one call may take. If the store does not report how long
+// that is, there is no limit.
 type Patience struct {
 	timeout time.Duration
 	waves   *waves.Waves

@@ -76,7 +76,7 @@ type Answer struct {
 	partWait  float64       // ns; the product may exceed 292 years
 	partEarly bool          // the limit has a Delay
 	partPlain bool          // the limit admits nothing before its time
-	late      time.Duration // how much later than asked for the turn of a bucket comes
+	late      time.Duration // how much later than the question allowed the turn of a bucket comes
 }
 
 // Part adds p to d. p is the decision of one of several limits that have decided together. It has the
@@ -135,7 +135,7 @@ type pace struct {
 	step      time.Duration // from one event to the next; 0 if it is not known
 	longest   time.Duration // the longest recent step, because the mean of a window that ends soon is short
 	single    bool          // step belongs to one limit, because the answer had each of several limits
-	plain     bool          // and that limit admits nothing before its time
+	plain     bool          // the limit of step admits nothing before its time
 	pending   int           // questions in progress
 	unknown   int           // events of those
 	asked     int           // events
@@ -174,7 +174,7 @@ func (p *pace) due(n int) time.Time {
 		return time.Time{}
 	}
 	t := p.base.Add(p.span(n - p.room))
-	if p.kind == Leaky && t.After(p.notBefore) && !p.notBefore.IsZero() { // notBefore is when it is empty: it may hold a part of an event
+	if p.kind == Leaky && t.After(p.notBefore) && !p.notBefore.IsZero() { // notBefore is when the bucket is empty: until then, it may hold a part of an event
 		return p.notBefore
 	}
 	return t
@@ -199,7 +199,7 @@ func (p *pace) earliest(n int) (t time.Time) {
 		t = p.notBefore
 	}
 	due := p.due(n)
-	if p.guesses(n) && !due.IsZero() { // it may hold a part of an event
+	if p.guesses(n) && !due.IsZero() { // the bucket may hold a part of an event
 		due = due.Add(-p.step)
 	}
 	if (p.kind == Bucket || p.early > 0) && due.After(t) {

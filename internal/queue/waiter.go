@@ -206,7 +206,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 			at = at.Add(-lead)
 		}
 	}
-	if q.tooMany(w.N) || at.After(w.end) || q.guesses(w.N) && at.Sub(now) > mostGuess { // ask, to know it
+	if q.tooMany(w.N) || at.After(w.end) || q.guesses(w.N) && at.Sub(now) > mostGuess { // ask, to find out
 		at = now
 	}
 	if w.N >= q.denied && at.Before(q.rest) {
@@ -230,7 +230,7 @@ func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	w.question = next
 	q.wakeOrRemove() // the next waiter may be due as well
 	err, d := w.put(ctx), &w.Answer
-	if err == nil && d.Allowed && d.Delay <= 0 && q.empty() { // nobody needs to know it
+	if err == nil && d.Allowed && d.Delay <= 0 && q.empty() { // no other waiter needs the answer
 		q.wakeOrRemove()
 		return nil
 	}
@@ -315,7 +315,7 @@ func (w *Waiter) denied(now time.Time) error {
 		q.forget()
 		return ErrFull
 	}
-	late := a.patient && d.late > 0 && q.kind != Bucket // which says it itself
+	late := a.patient && d.late > 0 && q.kind != Bucket // the RetryAfter of a bucket shows it
 	if late {
 		d.RetryAfter = max(d.RetryAfter, min(d.late, Forever)+a.within)
 	}

@@ -19,12 +19,12 @@ type Cluster struct {
 	Replicas []*Server // replica i follows master i modulo the number of masters
 }
 
-// StartCluster starts a cluster of this many masters and replicas in all. It returns when
-// every node has seen it complete: about 2 s for 3 and 3.
+// StartCluster starts a cluster with the given total numbers of masters and replicas. It returns
+// when every node sees the cluster as complete, which takes about 2 s for 3 and 3.
 func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	t.Helper()
 	needBinary(t)
-	NeedRedis7(t) // for a port of the bus that is free, and ranges of slots
+	NeedRedis7(t) // for the choice of the bus port, and for ranges of slots
 	nodes := startNodes(t, masters+replicas)
 	c := &Cluster{Masters: nodes[:masters], Replicas: nodes[masters:]}
 
@@ -63,7 +63,7 @@ func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	return c
 }
 
-// startNodes starts n servers at once.
+// startNodes starts n servers at the same time.
 func startNodes(t testing.TB, n int) []*Server {
 	t.Helper()
 	nodes, errs := make([]*Server, n), make([]error, n)

@@ -9,16 +9,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// MiniServer is an in-process imitation of Redis whose time stands still until Advance.
-// It is for fast unit tests. It differs from Redis, which is right in each case:
+// MiniServer is an in-process imitation of Redis for fast unit tests. Its time stands still until
+// Advance. Where it differs from Redis, Redis is right:
 //
 //   - Lua numbers are printed in full (Redis: 14 digits), so a script that forgets
 //     string.format passes here and fails there.
 //   - Lua has no bit, struct and cmsgpack.
 //   - PEXPIRE accepts a TTL that overflows, and answers NX wrongly.
 //   - Nothing expires with wall time.
-//   - Started inside a testing/synctest bubble it hangs. Start it outside; clients may
-//     live inside.
+//   - It hangs if it is started inside a testing/synctest bubble. Start it outside; clients
+//     may be inside.
 //   - If an int has 32 bits, so have the integers that scripts return. Tests that need
 //     more are skipped there.
 type MiniServer struct {
@@ -40,11 +40,11 @@ func Mini(t testing.TB) *MiniServer {
 	return m
 }
 
-// Now is the server's time.
+// Now returns the server's time.
 func (m *MiniServer) Now() time.Time { return m.now }
 
-// Advance moves both clocks of the server, that of TIME and that of the TTLs. Use it from
-// one goroutine at a time, instead of SetTime and FastForward.
+// Advance moves the time that TIME returns and the time of the TTLs. Use it instead of SetTime and
+// FastForward, and from one goroutine at a time.
 func (m *MiniServer) Advance(d time.Duration) {
 	m.now = m.now.Add(d)
 	m.SetTime(m.now)

@@ -28,7 +28,7 @@ func startProcess(name string, args []string) (*process, error) {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// stopped reports whether p is, where /proc knows it.
+// stopped reports whether p is stopped. known is false if /proc does not show it.
 func (p *process) stopped() (stopped, known bool) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid()))
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Proxy is a TCP proxy in front of a server that loses or holds replies on purpose. It takes each
-// chunk that a client writes for a request. Each client connection must therefore have only one
+// Proxy is a TCP proxy in front of a server that loses or holds replies on purpose. It regards each
+// chunk that a client writes as a request. Each client connection must therefore have only one
 // request in flight, as in go-redis outside pipelines.
 type Proxy struct {
 	target   string
@@ -45,9 +45,9 @@ func StartProxy(t testing.TB, addr string) *Proxy {
 // Addr returns the proxy's host:port.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// DropReplies loses the next n replies to commands with these names. The server gets the request
-// and answers it, and then the client's connection is closed without the reply. Exactly n commands
-// run whose replies are lost.
+// DropReplies loses the next n replies to commands with these names. The server gets and answers the
+// request, and then the proxy closes the client's connection without passing the reply on. Exactly n
+// commands run whose replies are lost.
 func (p *Proxy) DropReplies(n int, names ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

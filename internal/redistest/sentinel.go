@@ -24,9 +24,9 @@ type Sentinel struct {
 	Sentinels []*Server
 }
 
-// StartSentinel starts a master with this many replicas, and three Sentinels. They regard
-// a server as dead when it has not answered for downAfter. It returns when all of them
-// know each other: about 3 s.
+// StartSentinel starts a master with the given number of replicas, and three Sentinels, which regard
+// a server as dead after downAfter without an answer. It returns when all of them know each other,
+// which takes about 3 s.
 func StartSentinel(t testing.TB, replicas int, downAfter time.Duration) *Sentinel {
 	t.Helper()
 	s := &Sentinel{Master: Start(t, "--repl-diskless-sync-delay", "0")}
@@ -52,8 +52,8 @@ func StartSentinel(t testing.TB, replicas int, downAfter time.Duration) *Sentine
 	return s
 }
 
-// startWatch starts a Sentinel. It repeats a failed failover after twice its
-// failover-timeout: 2 s.
+// startWatch starts a Sentinel, which repeats a failed failover after 2 s, twice its
+// failover-timeout.
 func startWatch(t testing.TB, master *Server, downAfter time.Duration) *Server {
 	t.Helper()
 	var err error
@@ -78,7 +78,7 @@ func startWatch(t testing.TB, master *Server, downAfter time.Duration) *Server {
 	return nil
 }
 
-// linkStatus is the state of a replica's link to its master: "up" or "down".
+// linkStatus returns the state of a replica's link to its master: "up" or "down".
 func linkStatus(ctx context.Context, s *Server) string {
 	client := redis.NewClient(&redis.Options{Addr: s.Addr()})
 	defer func() { _ = client.Close() }()

@@ -67,7 +67,7 @@ func NeedRedis7(t testing.TB) {
 	}
 }
 
-// missing skips or fails t because what is missing.
+// missing skips t, or fails it, because what it needs is missing.
 func missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("RATELIMIT_REQUIRE_REDIS") == "1" {
@@ -106,7 +106,7 @@ func (s *Server) run() error {
 	}
 	s.proc = proc
 
-	// If another server took the port first, that one answers.
+	// If another server took the port first, that server answers.
 	mine := "process_id:" + strconv.Itoa(proc.pid()) + "\r"
 	for limit := time.Now().Add(startTimeout); time.Now().Before(limit) && !proc.ended(); time.Sleep(5 * time.Millisecond) {
 		if info, err := s.ask("INFO server", time.Second); err == nil && strings.Contains(info, mine) {
@@ -169,8 +169,8 @@ func (s *Server) Thaw() { s.proc.signal(cont) }
 // Kill ends the process immediately (SIGKILL). All data is lost.
 func (s *Server) Kill() { s.proc.kill() }
 
-// Restart kills the process if it runs, and starts a new one on the same port. It is empty unless
-// SAVE has written a file, in which case Restart returns while the file is being loaded.
+// Restart kills the process if it runs, and starts a new one on the same port. The new server is empty
+// unless SAVE has written a file. Restart then returns while the file is being loaded.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
@@ -222,9 +222,9 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// Shared returns the one server that all tests of this binary share. The first of them
-// starts it. They must not disturb each other: use a prefix per test, and neither
-// FLUSHALL nor faults. The binary needs [Main].
+// Shared returns the server that all tests of this binary share. The first call starts it. Tests must
+// not disturb each other: use a prefix per test, and neither FLUSHALL nor faults. The binary needs
+// [Main].
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	needBinary(t)

@@ -24,8 +24,8 @@ type TLSServer struct {
 	roots *x509.CertPool
 }
 
-// StartTLS starts a redis-server with a certificate of its own for one test. A binary
-// that was built without TLS counts as missing.
+// StartTLS starts a redis-server with its own certificate for one test. A binary that was built
+// without TLS counts as missing.
 func StartTLS(t testing.TB) *TLSServer {
 	t.Helper()
 	needBinary(t)
@@ -55,8 +55,8 @@ func (s *TLSServer) TLSOptions() *redis.Options {
 	}
 }
 
-// certificate writes a certificate of the loopback address, valid for an hour, and its
-// key to files in dir. It is its own root.
+// certificate writes a certificate for the loopback address, valid for an hour, and its key to files
+// in dir. The certificate is its own root.
 func certificate(dir string) (certFile, keyFile string, roots *x509.CertPool, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

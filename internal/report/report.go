@@ -177,9 +177,9 @@ func (d *Decision) Shorten(to time.Duration) {
 
 // One returns the decision of one limit, and its policy, or nil if that is not known. After a
 // denial, it is the limit whose RetryAfter is that of the Result: the longest, or the shortest of a
-// [ratelimit.First]. After an admission, it is the
-// limit with the fewest events left and, among several of these, the one with the longest time.
-// Limits of slots come after limits of requests, because most clients expect the latter.
+// [ratelimit.First]. After an admission, it is the limit with the fewest events left and, among
+// several of these, the one with the longest time. Limits of slots come after limits of requests,
+// because most clients expect the latter.
 func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	one = &d.Result
 	if len(d.Policies) == 1 {
@@ -252,7 +252,7 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 	switch {
 	case part.Allowed != r.Allowed, !r.Allowed && r.RetryAfter == ratelimit.Never:
 		return 0, false
-	case !part.Allowed && part.RetryAfter == ratelimit.Never: // but not for the whole, because an outage may end
+	case !part.Allowed && part.RetryAfter == ratelimit.Never: // the part never admits, but the whole may, because an outage may end
 		return Until(r)
 	case !part.Allowed:
 		return Until(part)
@@ -345,7 +345,7 @@ func AppendQuota(b []byte, p *ratelimit.Policy) []byte {
 	if p.Window > 0 {
 		b = strconv.AppendInt(append(b, ";w="...), Seconds(p.Window), 10)
 	}
-	if p.Unit != "" { // as of the same draft, from 8 on; a client that does not know it skips it
+	if p.Unit != "" { // defined by the same draft since version 8; clients that do not know it skip it
 		b = AppendString(append(b, ";qu="...), p.Unit)
 	}
 	return b

@@ -24,16 +24,16 @@ var ErrClosed = fmt.Errorf("the connection was closed while it was idle: %w", io
 // Grace is how long a connection waits for the rest of a record that has begun to arrive.
 const Grace = 5 * time.Millisecond
 
-// watched is a connection in layers over a socket, of which the lowest can be looked at.
+// watched is a connection of layers over a socket, whose socket can be checked.
 type watched struct {
 	net.Conn
 	socket syscall.RawConn
-	look   func(fd uintptr) // looks at the socket, and notes what it saw in seen
-	rests  atomic.Bool      // the last that went over it was read
+	look   func(fd uintptr) // checks the socket, and sets seen
+	rests  atomic.Bool      // the last transfer was a read
 
-	reading sync.Mutex // protects what is below
+	reading sync.Mutex // protects the fields below
 	seen    arrival
-	ahead   [1]byte // has been read before it was asked for
+	ahead   [1]byte // the byte that was read ahead, if isAhead
 	isAhead bool
 
 	until atomic.Pointer[time.Time] // the deadline of reads
@@ -48,10 +48,10 @@ const (
 	theEnd
 )
 
-// Watch returns conn, or a connection that looks before it writes if conn itself cannot be
-// looked at.
+// Watch returns a connection that checks its socket before it writes. It returns conn if go-redis
+// can check conn itself, or if no socket is found.
 func Watch(conn net.Conn) net.Conn {
-	const layers = 8 // none has more, unless they are a circle
+	const layers = 8 // no connection has more, unless its layers form a cycle
 	for c, n := conn, 0; c != nil && n < layers; n++ {
 		if socket, ok := c.(syscall.Conn); ok {
 			raw, err := socket.SyscallConn()
@@ -71,7 +71,7 @@ func Watch(conn net.Conn) net.Conn {
 	return conn
 }
 
-// NetConn returns the connection below, as that of crypto/tls does.
+// NetConn returns the underlying connection, like the method of package tls.
 func (r *watched) NetConn() net.Conn { return r.Conn }
 
 func (r *watched) Read(b []byte) (int, error) {
@@ -88,8 +88,8 @@ func (r *watched) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write writes b, or fails with ErrClosed if the other side has closed the connection. While
-// somebody reads, that reader will see the end.
+// Write writes b, or fails with ErrClosed if the other side has closed the connection. If a Read is
+// in progress, that Read sees the end instead.
 func (r *watched) Write(b []byte) (int, error) {
 	if r.rests.Load() && r.reading.TryLock() {
 		closed := r.closed()
@@ -102,9 +102,9 @@ func (r *watched) Write(b []byte) (int, error) {
 	return r.Conn.Write(b)
 }
 
-// closed reports whether the other side has closed the connection. Data may have arrived before the
-// end, or without one: a message that nobody has asked for, which is kept for the next Read, or a
-// message of the layer itself, such as its goodbye.
+// closed reports whether the other side has closed the connection. Data may have arrived, with or
+// without an end: a message that nobody has asked for, whose first byte is kept for the next Read,
+// or a message of the layer itself, such as its close message.
 func (r *watched) closed() bool {
 	const looks = 3
 	for range looks {

@@ -2,7 +2,7 @@
 
 package rested
 
-// CanLook says that a socket can be looked at without reading. go-redis does not look either.
+// CanLook reports whether a socket can be checked without reading. go-redis cannot check it either.
 const CanLook = false
 
 func arrived(uintptr) arrival { return nothing }

@@ -4,7 +4,7 @@ package rested
 
 import "syscall"
 
-// CanLook says that a socket can be looked at without reading.
+// CanLook reports whether a socket can be checked without reading.
 const CanLook = true
 
 // arrived returns what the socket has for its reader, and leaves it there.
@@ -16,5 +16,5 @@ func arrived(fd uintptr) arrival {
 	case err == syscall.EAGAIN || err == syscall.EWOULDBLOCK || err == syscall.EINTR: //nolint:errorlint // these are numbers
 		return nothing
 	}
-	return theEnd // or an error, such as a reset
+	return theEnd // the end of the data, or an error such as a reset
 }

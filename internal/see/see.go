@@ -32,7 +32,7 @@ type Traits struct {
 	Answers bool // decides in place of the one inside, so inside a fallback it would hide failures of the store, or be overruled
 	LooksOn bool // only observes and changes nothing, so its local limiter is that of the one inside
 	Mirrors bool // also charges another limiter, which decides in its place in an outage
-	Sleeps  bool // until the one behind admits; inside others it would hold what they hold
+	Sleeps  bool // sleeps until the limiter behind admits; inside others, it would hold what they hold
 	Waits   bool // a call of this store may take longer than one of the store behind it
 	Leases  bool // the store takes events ahead, so it gains nothing from events that may have to wait
 	Divides bool // the store has only a part of each limit, so it does not know what remains of the whole
@@ -148,7 +148,7 @@ func Timeout(s store.Store) time.Duration {
 // its methods. L is ratelimit.Limiter.
 type Known[L any] struct {
 	Algorithm    string     // the name of the algorithm; "" for several limits
-	Name         string     // of its policy, or of a ban
+	Name         string     // the name of its policy, or of a ban
 	Alternatives bool       // whether one of the limits inside decides for all
 	Held         bool       // whether it counts slots that are held: see store.Rule
 	Calls        bool       // whether it counts calls instead of events
@@ -174,7 +174,7 @@ func NewCore[L any](self L, k Known[L]) Core[L] {
 
 func (c Core[L]) core() any { return c.known }
 
-// cored has a Core. It depends on no type parameter, since a type assertion to one that does takes longer.
+// cored has a Core. It has no type parameter, because a type assertion to a generic type takes longer.
 type cored interface{ core() any }
 
 // Of returns what is known about l, or nil if l is not a type of package ratelimit. A type that

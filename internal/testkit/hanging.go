@@ -12,10 +12,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Hanging is a store whose calls last until its timeout, and fail.
+// Hanging is a store whose calls fail after its timeout.
 type Hanging struct{ store.Store }
 
-// Timeout is when its calls end.
+// Timeout returns how long a call takes.
 func (Hanging) Timeout() time.Duration { return 160 * time.Millisecond }
 
 func (h Hanging) hang() error {
@@ -23,15 +23,15 @@ func (h Hanging) hang() error {
 	return store.ErrTimeout
 }
 
-// These take as long.
+// Take fails after the timeout.
 func (h Hanging) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, h.hang()
 }
 
 func (h Hanging) Decide(context.Context, []store.Request, []store.Reply) error { return h.hang() }
 
-// NobodyWaitsForTwoCalls tests that who comes while a call of others is under way waits for that and for its
-// own, and for both no longer than one may take. l is on a Hanging store. Call it in a bubble.
+// NobodyWaitsForTwoCalls tests that a caller that arrives during a call of others waits for that call and its
+// own no longer than one call may take. l must be on a Hanging store. Run it in a synctest bubble.
 func NobodyWaitsForTwoCalls(t *testing.T, l ratelimit.Limiter) {
 	t.Helper()
 	var wg sync.WaitGroup

@@ -94,7 +94,7 @@ func AllowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
 	return r
 }
 
-// Admitted returns how many of some tries lim admits at one instant.
+// Admitted returns how many of the given number of tries lim admits at one instant.
 func Admitted(t testing.TB, lim ratelimit.Limiter, tries int) (n int) {
 	t.Helper()
 	for range tries {
@@ -199,7 +199,7 @@ func OnEachServer(t *testing.T, test func(t *testing.T, s store.Store, c *rateli
 	})
 }
 
-// Parts makes a Part without a Limiter of each of results.
+// Parts returns a Part without a Limiter for each of results.
 func Parts(results ...ratelimit.Result) []ratelimit.Part {
 	parts := make([]ratelimit.Part, len(results))
 	for i, r := range results {

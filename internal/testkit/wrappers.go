@@ -100,7 +100,7 @@ func (c *Tally) Decide(ctx context.Context, requests []store.Request, replies []
 	return c.Store.Decide(ctx, requests, replies)
 }
 
-// OtherKey is a limiter of a user, around any, on the key that f makes.
+// OtherKey returns a limiter that asks l for the key that f makes, as a user's own limiter may.
 func OtherKey(l ratelimit.Limiter, f func(ctx context.Context, key string) (string, error)) ratelimit.Limiter {
 	return &otherKey{l, f}
 }

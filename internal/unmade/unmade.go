@@ -3,8 +3,8 @@ package unmade
 
 import "github.com/ratelimit-go/ratelimit/store"
 
-// Err is returned by methods of such values. It is [store.ErrInvalidOption], which limiters also
-// return for an invalid configuration.
+// Err is the error of the methods of such a value. It is [store.ErrInvalidOption], which limiters
+// also return for an invalid configuration.
 var Err error = unmade{}
 
 type unmade struct{}

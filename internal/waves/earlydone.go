@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// EarlyDone is a context whose Done comes before its Deadline: it waits for a connection until a wave, and for
-// what is done on the connection until its End. The context in it has no Done of its own.
+// EarlyDone is a context whose Done is closed before its Deadline. A call waits for a connection until the Wave,
+// and then uses the connection until the End. The embedded context must have no Done of its own.
 type EarlyDone struct {
 	context.Context
 	End  time.Time
 	Wave *Wave
 }
 
-// Deadline returns the End.
+// Deadline returns c.End.
 func (c *EarlyDone) Deadline() (time.Time, bool) { return c.End, true }
 
-// Done is closed with the wave.
+// Done returns a channel that is closed at the end of the wave.
 func (c *EarlyDone) Done() <-chan struct{} { return c.Wave.Over }
 
-// Err returns context.DeadlineExceeded after the wave.
+// Err returns context.DeadlineExceeded after the end of the wave.
 func (c *EarlyDone) Err() error {
 	select {
 	case <-c.Wave.Over:

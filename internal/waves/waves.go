@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Waves end waits: those in one wave end together. A timer for each wait would cost four
+// Waves end waits in groups: the waits of a wave end together. A timer for each wait would cost four
 // allocations, and nearly all calls end long before.
 type Waves struct {
 	Base  time.Time

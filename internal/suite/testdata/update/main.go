@@ -1,7 +1,7 @@
-// Command update is one process of a fleet, of a build that TestAnUpdateOfAFleetKeepsCounts makes. It
-// calls limiters on Redis, and prints what it was admitted of each, and what is left.
+// Command update is one process of a fleet, built by TestAnUpdateOfAFleetKeepsCounts. It calls
+// limiters on Redis, and prints how many events each has admitted, and how many are left.
 //
-//	update 127.0.0.1:6379 200    # so many calls by each goroutine; 0 to look at what is left
+//	update 127.0.0.1:6379 200    # the calls of each goroutine; 0 to look at what is left
 package main
 
 import (
@@ -31,9 +31,9 @@ const (
 )
 
 var (
-	// forever is so long that nothing comes back while the test runs.
+	// forever is so long that no event becomes free while the test runs.
 	forever = ratelimit.Limit{Rate: 2_000, Period: 10 * 365 * 24 * time.Hour}
-	// quick is what a bucket or a log needs to be leased: some events within a life.
+	// quick is fast enough for leases of a bucket or a log, which need some events per TTL.
 	quick = ratelimit.Limit{Rate: 50, Period: time.Second}
 )
 
@@ -58,14 +58,14 @@ type fleet struct {
 	slots  ratelimit.Limiter
 
 	mu           sync.Mutex
-	Admitted     map[string]int // by the limit, without what was given back
+	Admitted     map[string]int // by limit, without refunded events
 	Left         map[string]int
 	Banned       bool
-	Held         int64 // the most slots that were held at once
+	Held         int64 // the most slots that were held at the same time
 	Began, Ended time.Time
 }
 
-// limit is one that is asked through leases, if they are of it, and looked at without them.
+// limit is a limiter that is asked through leases, if it has them, and looked at without them.
 type limit struct {
 	name          string
 	asked, looked ratelimit.Limiter
@@ -140,7 +140,7 @@ func (f *fleet) open() error {
 	return err
 }
 
-// call makes a call of one of the limits, or of all, and may give back what it has charged.
+// call makes a call of one of the limits, or of all, and may refund what it has charged.
 func (f *fleet) call(ctx context.Context) error {
 	i, n := rand.IntN(len(f.limits)+1), 1+rand.IntN(3)
 	if i == len(f.limits) {
