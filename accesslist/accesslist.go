@@ -61,8 +61,8 @@ type Limiter struct {
 	wrapper
 	*around
 
-	allowed ratelimit.Result // of a key on the allow list
-	denied  ratelimit.Result // of a key on the deny list
+	allowed ratelimit.Result // the Result for a key on the allow list
+	denied  ratelimit.Result // the Result for a key on the deny list
 	addr    func(ctx context.Context, key string) (netip.Addr, error)
 	lists   atomic.Pointer[Lists]
 }

@@ -119,7 +119,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 		a = clientaddr.Unmap(a)
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
-	p, err := netip.ParsePrefix(text) // it refuses zones
+	p, err := netip.ParsePrefix(text) // ParsePrefix refuses zones
 	if err != nil {
 		return netip.Prefix{}, err
 	}

@@ -278,7 +278,7 @@ func (l *Limit) follow(load float64) {
 	}
 	l.load = load
 	switch {
-	case load > l.high && l.falls >= agreement: // it is already falling
+	case load > l.high && l.falls >= agreement: // the load is already falling
 		l.run = 0
 	case load > l.high:
 		l.run = min(l.run, 0) - 1

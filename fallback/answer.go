@@ -18,7 +18,7 @@ type Answer struct {
 	local  ratelimit.Limiter
 	share  bool // local will be a share of 1/shares
 	shares int
-	on     store.Store // the store on which it counts, if placed
+	on     store.Store // the store that local counts on, if placed
 	placed bool
 }
 

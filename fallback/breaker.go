@@ -65,7 +65,7 @@ func (f *Limiter) State() (s State, since time.Time) {
 	if f.limiter == nil {
 		return StateClosed, time.Time{}
 	}
-	f.breaker.circuit.State() // which changes the state if it is time to be half open
+	f.breaker.circuit.State() // changes the state if it is time to be half open
 	c.tell()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,11 +104,11 @@ func WithOnChange(changed func(s State, since time.Time)) Option {
 	}
 }
 
-const maxChanges = 64 // that have not been reported yet
+const maxChanges = 64 // the most changes that are kept until they are reported
 
 // changes are the state changes of a breaker.
 type changes struct {
-	changed func(State, time.Time) // or nil
+	changed func(State, time.Time) // nil without WithOnChange
 	some    atomic.Bool            // whether there are unreported ones, so that other calls need not take the lock
 
 	mu      sync.Mutex // protects what follows; never held while changed is called
@@ -150,7 +150,7 @@ func (c *changes) tell() {
 }
 
 func (c *changes) tellOf(next change) {
-	defer func() { // even if it panics
+	defer func() { // even if changed panics
 		c.mu.Lock()
 		c.telling = false
 		c.mu.Unlock()
@@ -176,8 +176,8 @@ type breaker struct {
 	failures uint32
 	pause    time.Duration // from opening to the probe
 	changes  changes
-	base     time.Time    // of the times below
-	probeAt  atomic.Int64 // ns since base; 0 unless it is open
+	base     time.Time    // the origin of the times below
+	probeAt  atomic.Int64 // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool
 	failing  atomic.Bool // whether the last call to the store failed
 }
@@ -188,16 +188,16 @@ func (b *breaker) begin() {
 	b.changes.since = b.base
 	b.circuit = gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
 		MaxRequests: 1,
-		Timeout:     max(b.pause-1, 1), // it ends when more than that has passed, by 1 ns
+		Timeout:     max(b.pause-1, 1), // gobreaker waits until more than its Timeout has passed
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= b.failures },
 		IsExcluded:  func(err error) bool { return err != nil && !ofTheStore(err) },
-		OnStateChange: func(_ string, _, to gobreaker.State) { // under the breaker's lock
+		OnStateChange: func(_ string, _, to gobreaker.State) { // called under the breaker's lock
 			now := time.Now()
 			probeAt := time.Duration(0)
 			if to == gobreaker.StateOpen {
 				probeAt = now.Sub(b.base) + b.pause
 			}
-			b.halfOpen.Store(to == gobreaker.StateHalfOpen) // before probeAt, so that one of them always says that it is not closed
+			b.halfOpen.Store(to == gobreaker.StateHalfOpen) // before probeAt, so that one of the two always shows that the breaker is not closed
 			b.probeAt.Store(int64(probeAt))
 			b.changes.add(stateOf[to], now)
 		},
@@ -207,7 +207,7 @@ func (b *breaker) begin() {
 // now returns the time since base.
 func (b *breaker) now() time.Duration { return time.Since(b.base) }
 
-// untilProbe returns how long the breaker stays open, 0 if it is not.
+// untilProbe returns how long the breaker stays open, or 0 if it is not open.
 func (b *breaker) untilProbe() time.Duration {
 	at := b.probeAt.Load()
 	if at == 0 {
@@ -228,13 +228,13 @@ func (b *breaker) retryAfter() time.Duration {
 // call runs do, which calls the limiter for key, if the breaker is closed or do may be the probe.
 func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Result, error)) (r ratelimit.Result, err error) {
 	b := &f.breaker
-	if b.untilProbe() > 0 { // the breaker would return the same, but it takes a lock
+	if b.untilProbe() > 0 { // circuit would return the same error, but takes a lock
 		return ratelimit.Result{}, errOpen
 	}
 	defer b.changes.tell() // even if the limiter panics
 	if b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load() {
 		r, err = b.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, key, do) })
-	} else { // it is closed and the last call succeeded
+	} else { // the breaker is closed, and the last call succeeded
 		r, err = b.circuit.Execute(do)
 	}
 	return r, b.learned(err)
@@ -290,7 +290,7 @@ func (f *Limiter) lookAndDo(ctx context.Context, key string, do func() (ratelimi
 	if f.breaker.halfOpen.Load() || f.breaker.failing.Load() && f.owed.owes(key, f.breaker.now()) {
 		err := f.look(ctx, key)
 		looked = err == nil
-		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // or the Peek was answered, with err
+		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // with any other error, the store has answered the Peek
 			return ratelimit.Result{}, err
 		}
 	}
@@ -301,8 +301,8 @@ func (f *Limiter) lookAndDo(ctx context.Context, key string, do func() (ratelimi
 	return r, err
 }
 
-// look asks the store, which even a lease or a deny cache does for a Peek. For other calls they can
-// answer a key from memory for so long that a probe would never end.
+// look asks the store with a Peek, which even a lease or a deny cache passes on. They can answer
+// other calls on a key from memory for so long that a probe would never end.
 func (f *Limiter) look(ctx context.Context, key string) error {
 	r, err := f.limiter.Peek(ctx, key)
 	return unasked(r, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
 
-// maxDebts is how many keys that owe are remembered at once. They take about 6 MB.
+// maxDebts is the maximum number of keys whose debts are remembered. They take about 6 MB.
 const maxDebts = 1 << 16
 
 // debts holds the events that the local limiter has admitted, by key, until the store is charged

@@ -104,7 +104,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 		return nil, err
 	}
 	f.counts = withoutBans(f.local)
-	_, bans := see.First[*ratelimit.Ban](l) // even for unlimited keys, the store is asked for bans
+	_, bans := see.First[*ratelimit.Ban](l) // the store must be asked for bans, even of unlimited keys
 	f.frees = p.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(l)
 	f.asks = f.frees || f.local != nil && !see.ByKey(l)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
@@ -136,7 +136,7 @@ type method uint8
 const (
 	allow method = iota
 	allowWithin
-	peek // of one event
+	peek // asks about one event
 )
 
 func (q question) ask(ctx context.Context, l ratelimit.Limiter) (ratelimit.Result, error) {
@@ -182,7 +182,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	r, err := f.call(ctx, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case f.frees && errors.Is(err, errOpen) && f.unlimited(ctx, q.key):
-		return q.ask(ctx, f.limiter) // which does not ask the store
+		return q.ask(ctx, f.limiter) // without asking the store
 	case errors.Is(err, ratelimit.ErrStore):
 		return f.answer(ctx, q)
 	case err != nil:
@@ -251,8 +251,8 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	return f.says(r), nil
 }
 
-// says returns local, an answer of the local limiter, with the right source: that of bans and of
-// Unlimited is kept.
+// says returns local, an answer of the local limiter, with f's source. The sources of bans and of
+// Unlimited are kept.
 func (f *Limiter) says(local ratelimit.Result) ratelimit.Result {
 	if s := local.Source(); s == ratelimit.SourceBan || s == ratelimit.SourceUnlimited {
 		return local.WithMark(f.plain)
@@ -362,7 +362,7 @@ func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimi
 	if err := f.local.Refund(ctx, key, charged, n); err != nil {
 		return err
 	}
-	if see.PartOf(ctx) == see.Slots || uncounted(charged) { // what they were charged with is still owed, and uncounted events never were
+	if see.PartOf(ctx) == see.Slots || uncounted(charged) { // what was charged together with slots is still owed, and uncounted events never were
 		return nil
 	}
 	if c := charged.Charged(); c > 0 { // 0 if the local limiter does not report it
@@ -379,7 +379,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 		return err
 	}
 	_, err := f.call(ctx, key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
-	if f.local != nil { // which then counts nothing, so nothing is owed
+	if f.local != nil { // after its Reset, nothing is owed
 		err = errors.Join(err, f.local.Reset(lasting(ctx), key))
 	}
 	return err

@@ -58,7 +58,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 		return nil
 	}
 	owed := f.owed.take(key, f.breaker.now())
-	if owed == (charge{}) { // or another call is charging it: the store works, and decides this call
+	if owed == (charge{}) { // nothing is owed, or another call is charging it, so the store works and decides this call
 		return nil
 	}
 	var paid charge
@@ -66,7 +66,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 
 	due := owed
 	if p, err := f.counts.Peek(ctx, key); err == nil {
-		if uncounted(p) || p.Limit == 0 { // by the current limit, which may have changed
+		if uncounted(p) || p.Limit == 0 { // checked with the current limit, which may have changed
 			return nil
 		}
 		if s, err := tallyOf(ctx, f.counts, key, p); err == nil {
@@ -81,8 +81,8 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	return nil
 }
 
-// still returns as much of c as is held. A part that nobody counts (-1) is reduced by the same
-// ratio as the other.
+// still returns as much of c as is held. A part that no limit counts (-1) is reduced in the same
+// ratio as the other part.
 func (c charge) still(held charge) charge {
 	part := func(n, of, whole int) int {
 		if whole == 0 {
@@ -104,7 +104,7 @@ func (c charge) still(held charge) charge {
 
 // tally is what a local limiter counts for a key, and how many events it has room for.
 type tally struct {
-	held charge // if no limit counts events or calls, that number is -1
+	held charge // -1 for events or calls that no limit counts
 	room int
 }
 
@@ -220,7 +220,7 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 			return due, nil
 		}
 		for i, part := range each(f.limiter, r) {
-			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // or it was not asked
+			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // otherwise it was not asked
 				n := limits[min(i, len(limits)-1)].part(&due)
 				*n = min(*n, part.Remaining)
 			}
@@ -249,7 +249,7 @@ func payInTurn(ctx context.Context, l ratelimit.Limiter, key string, n int) (pai
 			return paid, nil
 		case err != nil:
 			return 0, err
-		case uncounted(r): // by the current limit, which may have changed
+		case uncounted(r): // checked with the current limit, which may have changed
 			return paid, nil
 		}
 		if paid += granted; paid == n {

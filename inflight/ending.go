@@ -22,7 +22,7 @@ type Reason uint8
 // The reasons.
 const (
 	Released  Reason = iota // by a call of Release
-	Lost                    // it could not be renewed; a Release follows
+	Lost                    // the slot could not be renewed; a Release follows
 	TooLong                 // the time of [Longest] was over
 	Forgotten               // nothing referred to the Slot any more
 )
@@ -72,7 +72,7 @@ func (h *hold) end(why Reason) {
 	}
 }
 
-// yield decides whether to leave the slots of a caller that has waited to other processes.
+// yield decides whether the slots of a caller that has waited are left to other processes.
 func (h *hold) yield() {
 	if !h.waited || h.inMemory() {
 		return

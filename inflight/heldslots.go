@@ -20,14 +20,14 @@ type heldSlots struct {
 type heldSlot struct {
 	limiter ratelimit.Limiter // to which it is released
 	answer  ratelimit.Result  // the answer of limiter
-	core    *ratelimit.Custom // with which it is renewed
-	toTake  bool              // it was admitted in an outage, together with others of an All
+	core    *ratelimit.Custom // the limiter that renews it
+	toTake  bool              // it was admitted in an outage, together with other slots of an All
 	life    time.Duration
 	until   time.Time // the earliest time at which it may expire
 }
 
-// note records the slots of r, the answer to q, which was asked at that time. For an All, these are
-// its parts. If none of the parts has decided, but one limiter for all in an outage, each slot is
+// note records the slots of r, the answer to q, which was asked at the time asked. For an All, these
+// are the slots of its parts. If, in an outage, one limiter has decided for all parts, each slot is
 // still to be taken.
 func (ps *heldSlots) note(q *question, r ratelimit.Result, asked time.Time) {
 	ps.charged = r

@@ -78,9 +78,9 @@ type hold struct {
 
 	mu        sync.Mutex
 	heldSlots      // the goroutine that has set busy may change them, under mu
-	events    int  // that were charged with the slots and are not settled
-	busy      bool // with renewals, or with releasing
-	late      bool // it was lost, or had expired before its Release
+	events    int  // charged together with the slots, and not settled yet
+	busy      bool // a goroutine renews or releases the slots
+	late      bool // the slot was lost, or had expired before its Release
 	ended     bool
 	forgotten bool          // the next tick ends it
 	yields    bool          // leave its slots to other processes after the Release

@@ -1,26 +1,27 @@
--- In flight. Twin of rule.go.
--- KEYS, ARGV: see groups.lua. limit.before of within is the number of a slot to be renewed.
--- Reply: x the number of the slot, or RetryAfter of a denial; y the slots that are held;
--- z ResetAfter.
+-- Slots in flight, the twin of rule.go.
+-- KEYS, ARGV: see groups.lua. A limit's before is the number of a slot to be renewed.
+-- Reply: x is the number of the slot, or the RetryAfter of a denial; y is how many slots are held;
+-- z is ResetAfter.
 --
--- The value is a sorted set. Its members are the numbers of the slots, each followed by a blank
--- and who holds it, if the period has that. The scores are their ends, in Unix µs. The member
--- 'last' has the last number that was given, with a minus sign, so that no range of ends has it.
+-- The value is a sorted set. Each member is the number of a slot, followed by a space and the name
+-- of its holder if the period contains one. Its score is the slot's end, in Unix µs. The member
+-- 'last' has the last number that was given, negated, so that no range of ends contains it.
 --
--- If that is later than now, the server's clock was set back. Then no end is later than the period
--- of the limit from now, or else slots of processes that have died would stay for as long as the
--- step. A denial writes that too. A caller's clock changes nothing: others may be ahead of it.
+-- If the last number is later than now, the server's clock was set back. Each end is then limited
+-- to one period from now. Otherwise, slots of dead processes would stay for as long as the clock's
+-- step. A denial writes these ends too. A caller's clock does not limit them, because the clocks of
+-- other callers may be ahead of it.
 
 local available, refund
 
--- A step of the clock that is not noted, in µs: servers of a cluster may differ by as much.
+-- The largest step of the clock that is ignored, in µs: servers of a cluster may differ by as much.
 local STEP = 1000000
 
 local function text(number)
   return format('%.0f', number)
 end
 
--- holder returns what follows the numbers of the slots of a caller. It takes it out of the period.
+-- holder returns what follows the slot numbers of a caller, and removes it from the period.
 local function holder(l)
   if not l.holder then
     local life, name = string.match(l.period, '^(%d+)( .+)$')
@@ -29,7 +30,7 @@ local function holder(l)
   return l.holder
 end
 
--- score is the score of a member, or nil. It fails if that is not a time in µs.
+-- score returns the score of a member, or nil. It fails if the score is not a time in µs.
 local function score(key, member)
   local s = call('ZSCORE', key, member)
   if s then
@@ -41,14 +42,14 @@ local function score(key, member)
   return s or nil
 end
 
--- ending returns the end of the slot that ends after all others but so many.
+-- ending returns the end of the slot at index skip of a range.
 local function ending(key, command, from, to, skip)
   local range = call(command, key, from, to, 'WITHSCORES', 'LIMIT', skip, 1)
   return range[2] and tonumber(range[2])
 end
 
--- plan decides on n slots of a key, and returns the reply and what commit has to write or nil. A
--- slot that is renewed keeps its place, whatever the limit is.
+-- plan decides on n slots of a key. It returns the reply and what commit has to write, or nil. A
+-- slot that is renewed stays held, whatever the limit is.
 local function plan(key, l, now, callers, n)
   local by = holder(l)
   local held = call('ZCOUNT', key, '(' .. text(now), '+inf')
@@ -81,7 +82,7 @@ local function plan(key, l, now, callers, n)
   return false, x, held, longest - now, slots.back and slots
 end
 
--- commit writes what plan returned. What is not cut, since there is so much of it, the next call cuts.
+-- commit writes what plan returned. It limits at most 1,000 ends, and the next call does the rest.
 local function commit(key, p)
   if p.back then
     local late = call('ZRANGEBYSCORE', key, '(' .. text(p.till), '+inf', 'LIMIT', 0, 1000)

@@ -54,7 +54,7 @@ type queue struct {
 	shared  bool // whether it is found by its id
 	waitFor map[slotsID]*list.Element
 
-	idle    list.List // of *waiter, in order of arrival: those that are not asking
+	idle    list.List // *waiter values that are not asking, in order of arrival
 	asking  int       // how many are asking
 	arrived int       // how many have arrived so far
 	free    int       // slots that were free according to the last answer, and that nobody asks for yet
@@ -84,7 +84,7 @@ type waiter struct {
 	arrived int
 	until   time.Time     // when it leaves at the latest; zero if never
 	place   *list.Element // among the idle ones; nil while it is asking
-	ask     chan struct{} // of capacity 1: tells it to ask
+	ask     chan struct{} // of capacity 1: tells the waiter to ask
 	offer   offer         // the slot that it asks for
 	served  bool
 	rated   bool // whether slots were left, but rates had no room for another call
@@ -260,7 +260,7 @@ func (a *allQueues) remove(q *queue) {
 	}
 }
 
-// move lets the waiters ask that may. If none may, one of them asks after the rest.
+// move wakes the waiters that may ask. If none may, one of them asks after q.rest.
 func (a *allQueues) move(q *queue) {
 	for q.free+len(q.offers) > 0 && q.asking < mostAsking && q.idle.Len() > 0 {
 		w := q.idle.Remove(q.idle.Front()).(*waiter)
@@ -304,7 +304,7 @@ func (a *allQueues) tell(o offer) {
 	}
 }
 
-// rested lets one waiter ask after the rest.
+// rested lets one waiter ask when q.rest is over.
 func (a *allQueues) rested(q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -347,13 +347,13 @@ func (a *allQueues) back(w *waiter) {
 	if lacks && w.asked {
 		a.found(w.offer, -1)
 	}
-	if a.move(q); !lacks { // others may use it
+	if a.move(q); !lacks { // other queues may use the slot
 		a.tell(w.offer)
 	}
 }
 
-// leave removes w from its queue. If it has asked or was to ask, free others may ask immediately,
-// or the next one in its place.
+// leave removes w from its queue. If w was not idle, up to free other waiters may ask immediately,
+// and if next is true, one in w's place.
 func (a *allQueues) leave(w *waiter, free int, next bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

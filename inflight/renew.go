@@ -119,7 +119,7 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	case p.standsIn():
 		r, err = p.core.Allow(ctx, h.key)
 	} // otherwise no slot was needed
-	if err != nil { // it may be held until it expires
+	if err != nil { // the slot may be held until it expires
 		return true
 	}
 	if !r.Allowed {
@@ -132,7 +132,7 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.n)
 	}
 	h.mu.Lock()
-	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // it is a different slot
+	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // the slot is a different one
 		p.answer = r
 	}
 	p.toTake, p.until = false, began.Add(p.life)

@@ -78,7 +78,7 @@ func (s *slotLog) Step(l store.Limit, now, n int64) store.Reply {
 	r.Z = longest - now
 	if i, held := s.find(l.Before()); held && s.all[i].end > now {
 		r.X, r.Outcome = l.Before(), store.Admitted
-		r.Y-- // it is one of the held slots
+		r.Y-- // the renewed slot is one of the held slots
 		return r
 	}
 	r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate)

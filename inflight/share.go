@@ -29,7 +29,7 @@ const longestWork = 8 * mostPause
 // share is this process's share of slots that others may want too. It exists while queues here wait
 // for the slots, while some are left to others, and for the duration of a rivalry.
 type share struct {
-	queues list.List     // of *queue: those that wait for the slots, in the order in which they are offered slots
+	queues list.List     // *queue values that wait for the slots, in the order in which they are offered slots
 	work   time.Duration // how long a slot is held, on average; 0 if not known
 	turn   int
 	held   time.Duration // how long slots were held since one was last left
@@ -178,8 +178,8 @@ func (a *allQueues) askAgain(slots slotsID, of *share, d time.Duration) {
 	a.ring(slots, of, d)
 }
 
-// hurry lets them ask earlier if w, the first of a queue, would otherwise leave before. Half of its
-// time is for others.
+// hurry lets the queues ask earlier if w, the first of a queue, would otherwise leave before. Half
+// of w's remaining time is for other processes.
 func (a *allQueues) hurry(slots slotsID, of *share, w *waiter) {
 	if of.left == 0 || w.until.IsZero() {
 		return
@@ -231,8 +231,8 @@ func (a *allQueues) ended(slots slotsID, of *share) {
 	a.forget(slots, of)
 }
 
-// found records how many more slots there were when one was taken for o, or -1 if there was none.
-// If some that were left are gone, another process has them.
+// found records that n more slots were free when one was taken for o, or that none was, if n is -1.
+// If slots that were left to others are gone, another process has taken them.
 func (a *allQueues) found(o offer, n int) {
 	of := a.bySlots[o.slots]
 	switch {

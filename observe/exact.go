@@ -37,7 +37,7 @@ const defaultExactKeys = 10_000
 type Exact struct {
 	log   ratelimit.Limiter
 	seed  maphash.Seed
-	share float64 // as a part of 2^53
+	share float64 // in units of 2^-53
 
 	admitted, beyond, denied, needless atomic.Int64
 }
@@ -126,7 +126,7 @@ type Exactness struct {
 
 // Snapshot returns the numbers since e was created.
 func (e *Exact) Snapshot() Exactness {
-	// The total is counted before its part, so it is read after it.
+	// Decided counts the total before its part, so the total is read after the part.
 	s := Exactness{Beyond: e.beyond.Load(), Needless: e.needless.Load()}
 	s.Admitted, s.Denied = e.admitted.Load(), e.denied.Load()
 	s.Decisions = s.Admitted + s.Denied

@@ -155,7 +155,7 @@ func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Res
 	}
 	limit, longest := r.Limit, time.Duration(0)
 	for _, part := range r.Parts() { // find the limit that DeniedBy names
-		decides := part.RetryAfter == r.RetryAfter // of a First, that is not the longest
+		decides := part.RetryAfter == r.RetryAfter // for a First, RetryAfter is not the longest
 		if !part.Allowed && (decides || part.RetryAfter > longest) {
 			limit, longest = part.Limit, part.RetryAfter
 			if decides {

@@ -70,8 +70,8 @@ type entry[V any] struct {
 // query is one call of the function, for all callers that wait for it.
 type query[V any] struct {
 	began time.Time
-	older V         // is served if the query takes long or fails,
-	until time.Time // until this time; zero if there is none
+	older V         // served if the query takes long or fails
+	until time.Time // when older may no longer be served; zero if there is none
 
 	done   chan struct{} // closed when the fields below are set
 	answer V

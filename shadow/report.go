@@ -50,7 +50,7 @@ type reports struct {
 
 // add queues d for the report.
 func (q *reports) add(d decision) {
-	d.client, _ = clientaddr.FromContext(d.ctx) // it reads the request, so it must not run later, when others may write to the request
+	d.client, _ = clientaddr.FromContext(d.ctx) // FromContext reads the request, so it must not run later, when others may write to the request
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch q.size {

@@ -27,7 +27,7 @@ import (
 type Reader struct {
 	flow
 	from io.Reader
-	err  error // of a wait
+	err  error // the error of a wait
 }
 
 // Writer limits how many bytes it writes: each byte is an event of a limiter. It waits for permits,

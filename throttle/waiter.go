@@ -127,7 +127,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	case w.limiter == nil:
 		return ratelimit.Result{}, unmade.Err
 	case store.CheckCall(ctx, key, n) != nil:
-		return w.limiter.AllowN(ctx, key, n) // it returns the error
+		return w.limiter.AllowN(ctx, key, n) // AllowN returns the error
 	}
 	patience := w.patience(ctx)
 	queues, me := w.queues(), queue.NewWaiter()
@@ -140,7 +140,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 		return r, nil
 	}
 	events := see.Events(w.limiter, n)
-	room := d.Remaining >= events // then only the scheduled time is too far away
+	room := d.Remaining >= events // if there is room, only the scheduled time is too far away
 	switch {
 	case errors.Is(err, queue.ErrFull) && !d.Asked:
 		return w.look(ctx, key, events)
@@ -208,9 +208,8 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// denial returns r as a denial of a caller that could have slept for
-// early. room means that there is room for the events, but too late. Events that l admitted have
-// been refunded already.
+// denial returns r as a denial of a caller that could have slept for early. room means that there is
+// room for the events, but too late. Events that l admitted have been refunded already.
 func (w *Waiter) denial(r ratelimit.Result, room bool, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter

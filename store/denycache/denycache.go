@@ -158,8 +158,8 @@ func (s *Store) learn(rule *store.Rule, op store.Op, q *denials.Question, r stor
 	case err == nil && r.Outcome == store.NotAsked:
 	case err != nil || r.OK() || op == store.OpOverdraw:
 		s.denials.ForgetOtherLimits(q)
-	case q.Turn || q.N > q.Limit.Burst: // it may be admitted with another turn, or it never is
-	case r.Plain(): // it may be admitted sooner, or comes from memory, where asking again costs nothing
+	case q.Turn || q.N > q.Limit.Burst: // the call may be admitted with another turn, or is never admitted
+	case r.Plain(): // the call may be admitted sooner, or the reply comes from memory, where asking again costs nothing
 	default:
 		s.denials.Remember(q, r.Report(rule, q.Limit, q.N, 0))
 	}

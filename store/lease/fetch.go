@@ -15,7 +15,7 @@ type fetch struct {
 	batch.Batch
 	misses   []miss
 	portions []portion  // one for each key
-	alone    [1]portion // of a single key
+	alone    [1]portion // the portions for a single key
 	sent     time.Duration
 }
 

@@ -95,7 +95,7 @@ func (d *Store) work(ctx context.Context, open bool) (first error) {
 
 func (j job) run(ctx context.Context) (err error) {
 	defer func() {
-		if p := recover(); p != nil { // of a store; there is no caller to panic for
+		if p := recover(); p != nil { // a store has panicked, and there is no caller to panic for
 			err = errPanic
 		}
 	}()
@@ -123,7 +123,7 @@ func (d *Store) sweep() {
 		d.sweepShard(&d.shards[i])
 	}
 	d.armed.Store(false)
-	if d.keys.Load() > 0 { // or one was added in the meantime
+	if d.keys.Load() > 0 { // there are keys, or one was added in the meantime
 		d.arm()
 	}
 }

@@ -16,7 +16,7 @@ type holding[G any] struct {
 	next     int           // events to ask for
 	quick    int           // consecutive grants that were spent quickly
 	owed     int           // events admitted by overdraft that the store does not know yet
-	denied   time.Duration // until then nothing is admitted
+	denied   time.Duration // until this time, nothing is admitted
 	full     time.Duration // nothing is admitted by overdraft before
 }
 
@@ -25,7 +25,7 @@ type lease[G any] struct {
 	left  int           // events that may be admitted without asking
 	most  int           // the maximum of left: what was granted minus what was owed
 	until time.Duration // when they lapse
-	size  int           // of the grant, to size the next one; 0 if it does not reflect demand
+	size  int           // of the grant, used to size the next one; 0 if it does not reflect demand
 	from  time.Duration // when it was received
 	room  int           // what the store had left after it
 	grant G

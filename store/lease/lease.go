@@ -79,7 +79,7 @@ type Store struct {
 	patience *pending.Patience
 	maxKeys  int64
 
-	base   time.Time // of all times
+	base   time.Time // the origin of all times
 	seeds  keyhash.Seeds
 	shards [shards]shard
 	keys   atomic.Int64 // in the shards
@@ -115,7 +115,7 @@ const (
 type shard struct {
 	mu     sync.Mutex // protects keys and what is in them
 	keys   map[keyhash.Hash]*entry
-	limits *limits  // of the last new entry, because most keys have the same
+	limits *limits  // the limits of the last new entry, because most keys have the same
 	_      [40]byte // so that no two locks share a cache line
 }
 
@@ -266,7 +266,7 @@ func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 // neverLeased returns the reason why no key can have a lease.
 func (d *Store) neverLeased(rule *store.Rule, l store.Limit) error {
 	life, least := d.terms.life, eventLife(l)
-	if life >= least { // which means that it is a log
+	if life >= least { // only a log can fail then
 		return fmt.Errorf("%w: a leased %s remembers events for its period plus one lease TTL, which must not exceed %v", store.ErrInvalidOption, rule.Name, maxPeriod*time.Microsecond)
 	}
 	advice := fmt.Sprintf("use at least %v", least)

@@ -82,13 +82,13 @@ func refill(l store.Limit) time.Duration {
 	return time.Duration(exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)) * time.Microsecond
 }
 
-// untilWindowEnds returns for how long the store counts an admission in its current window. reset
-// is after how many µs the key would be fully reset.
+// untilWindowEnds returns for how long the store counts an admission in its current window. reset is
+// the time in µs until the key would be fully reset.
 func untilWindowEnds(algorithm string, reset int64, by store.Limit) time.Duration {
 	switch algorithm {
 	case fixedWindow:
 		return shortened(micros(reset))
-	case slidingWindow: // whose events count until the next window ends
+	case slidingWindow: // its events count until the next window ends
 		return shortened(micros(reset - by.Period))
 	}
 	return math.MaxInt64

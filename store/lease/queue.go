@@ -12,7 +12,7 @@ import (
 // store is asked for all of them together, in one call after the other. The shard of the first key
 // protects it.
 type queue struct {
-	misses []miss // of each claim, except for the numbers
+	misses []miss // the misses of each claim, except for the numbers
 	claims []batch.Claim
 	busy   bool           // whether a goroutine serves it
 	after  *queue         // the next queue of the entry

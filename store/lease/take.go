@@ -24,7 +24,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	if e == nil {
 		s.mu.Unlock()
 		asked := &d.stats.unleased
-		if d.closed.Load() { // if it is closed, no key can have a lease
+		if d.closed.Load() { // if the store is closed, no key can have a lease
 			asked = &d.stats.asked
 		}
 		return d.ask(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life), n, asked)
@@ -108,7 +108,7 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return err
 }
 
-// haveArrived reports whether the store has denied what is held by now: a lease that was in flight had taken it.
+// haveArrived reports whether the store has denied events that are held by now, because a lease in flight had taken them.
 func (d *Store) haveArrived(misses []miss, replies []store.Reply) bool {
 	return len(misses) > 1 && slices.ContainsFunc(misses, func(m miss) bool {
 		if m.entry == nil || m.known || !m.request.Votes() || replies[m.at].OK() {
@@ -260,7 +260,7 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, misses 
 	}
 }
 
-// takeAlone asks the store for what one call lacks.
+// takeAlone asks the store for everything that one call lacks.
 func (d *Store) takeAlone(ctx context.Context, misses []miss, replies []store.Reply) (all bool, err error) {
 	if len(misses) > 1 || misses[0].request.Op != store.OpLook { // the call is for events
 		d.stats.asked.Add(1)

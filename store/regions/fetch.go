@@ -24,8 +24,8 @@ func (s *Store) now() time.Duration { return time.Since(s.base) }
 type fetch struct {
 	ns    *store.Namespace
 	key   string
-	limit store.Limit // of all regions together
-	share store.Limit // of the own region
+	limit store.Limit // the limit of all regions together
+	share store.Limit // the share of the local region
 	own   look        // the key before the fetch, minus what has been fetched
 	lacks int64       // events; 0 or less if there is room
 	*patience
@@ -50,7 +50,7 @@ func (f *fetch) goesOn(ctx context.Context) bool {
 	return f.lacks > 0 && f.lacks <= f.own.credit && ctx.Err() == nil && time.Now().Before(f.deadline)
 }
 
-// fetch moves room for want events of key to the own share if r denies them, as far as there is
+// fetch moves room for want events of key to the local share if r denies them, as far as there is
 // room. It reports whether the share is worth asking again.
 func (s *Store) fetch(ctx context.Context, p *patience, ns *store.Namespace, key string, l, share store.Limit, want int64, r store.Reply) (again bool) {
 	if r.OK() || want > share.Burst {
@@ -86,7 +86,7 @@ func (s *Store) fetch(ctx context.Context, p *patience, ns *store.Namespace, key
 	return again
 }
 
-// move moves events from o to the own share, and reports whether there were any.
+// move moves events from o to the local share, and reports whether there were any.
 func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 	whole := f.whole
 	f.whole = false
@@ -95,7 +95,7 @@ func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 	switch {
 	case err == nil:
 	case !ofTheRegion(err):
-		o.until.CompareAndSwap(until, min(until, int64(s.now()))) // if this was a probe, the next call is one
+		o.until.CompareAndSwap(until, min(until, int64(s.now()))) // if this call was a probe, the next call is one
 	case whole && ctx.Err() == nil: // otherwise it may have had too little time
 		o.until.Store(int64(s.now() + rest))
 	}
@@ -161,7 +161,7 @@ var errTooSlow = errors.New("regions: there is not enough time left to fetch eve
 // nothing.
 func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err error) {
 	by, err := r.share(f.ns.Rule, f.limit)
-	if err != nil { // not a failure of the store
+	if err != nil { // the share is invalid, which is not a failure of the store
 		return debit, nil //nolint:nilerr // see above
 	}
 	asked := time.Now()

@@ -53,13 +53,13 @@ import (
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Store struct {
 	wrapper
-	store.Store // of the own region, for Together and Reset
+	store.Store // the store of the local region, for Together and Reset
 
 	own    *region
 	others []*region // by name
 	wait   time.Duration
 
-	base   time.Time // of all times
+	base   time.Time // the origin of all times
 	seeds  keyhash.Seeds
 	pauses pauses
 	turn   atomic.Uint32
@@ -187,7 +187,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return r.Plainly(ns.Rule, share, n, n), nil
 }
 
-// takeUpTo admits as many of n events as the own share has room for, and fetches if it has no room.
+// takeUpTo admits as many of n events as the local share has room for, and fetches if it has no room.
 // If it has room for some, it fetches for the next call.
 func (s *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	r, share, err := s.ask(ctx, store.TakeUpTo, ns, key, l, n, 1)
@@ -203,7 +203,7 @@ func (s *Store) takeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 	return r.Plainly(ns.Rule, share, fit, fit), nil
 }
 
-// ask asks the own share for n events, and again if room for want events was fetched.
+// ask asks the local share for n events, and again if room for want events was fetched.
 func (s *Store) ask(ctx context.Context, op operation, ns *store.Namespace, key string, l store.Limit, n, want int64) (r store.Reply, share store.Limit, err error) {
 	if share, err = s.own.share(ns.Rule, l); err != nil {
 		return r, share, err
@@ -278,7 +278,7 @@ func (s *Store) fetchAll(ctx context.Context, requests, shares []store.Request, 
 	return again
 }
 
-// overdraw charges the own share, which may then hold its part of most.
+// overdraw charges the local share, which may then hold its part of most.
 func (s *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	rule, whole := ns.Rule, most
 	share, err := s.own.share(rule, l)
@@ -295,7 +295,7 @@ func (s *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	}
 	spent := rule.Spent(r)
 	if held := max(0, most-spent); held < n { // a plain reply would mean that all n are charged
-		return r.After(rule, whole-held-spent), nil // of the whole limit, which is then equally full
+		return r.After(rule, whole-held-spent), nil // the reply of the whole limit, which is then equally full
 	}
 	told := store.Reply{Outcome: r.Outcome | store.DeniedPlainly, X: r.X, Y: r.Available(rule, share)}
 	r.Outcome = store.Admitted

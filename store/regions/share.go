@@ -21,7 +21,7 @@ type region struct {
 	name   string
 	bottom store.Store // the innermost store, which uses the rule's numbers
 
-	number       int64 // of regions
+	number       int64 // the number of regions
 	from, to, of int64 // the range of this region in the sum of all weights
 
 	until atomic.Int64 // when it may be asked again; 0 if it has not failed

@@ -138,7 +138,7 @@ type ask struct {
 	retry time.Duration // of a denial; 0 if admitted
 }
 
-// asks is a story of calls.
+// asks returns a story of calls.
 func asks(calls ...ask) func(k *tiers) {
 	return func(k *tiers) {
 		k.t.Helper()
@@ -151,8 +151,8 @@ func asks(calls ...ask) func(k *tiers) {
 	}
 }
 
-// turnsDoNotMatter is a story of windows and logs, for which AllowWithin decides as AllowN does.
-// three is the RetryAfter of 3 events once 8 are spent, and one that of 1 event once all 10 are.
+// turnsDoNotMatter returns a story of windows and logs, for which AllowWithin decides as AllowN does.
+// three is the RetryAfter of 3 events once 8 are spent, and one is that of 1 event once all 10 are.
 func turnsDoNotMatter(three, one time.Duration) func(k *tiers) {
 	return asks(
 		ask{n: 8},

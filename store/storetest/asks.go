@@ -99,7 +99,7 @@ func sameAsAlone(limits []pair, asks []ratelimit.Ask, rooms []ratelimit.Result, 
 			if want, err = limits[i].reference.AllowN(ctx, "key", a.N); err != nil {
 				return err
 			}
-		} else if a.N > 0 { // it would have been admitted, but nothing was charged
+		} else if a.N > 0 { // a would have been admitted, but nothing was charged
 			part.Allowed, part.RetryAfter, part.Delay, want.Delay = want.Allowed, want.RetryAfter, 0, 0
 		}
 		if part.Result != want {

@@ -54,7 +54,7 @@ func (b *bench) limiter(algorithm string, l ratelimit.Limit, opts ...ratelimit.O
 	return lim
 }
 
-// like returns a limiter of the same keys as lim, which has these options besides.
+// like returns a limiter on the same keys as lim, with these options.
 func (b *bench) like(lim ratelimit.Limiter, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	b.t.Helper()
 	other := b.limiter(algorithm, l, opts...)

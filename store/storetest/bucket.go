@@ -129,8 +129,8 @@ func (m *bucketModel) fits(l limit, t, n int64) bool {
 	return sum(m.at(l, t), whole(n)).Cmp(whole(l.burst)) <= 0
 }
 
-// inTime: what is in a queue before n events must drain in time, and a token bucket must get the
-// missing tokens in time.
+// inTime reports whether the events in a queue before n events drain within d, or whether a token
+// bucket gets its missing tokens within d.
 func (m *bucketModel) inTime(l limit, t, n, d int64) bool {
 	level := m.at(l, t)
 	if m.queue {

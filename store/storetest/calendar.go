@@ -17,7 +17,7 @@ type civil struct {
 	zone string
 }
 
-// civilOf reads it from the text of l, such as "10/month from 31 in America/Sao_Paulo".
+// civilOf parses the text of l, such as "10/month from 31 in America/Sao_Paulo".
 func civilOf(l ratelimit.Limit) civil {
 	_, text, _ := strings.Cut(l.String(), "/")
 	words := strings.Fields(text)
@@ -97,7 +97,7 @@ func midnight(zone *time.Location, d date) int64 {
 // locations are the zones that have been loaded, by name.
 var locations sync.Map
 
-// location returns the zone. It is known, because a limit has it.
+// location returns the zone, which exists, because a limit has it.
 func (c civil) location() *time.Location {
 	if zone, found := locations.Load(c.zone); found {
 		return zone.(*time.Location)

@@ -45,8 +45,8 @@ func calendars() (all []ratelimit.Limit) {
 // fixedModel is a fixed window: a count in the window of the last admission.
 type fixedModel struct {
 	last  int64 // the last admission
-	limit limit // of it
-	end   int64 // of its window
+	limit limit // of the last admission
+	end   int64 // of the window of the last admission
 	count int64
 }
 
@@ -57,8 +57,8 @@ func (m *fixedModel) seen(reading int64) int64 {
 	return max(reading, m.last)
 }
 
-// anchored has the same count in the window of reading. By a calendar, it keeps its end, but no
-// later than a store can keep it.
+// anchored returns the same count in the window of reading. A count by a calendar keeps its end, but
+// no later than a store can keep it.
 func (m *fixedModel) anchored(reading int64) model {
 	moved := *m
 	if moved.last <= reading {

@@ -20,7 +20,7 @@ type generator struct {
 	nextID int
 
 	late, setBack bool  // whether readings come late, or set the clock back
-	backwards     int64 // by how many µs they may still do so
+	backwards     int64 // by how many µs readings may still go back
 }
 
 func newGenerator(s *suite, a algorithm, seed uint64, change bool) *generator {
@@ -111,7 +111,7 @@ func (g *generator) next(p *player) op {
 	return o
 }
 
-// reserved is how many events the limiter that is asked leaves to others: often none, else as a cost.
+// reserved returns how many events the limiter that is asked leaves to others: often none, otherwise a cost.
 func (g *generator) reserved(l ratelimit.Limit) int {
 	if g.IntN(3) > 0 {
 		return 0
@@ -188,8 +188,8 @@ func (g *generator) patience() time.Duration {
 	return d + time.Duration(g.IntN(1000))
 }
 
-// back returns to when the clock is set back from now: by little, or by many Periods. A log may
-// keep times that are later by all of that, and a server has no times after 2199.
+// back returns the time to which the clock is set back from now, by a little or by many Periods. A log
+// may keep times that are later by all of that, and a server has no times after 2199.
 func (g *generator) back(now int64) int64 {
 	period := g.limit.Period.Microseconds()
 	by := 1 + g.Int64N(2*period)

@@ -29,7 +29,7 @@ func refunds(t testing.TB, s *suite, a algorithm) {
 	k.refund(charged, 3)
 	k.has(9)
 
-	k = part() // not more than was charged
+	k = part() // a refund never returns more than was charged
 	k.take(5)
 	k.refund(k.take(2), 100)
 	k.has(5)

@@ -71,7 +71,7 @@ func badCalls(k *key, charged, denied, peeked ratelimit.Result) {
 	}
 }
 
-// badLimits are rejected by the constructor.
+// badLimits checks that the constructor rejects invalid limits.
 func badLimits(b *bench, a algorithm) {
 	b.t.Helper()
 	tooMany := math.MaxInt32

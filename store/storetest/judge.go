@@ -19,7 +19,7 @@ type question struct {
 
 // admitted reports whether the request would be admitted at t.
 func (q question) admitted(m model, l limit, t int64) bool {
-	if q.within && (q.reserved == 0 || m.delays()) { // or else events that come ahead of their time would be missing
+	if q.within && (q.reserved == 0 || m.delays()) { // otherwise, events that are admitted ahead of their time would be missing
 		return m.inTime(l, t, q.n+q.reserved, q.d)
 	}
 	return m.fits(l, t, q.n+q.reserved)
@@ -107,7 +107,7 @@ func judgeRemaining(m model, l limit, now, k, reserved int64) error {
 	return fmt.Errorf("Remaining is %d, want %d", k, room(m, l, now, l.burst, reserved))
 }
 
-// room returns how many of n events fit at now, besides those reserved.
+// room returns how many of n events fit at now, in addition to those reserved.
 func room(m model, l limit, now, n, reserved int64) int64 {
 	k := int64(0)
 	for step := int64(1) << 31; step > 0; step /= 2 {

@@ -101,5 +101,5 @@ func up(r *big.Rat) int64 {
 // windowStart returns the start of the window of period that contains t, which is after 1970.
 func windowStart(t, period int64) int64 { return t - t%period }
 
-// windowEnd returns its end.
+// windowEnd returns the end of that window.
 func windowEnd(t, period int64) int64 { return windowStart(t, period) + period }

@@ -91,7 +91,7 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 			if want, err = p.reference.AllowN(ctx, "key", n); err != nil {
 				return err
 			}
-		} else { // it would have been admitted, but nothing was charged
+		} else { // the part would have been admitted, but nothing was charged
 			part.ResetAfter, part.Delay, want.ResetAfter, want.Delay = 0, 0, 0, 0
 		}
 		if part.Result != want {
@@ -204,7 +204,7 @@ func debts(t testing.TB, s *suite, a algorithm) {
 			d := time.Duration(rng.Int64N(int64(2 * l.Period)))
 			got, err := debtCall(p.tested, kind, n, d, of)
 			want, wanted := debtCall(p.reference, kind, n, d, of)
-			if err != nil && !errors.Is(err, ratelimit.ErrInvalidN) { // of a charge when no more could be charged
+			if err != nil && !errors.Is(err, ratelimit.ErrInvalidN) { // returned by a charge when no more could be charged
 				t.Fatal(err)
 			}
 			if got != want || (err == nil) != (wanted == nil) {

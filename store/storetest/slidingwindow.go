@@ -21,7 +21,7 @@ var slidingWindow = algorithm{
 			k.at(90 * second).has(7) // they count half
 			k.at(95 * second).take(3)
 			k.at(2 * minute).take(2)
-			k.refund(charged, 6) // its window no longer counts; that of the 3 counts fully
+			k.refund(charged, 6) // the window of these 6 no longer counts, and that of the 3 counts fully
 			k.has(5)
 		}},
 		refundOfWhatHasExpired,

@@ -40,17 +40,17 @@ var tokenBucket = algorithm{
 			k.to(ratelimit.PerHour(10)).refund(charged, 5) // all 5 are still charged
 			k.has(8)
 		}},
-		// Where each µs is a part of its own.
+		// With this Period, each µs is a different part of an event.
 		{"a state keeps its period", ratelimit.Limit{Rate: 1, Period: minute, Burst: 10}, func(k *tiers) {
 			charged := k.at(0).take(5)
 			k.take(4)
 			k.to(ratelimit.Limit{Rate: 1, Period: 60 * minute, Burst: 10}).at(3*second).refund(charged, 5)
-			k.to(ratelimit.Limit{}).resetsAfter(5*minute - 3*second) // 4 of the 5 were whole at an event an hour
+			k.to(ratelimit.Limit{}).resetsAfter(5*minute - 3*second) // at one event per hour, 4 of the 5 were whole
 		}},
 		{"a refund of nothing leaves what is above a lower limit", ratelimit.PerMinute(1000), func(k *tiers) {
 			charged := k.at(0).take(1)
 			k.at(60_000 * microsecond).take(500)
-			k.to(tenPerMinute).refund(charged, 1) // has just drained
+			k.to(tenPerMinute).refund(charged, 1) // its event has just drained
 			k.to(ratelimit.PerMinute(1000)).has(500)
 		}},
 		{"tokens come in time", tenPerMinute, asks(
@@ -63,7 +63,7 @@ var tokenBucket = algorithm{
 			ask{n: 10, d: 77 * second, retry: second},
 			ask{n: 10, d: 78 * second, delay: 78 * second}, // 23 charged
 			ask{n: 11, d: ratelimit.Never, retry: ratelimit.Never},
-			ask{at: minute, n: 1, d: 0, retry: 24 * second}, // and 13 are left
+			ask{at: minute, n: 1, d: 0, retry: 24 * second}, // 13 of them are left
 			ask{at: minute, n: 1, d: 20 * second, retry: 4 * second},
 			ask{at: 84*second - microsecond, n: 1, d: 0, retry: microsecond},
 			ask{at: 84 * second, n: 1, d: 0},

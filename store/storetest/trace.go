@@ -41,7 +41,7 @@ type op struct {
 	all   bool          // AllowN, AllowWithin: with another limit, as one of an All
 	limit ratelimit.Limit
 
-	reserved int // by the limiter that is asked, one of several of the same name
+	reserved int // by the limiter that is asked, one of several with the same name
 }
 
 func (o op) String() string {
@@ -74,7 +74,7 @@ type player struct {
 	clock     *clock
 	limit     ratelimit.Limit // what WithLimitFunc returns
 	lim       func(reserved int) ratelimit.Limiter
-	wide      ratelimit.Limiter                    // of the same store, with room for everything
+	wide      ratelimit.Limiter                    // a limiter on the same store, with room for everything
 	reference func(reserved int) ratelimit.Limiter // nil if Results are not compared
 	setBack   bool                                 // the clock can be set back
 	together  bool                                 // the store decides on several keys at once
@@ -83,7 +83,7 @@ type player struct {
 	latest  int64 // the latest one, or if the clock can be set back, the latest since the state was written
 	results map[int]ratelimit.Result
 	charges map[int]charge
-	ids     []int // of admissions
+	ids     []int // the ids of admissions
 }
 
 func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *player {

@@ -17,7 +17,7 @@ import (
 
 // turnsOfRequests checks that each of several requests has its own turn. Two keys have spent the
 // same. One is asked for events at any time, and the other for events within 6 minutes, the time of
-// an event.
+// one event.
 func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 	for _, spent := range []int{3, 10} {
 		b := s.bench(t)
@@ -96,7 +96,7 @@ func retryAfterWithinIsExact(t testing.TB, s *suite, a algorithm) {
 	})
 }
 
-// horizonAfter is the longest time that traces continue.
+// horizonAfter returns the longest time for which traces continue.
 func horizonAfter(k *key) time.Duration {
 	return min(time.Duration(horizon-k.us.Load())*microsecond, 90*365*24*time.Hour)
 }
