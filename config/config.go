@@ -119,13 +119,13 @@ type spec struct {
 	line, column int // of the name
 
 	name, algorithm string
-	limits          []ratelimit.Limit // one, unless several; none if there are only slots
-	several         bool              // whether they are listed under limits
+	limits          []ratelimit.Limit // one, unless several is true; none if there are only slots
+	several         bool              // the limits are listed under the field limits
 	tiers           map[string]ratelimit.Limit
-	shares          string             // the limiter whose limits and counts it has; "" if they are its own
-	reserved        int                // events that it leaves to others
+	shares          string             // the limiter whose limits and counts this one uses; "" for its own
+	reserved        int                // events left to other limiters
 	slots           int                // concurrent calls; 0 if they are not limited
-	life            time.Duration      // of a slot
+	life            time.Duration      // lifetime of a slot
 	ban             *ratelimit.Penalty // nil if there is none
 	onFailure       failure
 	instances       int // 0 unless onFailure is local
@@ -152,8 +152,8 @@ func (s *spec) check(l ratelimit.Limit) error {
 	return l.ValidateFor(s.algorithm)
 }
 
-// checkShares returns the first error of the algorithm for the shares of instances, first of the
-// limits, then of the tiers.
+// checkShares returns the first error that the algorithm reports for the shares of instances. It
+// checks the limits before the tiers.
 func (s *spec) checkShares() error {
 	mem, err := memstore.New()
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *spec) checkReserved() error {
 			return fmt.Errorf("%w: %d leaves nothing of %s%v", ratelimit.ErrInvalidOption, s.reserved, what, l)
 		}
 	}
-	some := false // limit admits some events, but not all
+	some := false // whether a limit admits some events, but not all
 	limited := func(l ratelimit.Limit) bool { return l != ratelimit.Unlimited() && l.Rate > 0 }
 	for _, tier := range slices.Sorted(maps.Keys(s.tiers)) {
 		if l := s.tiers[tier]; limited(l) {
@@ -266,7 +266,7 @@ func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
 	return err
 }
 
-// options are those of each limit.
+// options returns the options of each limit.
 func (s *spec) options(tierOf func(ctx context.Context, key string) (string, error)) []ratelimit.Option {
 	opts := []ratelimit.Option{ratelimit.WithName(s.counts()), ratelimit.WithReserved(s.reserved)}
 	if s.tiers != nil {
@@ -275,7 +275,7 @@ func (s *spec) options(tierOf func(ctx context.Context, key string) (string, err
 	return opts
 }
 
-// counts is the name that the limits have in the store.
+// counts returns the name that the limits have in the store.
 func (s *spec) counts() string { return cmp.Or(s.shares, s.name) }
 
 // periods returns the Periods and calendars of the limits, which are part of their identity.

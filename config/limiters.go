@@ -95,8 +95,8 @@ type front struct {
 	lease                 time.Duration // 0 for none
 }
 
-// newFronts makes the caches in front of s, without leases. They are kept, with everything they
-// remember.
+// newFronts makes the caches in front of s, without leases. They stay in use for all later texts,
+// with everything they remember.
 func newFronts(s store.Store) (map[front]store.Store, error) {
 	cached, err := denycache.New(s)
 	if err != nil {
@@ -296,7 +296,7 @@ type stack struct {
 // whole returns the limiter that callers ask about key.
 func (st *stack) whole(key string) ratelimit.Limiter {
 	if f := st.fallbacks[failLocal]; f != nil && f.Owes(key) {
-		return f // whatever the text is now, only this limiter charges the store with that
+		return f // only this fallback charges the store with what it owes, whatever the text says now
 	}
 	if f := st.fallbacks[st.spec.onFailure]; f != nil {
 		return f

@@ -79,7 +79,7 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 		slots := i == len(former.spec.limits)
 		switch {
 		case part.Charged() == 0: // a Charge takes no slots, and charges nothing at a Rate of 0
-		case slots && (!whole || only == see.Rates), !slots && only == see.Slots: // like an All
+		case slots && (!whole || only == see.Rates), !slots && only == see.Slots: // as an All does
 		case slots: // slots are always the same, and only the former limiter knows how many events the call was for
 			errs = append(errs, former.parts[i].Refund(ctx, key, part.Result, n))
 		default:

@@ -34,7 +34,7 @@ var dialect = yamltree.Dialect{Noun: "text", MaxDepth: 16}
 type parser struct {
 	yamltree.Reader
 	specs   []*spec
-	sharing []func() // reads on, once all limiters are known
+	sharing []func() // run once all limiters are known
 }
 
 // limiters reads the whole text.
@@ -91,7 +91,7 @@ func (p *parser) name(n *yaml.Node, what string) {
 	}
 }
 
-// block reads the fields of a limiter, or those of one of its fields.
+// block reads the fields of a limiter, or of a mapping inside it.
 type block struct {
 	*parser
 	spec   *spec
@@ -100,7 +100,7 @@ type block struct {
 	fields map[string]yamltree.Field
 }
 
-// rest reads what is not about counts. If good is true the limiter has no errors so far.
+// rest reads the fields that do not define counts. good reports whether the limiter has no errors so far.
 func (b *block) rest(good bool) {
 	before := len(b.Errors)
 	b.reserved(good)
@@ -109,7 +109,7 @@ func (b *block) rest(good bool) {
 	b.onFailure(good && len(b.Errors) == before)
 }
 
-// shares reads whose counts the limiter shares.
+// shares reads the name of the limiter whose counts this limiter shares.
 func (b *block) shares(n *yaml.Node) (ok bool) {
 	b.spec.shares, ok = b.Text(n, b.what+"shares: ", "the name of a limiter")
 	for _, field := range []string{"algorithm", "limit", "limits", "tiers", "in_flight", "life"} {
@@ -120,7 +120,7 @@ func (b *block) shares(n *yaml.Node) (ok bool) {
 	return ok
 }
 
-// share gives the limiter the limits of the one whose counts it shares. It reports whether they are known.
+// share copies the limits of the limiter whose counts this limiter shares. It reports whether they are known.
 func (b *block) share(n *yaml.Node) bool {
 	name := b.spec.shares
 	i := slices.IndexFunc(b.specs, func(s *spec) bool { return s.name == name })
@@ -135,14 +135,14 @@ func (b *block) share(n *yaml.Node) bool {
 		b.Fail(n, "%sshares: limiter %s has in_flight, and slots are not shared", b.what, yamltree.Quote(name))
 	default:
 		b.spec.algorithm, b.spec.limits, b.spec.several, b.spec.tiers = other.algorithm, other.limits, other.several, other.tiers
-		b.spec.front.lease = other.front.lease // or both together would admit what flows into a bucket in its TTL twice
+		b.spec.front.lease = other.front.lease // otherwise, both together would admit what flows into a bucket in a TTL twice
 		return len(other.limits) > 0
 	}
 	return false
 }
 
-// reserved reads how many events are left to other limiters. If good is true the limiter has no errors so far, so
-// that they can be compared with its limits.
+// reserved reads how many events are left to other limiters. good reports whether the limiter has no errors so
+// far, so that the reserve can be compared with its limits.
 func (b *block) reserved(good bool) {
 	f, found := b.fields["reserved"]
 	if !found {

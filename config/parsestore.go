@@ -1,6 +1,6 @@
 package config
 
-// What stands in front of a limiter's store, and what decides while the store fails.
+// This file reads the caches in front of a limiter's store, and what decides while the store fails.
 
 import (
 	"slices"

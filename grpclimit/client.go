@@ -164,7 +164,7 @@ func (c client) heed(key string, err error, mds ...metadata.MD) {
 	if s.Code() != codes.ResourceExhausted && s.Code() != codes.Unavailable {
 		return
 	}
-	c.Pauses.Add(key, min(retryAfter(s, mds), c.MaxPause)) // not if it is 0
+	c.Pauses.Add(key, min(retryAfter(s, mds), c.MaxPause)) // does nothing if the time is 0
 }
 
 // retryAfter returns how long a server asks the client to wait. It reads RetryInfo of its status,

@@ -137,7 +137,7 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 	code := codes.Internal // if the handler panics
 	defer ch.slot.Release()
 	defer func() {
-		if code != codes.OK && ctx.Err() != nil && !errors.Is(context.Cause(ctx), inflight.ErrLost) { // of an outer interceptor
+		if code != codes.OK && ctx.Err() != nil && !errors.Is(context.Cause(ctx), inflight.ErrLost) { // ErrLost: the slot of an outer interceptor
 			code = codes.Canceled
 		}
 		s.refundBy(ctx, ch, code)
@@ -207,6 +207,6 @@ func (s *serverStream) RecvMsg(m any) error {
 		return err
 	}
 	ch, err := s.server.decide(s.ctx, s.fullMethod, s.key, m, false)
-	ch.slot.Release() // if the limiter has begun to count slots in the meantime; the stream itself holds one
+	ch.slot.Release() // nil, unless the limiter has begun to count slots in the meantime; the stream itself holds one
 	return err
 }

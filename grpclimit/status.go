@@ -66,7 +66,7 @@ func denial(d *report.Decision) *status.Status {
 	}
 	message := "rate limit exceeded"
 	switch {
-	case d.ByBan(): // whose strikes may be wrong passwords as well as denials
+	case d.ByBan(): // its strikes may be wrong passwords as well as denials
 		message = "rate limit: the client is banned"
 	case d.Result.RetryAfter == ratelimit.Never:
 		message = "rate limit: the call costs more than the limit ever admits, so waiting will not help"

@@ -20,7 +20,7 @@ type ipKey = guard.Prefixes
 type address struct {
 	guard.Prefixes
 	proxies clientip.Proxies // trusted ones
-	notice  notice           // that there seems to be an untrusted proxy
+	notice  notice           // logged once if there seems to be an untrusted proxy
 }
 
 const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: if it comes from a proxy, " +

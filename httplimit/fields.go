@@ -17,9 +17,9 @@ type fields struct {
 	n    int
 	left numeral     // number of requests left
 	wait numeral     // number of seconds
-	only *policyText // of the policy, if there is exactly one
+	only *policyText // the texts of the policy, if there is exactly one
 	list [inlineFields]field
-	more []field // beyond the list
+	more []field // fields that do not fit into list
 }
 
 // numeral is the place of a number in a text, because copying it is cheaper than formatting it

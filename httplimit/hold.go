@@ -42,7 +42,7 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 	h.answer(ctx, w, r, key, t, d)
 }
 
-// watch returns w, and whether the connection was taken over, which is nil if it cannot be. A
+// watch returns w, and whether the connection was taken over, or nil if w cannot be hijacked. A
 // connection that was taken over releases the slot when it is closed.
 func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *atomic.Bool) {
 	if !hijackable(w) {

@@ -125,7 +125,7 @@ func Path() Key {
 
 // cleanPath returns a decoded path in the form of [Path].
 func cleanPath(p string) string {
-	if p == "*" { // of OPTIONS
+	if p == "*" { // a path of OPTIONS
 		return p
 	}
 	clean := path.Clean("/" + p)

@@ -277,7 +277,7 @@ func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Re
 	var c *charge
 	if h.InContext {
 		inside := &decisionContext{Context: ctx, decision: d, charge: charge{Charge: t}}
-		if t.Slot != nil && h.CancelLost { // of a context within ctx, which ends with the slot
+		if t.Slot != nil && h.CancelLost { // r.Context() is derived from ctx, and ends when the slot is lost
 			inside.Context = r.Context()
 		}
 		c = &inside.charge

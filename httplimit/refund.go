@@ -24,12 +24,12 @@ func Successful(status int) bool { return status < http.StatusBadRequest }
 // charge is what a request was charged, until it is refunded. The slot is released separately.
 type charge struct {
 	guard.Charge
-	once sync.Once // of a refund, because its reply may be lost
+	once sync.Once // one refund, because its reply may be lost
 	err  error     // of the refund
 }
 
-// refund refunds the charge on the first call and returns the result of that. The request may have
-// ended.
+// refund refunds the charge on the first call, and returns that call's error to all calls. It works
+// even after the request has ended.
 func (c *charge) refund(ctx context.Context, key string, r *ratelimit.Result) error {
 	c.once.Do(func() { c.err = c.Refund(ctx, key, r) })
 	return c.err

@@ -54,9 +54,9 @@ func parseRetryAfter(h http.Header, now time.Time) (d time.Duration, field strin
 	return 0, ""
 }
 
-// parseRemaining returns how long to wait until the last of the limits has room of which a response
-// with header h, that arrived at now, reports that nothing is left. It also returns the field, or
-// "" if there is none.
+// parseRemaining looks for limits that a response with header h, which arrived at now, reports as
+// used up. It returns the longest time until one of them has room again, and the field that reports
+// it, or "" if there is none.
 func parseRemaining(h http.Header, now time.Time) (longest time.Duration, field string) {
 	if age := value(h, "Age"); age != "" && age != "0" { // a cache repeats an old response
 		return 0, ""
@@ -76,15 +76,15 @@ func parseRemaining(h http.Header, now time.Time) (longest time.Duration, field 
 		if name == remainingField || name == xRemaining {
 			continue
 		}
-		if d := parsePair(h, name, now); d > longest || d > 0 && d == longest && name < field { // in no particular order
+		if d := parsePair(h, name, now); d > longest || d > 0 && d == longest && name < field { // h has no order
 			longest, field = d, name
 		}
 	}
 	return longest, field
 }
 
-// parsePair returns how long a limit has no room if the field name says that nothing of it is left,
-// and otherwise 0. The time is in the field with Reset in place of Remaining.
+// parsePair returns how long a limit has no room if the field name reports that nothing is left, and
+// otherwise 0. The time is in the field with Reset in place of Remaining.
 func parsePair(h http.Header, name string, now time.Time) time.Duration {
 	before, after, ok := strings.Cut(name, "Remaining")
 	if !ok || len(name) > maxName || !strings.Contains(before, "Ratelimit-") && !strings.Contains(before, "Rate-Limit-") || !nothing(value(h, name)) {
@@ -102,7 +102,7 @@ func nothing(text string) bool {
 }
 
 // sent returns when a response that arrived at now was sent, by the server's clock. Times are
-// relative to it, so that the local clock may be wrong.
+// relative to that clock, because the local clock may be wrong.
 func sent(h http.Header, now time.Time) time.Time {
 	if date, err := http.ParseTime(value(h, "Date")); err == nil {
 		return date

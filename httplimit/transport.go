@@ -44,7 +44,7 @@ import (
 type Transport struct {
 	c      config // not embedded, or its exported fields and methods would be those of the Transport
 	base   http.RoundTripper
-	pauses atomic.Int64 // that have begun
+	pauses atomic.Int64 // number of pauses that have begun
 }
 
 // leastPause is the pause before the first retry if the server does not say how long to wait, says
@@ -137,7 +137,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		if !ok {
 			return res, nil
 		}
-		drain(res) // which releases the slot
+		drain(res) // also releases the slot
 		r = again
 	}
 }
@@ -159,7 +159,7 @@ func (t *Transport) send(r *http.Request, slot *inflight.Slot) (res *http.Respon
 	answered = true
 	body := &heldBody{res.Body, slot}
 	res.Body = body
-	if w, ok := body.ReadCloser.(io.Writer); ok { // of a 101, Switching Protocols
+	if w, ok := body.ReadCloser.(io.Writer); ok { // after a 101, Switching Protocols
 		res.Body = &switchedBody{body, w}
 	}
 	return res, nil
@@ -251,7 +251,7 @@ func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	if ok && d == 0 && !t.c.Refuse && try < t.c.retries {
 		d = leastPause << min(try, 20) // about 29 h
 	}
-	if d = min(d, t.c.MaxPause); t.c.Pauses.Add(key, d) { // not if d is 0
+	if d = min(d, t.c.MaxPause); t.c.Pauses.Add(key, d) { // false if d is 0
 		t.pauses.Add(1)
 		if t.c.onPause != nil {
 			t.c.onPause(key, d, field)
@@ -305,7 +305,7 @@ func drain(res *http.Response) {
 	if res.Body == nil { // never from net/http's transport; its Client takes nil for no body
 		return
 	}
-	timer := time.AfterFunc(maxDrain, func() { _ = res.Body.Close() }) // which ends a Read of net/http's body
+	timer := time.AfterFunc(maxDrain, func() { _ = res.Body.Close() }) // a Close ends a Read of net/http's body
 	defer timer.Stop()
 	_, _ = io.CopyN(io.Discard, res.Body, 64<<10)
 	_ = res.Body.Close()

@@ -119,7 +119,7 @@ func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
 // missing reports whether a limit that counts for the decision was asked as a shadow and failed.
 func (q *question) missing(r ratelimit.Result) bool {
 	if !r.Allowed {
-		return false // it may not have been asked, because another limit denies
+		return false // the limit may not have been asked, because another limit denies
 	}
 	parts := r.Parts()
 	for i := range q.parts {
@@ -153,8 +153,8 @@ func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
 	return nil
 }
 
-// judge determines what is over its limit. The whole is over if a limit is that is not a shadow or
-// a quota, or if all quotas are.
+// judge determines which parts are over their limits. The whole is over if a part is that is neither
+// a shadow nor a quota, or if all quotas are.
 func (q *question) judge() {
 	quotas, spent := 0, 0
 	for i := range q.parts {
@@ -172,15 +172,15 @@ func (q *question) judge() {
 	q.over = q.over || quotas > 0 && quotas == spent
 }
 
-// undo refunds what was charged although the whole is denied: if a look at a limit found nothing
-// left, or if all quotas of the request are spent.
+// undo refunds what was charged although the whole is denied, because a look at a limit found nothing
+// left, or because all quotas of the request are spent.
 func (q *question) undo(ctx context.Context, res ratelimit.Result) error {
 	if !res.Allowed || res.Parts() == nil {
 		return nil // nothing was charged
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; p.overdraws && p.limiter != nil {
-			q.asks[p.ask].N = 0 // these stay charged
+			q.asks[p.ask].N = 0 // these events stay charged
 		}
 	}
 	if err := ratelimit.GiveBack(ctx, res, q.asks...); err != nil && !errors.Is(err, ratelimit.ErrInvalidN) {
@@ -208,7 +208,7 @@ func (q *question) credit(ctx context.Context) error {
 		p.n = given
 		if p.result.Remaining > 0 || given == 0 {
 			p.result.Remaining = min(p.result.Remaining+given, p.result.Limit)
-		} else if r, err := p.limiter.Peek(ctx, p.key); err == nil { // it may owe more than that
+		} else if r, err := p.limiter.Peek(ctx, p.key); err == nil { // the key may owe more than was refunded
 			p.result = r
 		}
 	}

@@ -83,8 +83,8 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	n.next = p.descriptors(fields["descriptors"], nil, at)
 }
 
-// add adds the descriptor for a value, or for all other values if it is "". If there already is
-// one, it returns that.
+// add adds the descriptor for a value, or for all other values if it is "". If there already is a
+// descriptor for it, add returns that one.
 func (v *values) add(value string, n *node) (other *node) {
 	if value == "" {
 		if v.any == nil {
@@ -222,7 +222,7 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 	p.reserved(r, in["reserved"], own["reserved"])
 }
 
-// reserved reads how many events a rule leaves to others, of the last of these fields that there is.
+// reserved reads how many events a rule leaves to others, from the last of these fields that is set.
 func (p *parser) reserved(r *rule, fields ...field) {
 	for _, f := range fields {
 		if f.Value == nil {

@@ -33,8 +33,8 @@ func (s *Service) ShouldRateLimit(ctx context.Context, req *pb.RateLimitRequest)
 
 // manner describes how a request is to be decided.
 type manner struct {
-	anyOrder bool // its entries are sets instead of lists
-	reserve  bool // it is to be settled later
+	anyOrder bool // the entries of a descriptor are a set instead of a list
+	reserve  bool // the request will be settled later
 }
 
 // answer decides on a request, and counts the decision in the metrics.

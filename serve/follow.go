@@ -53,7 +53,7 @@ func (s *Service) Follow(ctx context.Context, files []File, every time.Duration,
 		case err == nil:
 			files, failed = next, ""
 			s.log.Info("the files have changed: new rules are in force", "rules", len(s.now.Load().rules))
-		case asked || err.Error() != failed: // each error once
+		case asked || err.Error() != failed: // log each error once
 			failed = err.Error()
 			s.log.Error("the files have changed, but cannot be used: the old rules stay in force", "error", err)
 		default:

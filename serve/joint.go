@@ -83,7 +83,7 @@ func (j *joint) heard(a *asking, r ratelimit.Result, err error) (ratelimit.Resul
 		j.silent.CompareAndSwap(0, now)
 		err, a.q.cause = errLate, errLate
 		if since == 0 || now-since < int64(silence) {
-			err = store.ErrOverloaded // which is answered, but not counted as a failure
+			err = store.ErrOverloaded // the fallback answers it, but does not count it as a failure
 		}
 	}
 	return r, err

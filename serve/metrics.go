@@ -79,7 +79,7 @@ func (m *metrics) byValue(p *part) {
 		if len(m.seen) < maxDetailed {
 			m.seen[label] = true
 		} else {
-			label = "other" // which cannot be a path, because a path contains a slash
+			label = "other" // cannot be a path, because a path contains a slash
 		}
 	}
 	m.mu.Unlock()

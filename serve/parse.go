@@ -22,7 +22,7 @@ const (
 // The known fields.
 var (
 	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", overLimit, "store", "checks"}
-	wholeFields      = []string{"on_failure", "instances", "all_or_none", overLimit, "store"} // that apply to a whole domain
+	wholeFields      = []string{"on_failure", "instances", "all_or_none", overLimit, "store"} // fields that apply to a whole domain
 	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "share_parent", "metadata"}
 	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit", "reserved", overLimit}
 	ownFields        = []string{"algorithm", "limit", "reserved", overLimit}

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/pgstore"
 )
 
-// redisPrefix is the prefix of keys on Redis if none is given. It stands for the table of pgstore's choice.
+// redisPrefix is the prefix of keys on Redis if none is given. For Postgres, it means pgstore's default table.
 const redisPrefix = "rl"
 
 // isPostgres reports whether a URL is one of Postgres.
@@ -24,7 +24,7 @@ func isPostgres(address string) bool {
 // openPostgres makes the store of a URL of Postgres.
 func openPostgres(address, table string, timeout time.Duration) (*Stored, error) {
 	config, err := pgxpool.ParseConfig(address)
-	if err != nil { // which may have the password in it
+	if err != nil { // err may contain the password
 		return nil, fmt.Errorf("%w: Postgres URL: it cannot be parsed", ratelimit.ErrInvalidOption)
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)

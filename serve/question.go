@@ -189,9 +189,9 @@ func checkEntries(i int, entries []*common.RateLimitDescriptor_Entry) error {
 
 const maxKey = 8 << 10 // bytes of a key that is stored as it is
 
-// countedAs returns the key under which events are counted. A long key is replaced by its hash, so
-// that keys that clients make long are counted too, because Envoy lets through requests that are
-// rejected here. No other key looks like a hash, because each contains a = or a ~.
+// countedAs returns the key under which events are counted. A long key is replaced by its hash and
+// not rejected, because Envoy lets rejected requests through, and clients could make their keys
+// long. No other key looks like a hash, because each contains a = or a ~.
 func countedAs(key []byte) []byte {
 	if len(key) <= maxKey {
 		return key

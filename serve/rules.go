@@ -70,7 +70,7 @@ func (d *domain) share(l ratelimit.Limit, algorithm string) (ratelimit.Limit, er
 	return share, err
 }
 
-// capacity is how many events a limit admits at once.
+// capacity returns how many events a limit admits at the same time.
 func capacity(l ratelimit.Limit) int { return cmp.Or(l.Burst, l.Rate) }
 
 // front describes the caches in front of the store.
@@ -181,7 +181,7 @@ type rule struct {
 	replaces  []string
 	limit     ratelimit.Limit
 	reserved  int       // events
-	at        string    // the place of that
+	at        string    // the place of reserved
 	counted   []counted // what its entries are counted by
 	algorithm string
 	overdraws bool // charge_over_limit
@@ -193,10 +193,10 @@ type rule struct {
 	shown     *pb.RateLimitResponse_RateLimit // nil for an unlimited rule
 }
 
-// counted is an entry as far as it is counted: its key, and its value or pattern, "" for all others.
+// counted is the part of an entry that is counted: its key, and its value or pattern, or "" for all other values.
 type counted struct{ key, value string }
 
-// leavesTo reports whether other can use what r reserves, of some entries.
+// leavesTo reports whether other can use what r reserves, for at least some entries.
 func (r *rule) leavesTo(other *rule) bool {
 	l, of := r.limit, other.limit
 	l.Rate, l.Burst, of.Rate, of.Burst = 0, 0, 0, 0
@@ -229,7 +229,7 @@ func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) 
 		return nil, buf
 	}
 	if parts == 0 {
-		buf = append(buf, '~') // which no entry begins with
+		buf = append(buf, '~') // no entry begins with it
 	}
 	return n.rule, buf
 }
@@ -339,11 +339,11 @@ func periodOf(unit string) time.Duration {
 // unit.
 func shownLimit(l ratelimit.Limit, reserved int, name string) *pb.RateLimitResponse_RateLimit {
 	if l.Burst > 0 {
-		reserved = 0 // of the burst, which has no field
+		reserved = 0 // of the burst, which no field shows
 	}
 	shown := &pb.RateLimitResponse_RateLimit{Name: name, RequestsPerUnit: uint32(l.Rate - reserved)}
 	period := l.Period
-	if strings.Contains(l.String(), "/month") { // of the calendar
+	if strings.Contains(l.String(), "/month") { // a month of the calendar
 		period = 30 * day
 	}
 	for _, u := range units {

@@ -70,7 +70,7 @@ func askOf(domain string, entries []*common.RateLimitDescriptor_Entry) uint32 {
 // countOf distinguishes the places where events are counted: see [ratelimit.WithName].
 func countOf(p *part) uint32 {
 	l, h := p.limit, fnv.New32a()
-	l.Rate, l.Burst = 1, 0 // which do not change the place
+	l.Rate, l.Burst = 1, 0 // Rate and Burst do not change the place
 	_, _ = fmt.Fprint(h, p.algorithm(), l, " ", p.key)
 	return h.Sum32()
 }
@@ -82,7 +82,7 @@ func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 		return ""
 	}
 	b := make([]byte, idSize, 256)
-	_, _ = rand.Read(b) // it never fails
+	_, _ = rand.Read(b) // Read never fails
 	b = binary.AppendVarint(b, at.UnixMilli())
 	some := false
 	for i := range q.parts {

@@ -22,7 +22,7 @@ import (
 // maxKey is how many bytes of a key are kept. Longer keys are distinguished only by these bytes.
 const maxKey = 255
 
-// kinds are the keys that are made from a well-known field, in any form.
+// kinds are the keys that come from a well-known field in every format.
 var kinds = []string{"ip", "ip64", "user", "path"}
 
 // event is a request in a log: its key and its time.
@@ -130,7 +130,7 @@ func (f *form) noun() string {
 	return "key"
 }
 
-// several returns n with the noun.
+// several returns n followed by the noun, as in "2 clients".
 func (f *form) several(n int) string {
 	if n == 1 {
 		return "1 " + f.noun()

@@ -37,8 +37,7 @@ const (
 	redisLimit = 5 * time.Second // for a call to Redis
 )
 
-// ban is what a Ban has in its Redis keys instead of an algorithm. The Period in the key is the
-// Ban's Within.
+// ban is the algorithm in the Redis keys of a Ban. Their Period is the Ban's Within.
 const ban = "ban"
 
 const keyText = `[flags] user:42
@@ -69,14 +68,14 @@ var algorithms = append(ratelimit.PerSecond(1).Algorithms(), ban, inflight.Algor
 type held struct {
 	redisKey  string
 	algorithm string
-	name      string          // "" if it has none
+	name      string          // "" if the limiter has none
 	made      ratelimit.Limit // the limiter's Period or calendar, and its limit if it has no name
 	limit     ratelimit.Limit // the limit that the state was counted under; Rate 0 if it is not known
 	calendar  bool            // the state was counted by a calendar
 	spent     int
 	reset     time.Duration
 	ttl       time.Duration
-	slots     []slot // of a limiter that counts slots
+	slots     []slot // set for a limiter that counts slots
 	err       error  // why the state cannot be read
 }
 
@@ -215,7 +214,7 @@ func find(ctx context.Context, client *redis.Client, prefix, key string) ([]held
 	for _, redisKey := range slices.Compact(keys) { // SCAN may return a key twice
 		if h, ok := parseKey(redisKey, prefix, key); ok {
 			h.err = h.read(ctx, client, st, key)
-			if !errors.Is(h.err, redis.Nil) { // not if it has just ended
+			if !errors.Is(h.err, redis.Nil) { // otherwise the state has just expired
 				all = append(all, h)
 			}
 		}
@@ -327,7 +326,7 @@ type stored struct {
 	at    time.Time
 	limit ratelimit.Limit
 	whole int
-	part  time.Duration // if it is a number of µs
+	part  time.Duration // meaningful only if the stored number is in µs
 }
 
 func (h *held) state(ctx context.Context, client *redis.Client) (s stored, err error) {
@@ -360,7 +359,7 @@ func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
 	}
 	h.calendar = h.algorithm == "fixed_window" && s.part > 0
 	switch {
-	case h.calendar && s.limit.Period == h.limit.Period: // this is all that is known of it
+	case h.calendar && s.limit.Period == h.limit.Period: // the Rate is all that the state adds
 		h.limit.Rate = s.limit.Rate
 	case s.limit.Rate != h.limit.Rate || s.limit.Period != h.limit.Period: // the limiter has a name, or a limit function
 		h.limit = s.limit
@@ -368,8 +367,8 @@ func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
 	return nil
 }
 
-// wide returns a limit that is as fast, and with which all of the spend is visible, because the
-// Burst is not stored.
+// wide returns a limit that is as fast as h.limit and has room for the whole spend, because the
+// stored state does not contain the Burst.
 func (h *held) wide() ratelimit.Limit {
 	wide := h.limit
 	if h.calendar { // the state has the end of its window, which may be in another zone

@@ -89,7 +89,7 @@ func (l *logs) open(files []string) error {
 func (l *logs) close() {
 	for _, s := range l.sources {
 		if s.file != nil {
-			_ = s.file.Close() // it was only read
+			_ = s.file.Close() // the file was only read
 		}
 	}
 }
@@ -295,8 +295,8 @@ func (s *source) dated(at int64) int64 {
 	return t.UnixMicro()
 }
 
-// complain prints the first line that cannot be read, and the first one in the right form without a
-// known form of time. The report has their numbers.
+// complain prints the first line that cannot be read, and the first line in the right form whose
+// time is in an unknown form. The report counts both.
 func (s *source) complain(line string, err error) {
 	s.logs.Unreadable++
 	if errors.Is(err, errJSON) {

@@ -283,7 +283,7 @@ func (r *replay) tallyOf(key string) *tally {
 	return t
 }
 
-// deny counts a denial, also in total, by the limits that denied.
+// deny counts a denial in t and in total, by the limits that denied.
 func (t *tally) deny(result ratelimit.Result, total []int) {
 	if t.byLimit == nil {
 		t.byLimit = make([]int, len(total))

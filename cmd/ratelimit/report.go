@@ -120,7 +120,7 @@ func (r *replay) printJSON(w io.Writer, keys int, top []string) error {
 	return e.Encode(report)
 }
 
-// named returns counts by the texts of their limits.
+// named returns the counts, by the text of their limit.
 func (r *replay) named(counts []int) map[string]int {
 	return maps.Collect(func(yield func(string, int) bool) {
 		for i, n := range counts {
@@ -137,7 +137,7 @@ func (r *replay) printCSV(w io.Writer, top []string) error {
 	for _, l := range r.limits {
 		row = append(row, "denied by "+l.String())
 	}
-	_ = out.Write(row) // Error has the error
+	_ = out.Write(row) // out.Error returns the error
 	for _, key := range top {
 		t := r.keys[key]
 		row = append(row[:0], key, strconv.Itoa(t.requests), strconv.Itoa(t.denied))
@@ -152,7 +152,7 @@ func (r *replay) printCSV(w io.Writer, top []string) error {
 
 func percent(n, of int) float64 { return 100 * float64(n) / float64(max(1, of)) }
 
-// printable is key without what a terminal would obey.
+// printable returns key, quoted if it has characters that a terminal would interpret.
 func printable(key string) string {
 	if quoted := strconv.Quote(key); quoted != `"`+key+`"` {
 		return quoted

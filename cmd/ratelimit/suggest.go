@@ -167,7 +167,7 @@ func (s *suggest) advance(w *window, now int64) {
 	}
 }
 
-// forget drops events that no window needs. The rest is moved only if it is at most half.
+// forget drops events that no window needs. It moves the other events only if they are at most half.
 func (s *suggest) forget() {
 	for len(s.windows) > 0 {
 		longest := s.windows[len(s.windows)-1]
@@ -215,8 +215,8 @@ func (s *suggest) print(w io.Writer) {
 	s.warnOfFew(w)
 }
 
-// warnOfFew prints a warning if the share of the keys is all of them. The limits are then those of
-// the busiest key, which may be the one that they should stop.
+// warnOfFew prints a warning if the quantile covers all keys. The limits are then those of the
+// busiest key, which may be the key that they should stop.
 func (s *suggest) warnOfFew(w io.Writer) {
 	n := len(s.keys)
 	if s.quantile == 1 || rank(n, s.quantile) < n {
@@ -238,8 +238,8 @@ func periodText(d time.Duration) string {
 	return text
 }
 
-// quantile returns the least of the sorted values that a share q of them does not exceed.
+// quantile returns the smallest of the sorted values that a share q of them does not exceed.
 func quantile(sorted []int32, q float64) int32 { return sorted[rank(len(sorted), q)-1] }
 
-// rank returns how many of n values a share q of them is, rounded up.
+// rank returns a share q of n values, rounded up.
 func rank(n int, q float64) int { return max(1, int(math.Ceil(q*float64(n)))) }

@@ -46,7 +46,7 @@ func bounded(l net.Listener, name string) net.Listener {
 	if name != "private" {
 		share *= 2
 	}
-	if share == 0 { // not known
+	if share == 0 { // the number of files is not known
 		return l
 	}
 	return &boundedListener{Listener: l, open: make(chan struct{}, share), closed: make(chan struct{})}

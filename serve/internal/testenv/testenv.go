@@ -82,7 +82,7 @@ func Pipe(t *testing.T) (path string) {
 	return path
 }
 
-// Far is a connection to a server with this round-trip time.
+// Far returns the address of a proxy in front of server, with the given round-trip time.
 func Far(t *testing.T, server string, roundTrip time.Duration) (address string) {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
