@@ -18,6 +18,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -83,6 +84,25 @@ func TestCountersCountWhatALimiterDecides(t *testing.T) {
 	require.Equal(t, observe.Errors{Class: "invalid", Calls: 1}, s.Errors[0])
 	require.Empty(t, s.DeniedBy)
 	require.EqualValues(t, 6, s.Durations.Count, "errors included")
+}
+
+// Each limiter of a First counts the calls that it was asked for, and the counters around it those of the whole.
+func TestCountersOfAFirst(t *testing.T) {
+	s := ratelimittest.NewClock(time.Unix(1_700_000_000, 0)).Memory(t)
+	plan, credits, whole := observe.NewCounters("plan"), observe.NewCounters("credits"), observe.NewCounters("whole")
+	limit := func(name string, n int, c *observe.Counters) ratelimit.Limiter {
+		return ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(n), ratelimit.WithName(name), ratelimit.WithObserver(c)))
+	}
+	l := ratelimit.Must(observe.Around(ratelimit.Must(ratelimit.NewFirst(limit("plan", 2, plan), limit("credits", 3, credits))), whole))
+	for range 7 {
+		_, err := l.Allow(t.Context(), "key")
+		require.NoError(t, err)
+	}
+	for c, want := range map[*observe.Counters][2]int64{plan: {2, 5}, credits: {3, 2}, whole: {5, 2}} {
+		got := c.Snapshot()
+		require.Equal(t, want, [2]int64{row(t, got, "allowed", "store").Calls, row(t, got, "denied", "store").Calls}, got.Limiter)
+	}
+	require.Equal(t, []observe.DeniedBy{{Name: "credits", Calls: 0}, {Name: "plan", Calls: 2}}, whole.Snapshot().DeniedBy, "of equal times, the first")
 }
 
 func TestHeadroomIsInTenthsRoundedUp(t *testing.T) {

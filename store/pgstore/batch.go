@@ -46,6 +46,13 @@ func (b *batch) add(c *call, i int) {
 	c.rows[i] = r
 }
 
+// onlyLooks reports whether the calls change nothing, however they are decided.
+func (b *batch) onlyLooks() bool {
+	return !slices.ContainsFunc(b.calls, func(c *call) bool {
+		return c.op != decide || slices.ContainsFunc(c.requests, func(q store.Request) bool { return q.Op != store.OpLook && q.Op != store.OpGate })
+	})
+}
+
 // row returns the row of key, or nil if b has none.
 func (b *batch) row(key []byte) *row {
 	if b.byKey != nil {

@@ -201,8 +201,7 @@ func TestAFailoverToAReplica(t *testing.T) {
 		s, err := pgstore.New(direct, pgstore.WithTable(name), pgstore.WithTimeout(time.Second))
 		require.NoError(t, err)
 		replica := way(t, s)
-		one := window(t, s, "n", 1000) // of several limits a Peek locks rows
-		eventually(t, func() bool { r, err := one.Peek(t.Context(), "key"); return err == nil && r.Remaining == 999 })
+		eventually(t, func() bool { r, err := replica.Peek(t.Context(), "key"); return err == nil && r.Remaining == 999 })
 		require.ErrorContains(t, s.Ready(t.Context()), "is a replica")
 		_, err = replica.Allow(t.Context(), "key")
 		require.ErrorIs(t, err, store.ErrUnavailable)
@@ -319,6 +318,22 @@ func TestAStatementTimeoutIsUnavailableAndChargesNothing(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	release()
 	require.Equal(t, 999, remaining(t, l, "key"))
+}
+
+// A Peek changes nothing, so it waits for nobody, and a replica can answer it. That holds for several limits as for one.
+func TestAPeekLocksNoRow(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		pool, name := shared(t), table()
+		take(t, way(t, openAt(t, pool, name)), "key")
+		reads := connect(t, pgtest.Shared(t).URL(), 4, func(c *pgxpool.Config) {
+			c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+		})
+		s, err := pgstore.New(reads, pgstore.WithTable(name), pgstore.WithTimeout(long))
+		require.NoError(t, err)
+		defer locks(t, pool, name)()
+		require.Equal(t, 999, remaining(t, way(t, s), "key"))
+	})
 }
 
 func TestAServerThatOnlyReadsIsUnavailableUntilItWrites(t *testing.T) {

@@ -15,6 +15,7 @@ type statements struct {
 
 	names    [2]string // of readOne and compareOne, where they are prepared
 	settings string    // of a transaction that locks rows
+	read     string    // rows, without a lock
 	lock     string    // rows, and waits for those that others hold
 	lockFree string    // rows that nobody holds
 	exist    string    // which rows exist
@@ -41,6 +42,7 @@ func (s *Store) statements() statements {
 		// Without the last setting, a batch of many rows would read the whole table, instead of its pages in memory.
 		settings: fmt.Sprintf(`SELECT set_config('lock_timeout', '%d', true), set_config('idle_in_transaction_session_timeout', '%d', true),
 			set_config('random_page_cost', '0.1', true)`, ms(s.timeout/2), ms(s.patience())),
+		read:     of(`SELECT key, value FROM TABLE WHERE key = ANY($1::bytea[])`),
 		lock:     of(`SELECT key, value FROM TABLE WHERE key = ANY($1::bytea[]) ORDER BY key FOR UPDATE`),
 		lockFree: of(`SELECT key, value FROM TABLE WHERE key = ANY($1::bytea[]) ORDER BY key FOR UPDATE SKIP LOCKED`),
 		exist:    of(`SELECT key FROM TABLE WHERE key = ANY($1::bytea[])`),

@@ -218,17 +218,21 @@ func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 	return nil
 }
 
-// hold begins a transaction, locks and reads the rows, and then reads the time.
+// hold begins a transaction, reads the rows, which it locks unless the calls only look, and then reads the time.
 func (s *Store) hold(conn *pgconn.PgConn, b *batch, waits bool) (at int64, err error) {
 	var p pipeline
 	all := keys(b.rows)
 	p.add(begin, nil)
 	p.add(s.sql.settings, nil)
 	const rows, existing = 2, 3
-	if waits {
-		p.add(s.sql.lock, arrays, all)
+	switch {
+	case b.onlyLooks():
+		p.add(s.sql.read, arrays, all)
 		p.add("", nil) // in place of exist
-	} else {
+	case waits:
+		p.add(s.sql.lock, arrays, all)
+		p.add("", nil)
+	default:
 		p.add(s.sql.lockFree, arrays, all)
 		p.add(s.sql.exist, arrays, all)
 	}
