@@ -1,26 +1,28 @@
 -- In flight. Twin of rule.go.
--- KEYS, ARGV: see groups.lua. limit.before of within is the number of a slot to be renewed.
+-- KEYS, ARGV: see groups.lua. For within, limit.before is the number of the slot to renew.
 -- Reply: x the number of the slot, or RetryAfter of a denial; y the slots that are held;
 -- z ResetAfter.
 --
 -- The value is a sorted set. Its members are the numbers of the slots, each followed by a blank
--- and who holds it, if the period has that. The scores are their ends, in Unix µs. The member
--- 'last' has the last number that was given, with a minus sign, so that no range of ends has it.
+-- and its holder, if the period names one. The scores are the ends of the slots, in Unix µs. The
+-- score of the member 'last' is the last number that was given, negated, so that no range of ends
+-- includes it.
 --
--- If that is later than now, the server's clock was set back. Then no end is later than the period
--- of the limit from now, or else slots of processes that have died would stay for as long as the
--- step. A denial writes that too. A caller's clock changes nothing: others may be ahead of it.
+-- If that number is later than now, the server's clock was set back. All ends are then cut to now
+-- plus the limit's period, because slots of processes that have died would otherwise stay for as
+-- long as the clock was set back. A denial cuts them too. With a caller's clock, nothing is cut,
+-- because the clocks of others may be ahead of it.
 
 local available, refund
 
--- A step of the clock that is not noted, in µs: servers of a cluster may differ by as much.
+-- A step of the clock that is ignored, in µs: servers of a cluster may differ by as much.
 local STEP = 1000000
 
 local function text(number)
   return format('%.0f', number)
 end
 
--- holder returns what follows the numbers of the slots of a caller. It takes it out of the period.
+-- holder returns the text that follows the numbers of a caller's slots, and removes it from l.period.
 local function holder(l)
   if not l.holder then
     local life, name = string.match(l.period, '^(%d+)( .+)$')
@@ -29,7 +31,7 @@ local function holder(l)
   return l.holder
 end
 
--- score is the score of a member, or nil. It fails if that is not a time in µs.
+-- score returns the score of a member, or nil. It fails if the score is not a time in µs.
 local function score(key, member)
   local s = call('ZSCORE', key, member)
   if s then
@@ -41,7 +43,7 @@ local function score(key, member)
   return s or nil
 end
 
--- ending returns the end of the slot that ends after all others but so many.
+-- ending returns an end in a range of ends, in the order of command, after skip others.
 local function ending(key, command, from, to, skip)
   local range = call(command, key, from, to, 'WITHSCORES', 'LIMIT', skip, 1)
   return range[2] and tonumber(range[2])
@@ -81,7 +83,7 @@ local function plan(key, l, now, callers, n)
   return false, x, held, longest - now, slots.back and slots
 end
 
--- commit writes what plan returned. What is not cut, since there is so much of it, the next call cuts.
+-- commit writes what plan returned. It cuts at most 1,000 ends, and the next call cuts the others.
 local function commit(key, p)
   if p.back then
     local late = call('ZRANGEBYSCORE', key, '(' .. text(p.till), '+inf', 'LIMIT', 0, 1000)
