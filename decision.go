@@ -20,7 +20,7 @@ type decision struct {
 	watched bool   // whether an entry has observers
 	since   time.Time
 
-	// Of one call to a store.
+	// The current call to a store.
 	group    []*entry
 	requests []store.Request
 	replies  [maxLimits]store.Reply

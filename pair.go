@@ -4,8 +4,8 @@ import "time"
 
 // pair is the note of an [All] of two limits on a Result that describes both parts by itself. Because
 // such a Result needs no allocation, an All of two takes half the time. Its fields that a Refund needs
-// have another meaning: n is the number of events that were charged, and at is when. rate is the
-// Remaining of the part that does not have the least, and period is the ResetAfter of the part that
+// have another meaning: n is the number of events that were charged, and at is when. The rate is the
+// Remaining of the part that does not have the least. The period is the ResetAfter of the part that
 // does not have the longest, in ns. If one part denies, at is its RetryAfter, in ns, because a wrapper
 // may change the RetryAfter of the Result. Two parts that deny do not fit.
 type pair struct {

@@ -5,8 +5,8 @@
 -- operation op needs.
 --
 -- KEYS  the keys of the states, group by group. The keys of a group differ
--- ARGV  1 groups, or none for calls that were given up, so that nothing is done. For a request
---       that is alone in its script, the operation: see below
+-- ARGV  1 'groups', or 'none' for calls that were given up, so that nothing is done. For a
+--       request that is alone in its script, the operation: see below
 --       2 the caller's clock in Unix µs; empty for the server's
 --       for each run of groups that differ only in their keys: how many groups, how many
 --       requests each of them has (negated for an alternative, which is decided only if the
@@ -17,7 +17,7 @@
 --       period  in µs; for a calendar, followed by six edges of its windows in Unix seconds,
 --               three up to the caller's time and three after it; for slots, by their holder
 --       burst
---       n       or n+reserved: decided as a request for both together, but charged n
+--       n       or n+reserved: decided as a request for both together, which charges n
 --       For a request that is alone: 1 the operation with its arguments, 2 rate, 3 period,
 --       4 burst, 5 n, 6 the caller's clock; absent for the server's
 -- The operations, and their arguments:

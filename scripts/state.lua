@@ -17,7 +17,7 @@
 -- read returns the state of a key, and the time of the decision, which is never before that of
 -- the state. With a caller's clock, which may be behind the clocks of others, the decision moves
 -- to the time of the state. If the server's own clock has gone back, the state moves to now with
--- its spend, and read sets moved.
+-- its spend, and read sets s.moved.
 local function read(key, now, callers)
   local value = call('GET', key)
   if not value then

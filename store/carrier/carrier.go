@@ -24,7 +24,7 @@ const (
 	// untilDial is the interval at which calls that may not dial yet look again.
 	untilDial = 10 * time.Millisecond
 
-	// leastDial is the time after which a dial may be taken for a hanging one.
+	// leastDial is the time after which a dial may count as hanging.
 	leastDial = 5 * time.Millisecond
 
 	// mostAdmitted is the most calls that are admitted at the same time.
@@ -40,7 +40,7 @@ const (
 	// by others.
 	slack = 4 * time.Millisecond
 
-	// spread divides the timeout: calls may join a batch for that long after its first call.
+	// Calls may join a batch until timeout/spread after its first call.
 	spread = 32
 )
 

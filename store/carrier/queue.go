@@ -18,7 +18,7 @@ type batch[C any] struct {
 
 	unread atomic.Int64 // calls that have not read how they ended, if the batch may be used again
 
-	// What follows is protected by Carrier.mu until done is closed.
+	// Carrier.mu protects the fields below until done is closed.
 	trip   *Trip[C] // that carries the batch, or nil
 	living int      // calls that have not left
 	err    error    // of all calls, if their time is up

@@ -154,8 +154,8 @@ type operation struct {
 }
 
 // MarshalBinary returns the operation. If the callers have left, it returns "none", which changes
-// nothing: a command that waits in a client's queue may be sent after its callers have left, and must
-// not charge for events that they have already decided on.
+// nothing. A command that waits in a client's queue may be sent later, when it must not charge for
+// events that its callers have already decided on.
 func (o *operation) MarshalBinary() ([]byte, error) {
 	if o.writing.Begin() {
 		return append(o.bytes[:0], o.name...), nil

@@ -123,8 +123,8 @@ func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 }
 
 const (
-	// The pauses before the slots are asked for again: after a fault that means a failed
-	// node, and after one that a slow node causes too.
+	// The pauses before the slots are asked for again: after a fault that only a failed
+	// node causes, and after one that a slow node can cause too.
 	slotsPause     = 200 * time.Millisecond
 	slotsPauseSlow = time.Second
 
@@ -136,7 +136,7 @@ const (
 )
 
 // slots makes a ClusterClient ask where its slots are: before the first calls, which wait for the
-// answer, and while a node fails. go-redis itself asks after MOVED, ASK and READONLY, and otherwise
+// answer, and while a node fails. By itself, go-redis asks after MOVED, ASK and READONLY, and otherwise
 // once a minute, so it can take a minute to notice that a master has died. There may be no further
 // calls, for example behind an open circuit breaker. Therefore, after one failure, slots asks until
 // there is another master, or the old one answers.
