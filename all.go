@@ -31,19 +31,19 @@ type All struct {
 	known
 	limiters
 	members []member
-	pairs   *pairs // nil if it has none
+	pairs   *pairs // nil unless there are two members, both with a core
 	plain   bool   // whether takePlain can decide
-	held    bool   // whether some limits count slots, which a Refund may be for, or not for
+	held    bool   // whether some members count slots: a Refund may be for these alone, or for the others
 }
 
-// maxLimits is how many limits are decided together at most: a script decides on all of them,
-// while the server does nothing else.
+// maxLimits is the most limits that are decided together, because while a script decides on them, the
+// server does nothing else.
 const maxLimits = 16
 
 // member is one of several limits.
 type member struct {
 	limiter Limiter
-	core    *limiter // of limiter, nil if it is none of the five
+	core    *limiter // of limiter; nil if that is a wrapper or another package's
 }
 
 // events returns how many events a call for n charges.
@@ -85,7 +85,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	return a, nil
 }
 
-// membersOf is l, or the members of an All. It returns an error for a limiter that cannot be a member.
+// membersOf returns the members of l if it is an All, and otherwise l itself, unless it cannot be a member.
 func membersOf(l Limiter) ([]member, error) {
 	if core := coreOf(l); core != nil {
 		return []member{{l, core}}, nil
@@ -107,12 +107,12 @@ func membersOf(l Limiter) ([]member, error) {
 	return []member{{l, nil}}, nil
 }
 
-// several is an All. A type that is not named is not linked into programs that make none.
+// several is implemented by All. Code that does not name All does not link it into programs without one.
 type several interface {
 	membersAs(l Limiter) (members []member, is bool)
 }
 
-// membersAs returns the members, if l is a itself and no type that embeds it.
+// membersAs returns the members of l if l is an *All, and not a type that embeds one.
 func (a *All) membersAs(l Limiter) (members []member, is bool) {
 	all, is := l.(*All)
 	if !is {
@@ -121,7 +121,7 @@ func (a *All) membersAs(l Limiter) (members []member, is bool) {
 	return all.members, true
 }
 
-// limiters are those of an [All] or a [First].
+// limiters are the limiters of an [All] or a [First].
 type limiters []Limiter
 
 // Unwrap returns the limiters, in their order.
@@ -154,7 +154,7 @@ func (ls *limiters) AppendPolicies(ctx context.Context, dst []Policy, key string
 	return policies, nil
 }
 
-// keyFunc makes the key of a queue of all.
+// keyFunc makes the key of the waiting queue from the keys of all limiters.
 func (ls *limiters) keyFunc() see.Key {
 	keys := make([]see.Key, len(*ls))
 	for i, l := range *ls {
@@ -170,8 +170,8 @@ func (ls *limiters) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// isPlain reports whether each call asks one store for each of members under the same key, and under
-// the constructor's limits, so that the requests need no looking at each other.
+// isPlain reports whether every call makes one request per member to the same store, under the same key
+// and the constructor's limits, so that no request depends on another.
 func isPlain(members []member) bool {
 	if len(members) < 2 {
 		return false
@@ -186,13 +186,13 @@ func isPlain(members []member) bool {
 	return true
 }
 
-// sameSpace reports whether both count in the same namespace of one store.
+// sameSpace reports whether lim and other count in the same namespace of the same store.
 func (lim *limiter) sameSpace(other *limiter) bool {
 	oneStore := lim == other || lim.bottom != nil && lim.bottom == other.bottom
 	return oneStore && lim.namespace.Equal(other.namespace)
 }
 
-// coresOf appends those of the five that are found in l.
+// coresOf appends the cores of the limiters in l to dst.
 func coresOf(dst []*limiter, l Limiter) []*limiter {
 	if core := coreOf(l); core != nil {
 		return append(dst, core)
@@ -247,7 +247,7 @@ func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err er
 	}
 	d := begin(asking{what: toCharge}, a)
 	defer d.end()
-	d.denied = true // if nothing was charged
+	d.denied = true // until a member has charged
 	for i := range a.members {
 		l := a.members[i].limiter
 		r, err := Charge(ctx, l, key, n)
@@ -276,12 +276,12 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 		only = see.PartOf(ctx)
 	}
 	var errs []error
-	for i := len(j.parts) - 1; i >= 0; i-- { // the last to be charged first
+	for i := len(j.parts) - 1; i >= 0; i-- { // the last charge first
 		p, part := &a.members[i], j.parts[i]
 		if only != see.Everything && see.Held(p.limiter) != (only == see.Slots) {
 			continue
 		}
-		if !part.Allowed || n < j.charged && p.core != nil && p.core.calls { // Charge has met a Rate of 0; the call stands
+		if !part.Allowed || n < j.charged && p.core != nil && p.core.calls { // a Charge met a Rate of 0, or a counted call stays charged
 			continue
 		}
 		errs = append(errs, p.limiter.Refund(ctx, key, part.Result, n))
@@ -289,7 +289,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	return errors.Join(errs...)
 }
 
-// local makes an All of the local limiters of its limits.
+// local returns an All of the local limiters of a's limiters.
 func (a *All) local(s store.Store, instances int) (Limiter, error) {
 	locals := make([]Limiter, len(a.limiters))
 	for i, l := range a.limiters {
@@ -339,7 +339,7 @@ type Ask struct {
 	Reserved int
 }
 
-// check is CheckCall for an Ask, which may have 0 events if none is set.
+// check is CheckCall for an Ask, whose N may be 0 if none is set.
 func (a *Ask) check(ctx context.Context, none bool) error {
 	switch {
 	case a.Reserved < 0 || a.Reserved > maxEvents:
@@ -405,7 +405,7 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		return fmt.Errorf("%w: GiveBack was called with %d limits, but the Decide had %d", ErrInvalidN, len(members), len(j.parts))
 	}
 	var errs []error
-	for _, shadow := range [...]bool{true, false} { // the last to be charged first
+	for _, shadow := range [...]bool{true, false} { // the last charge first
 		for i := len(members) - 1; i >= 0; i-- {
 			a, r := of[i], j.parts[i]
 			if a.Shadow == shadow && a.N > 0 && r.Allowed {

@@ -28,7 +28,7 @@ import (
 type Around struct {
 	inside Limiter
 	decide func(ctx context.Context, c Call) (Result, error)
-	own    *Mark // on what the limiter inside has not charged
+	own    *Mark // on admissions that the limiter inside has not charged
 }
 
 // Call is a call to AllowN, AllowWithin, AllowUpTo, Peek or Charge. Allow calls AllowN. A Call must not be
@@ -40,12 +40,12 @@ type Call struct {
 	Charge bool // the events have already happened
 
 	asked *asked
-	turn  uint64 // of asked
+	turn  uint64 // the turn of asked for which the Call is valid
 }
 
-// asked is what the limiter inside is asked for a Call, and what it has answered.
+// asked is the question of a Call to the limiter inside, and its answer.
 type asked struct {
-	turn    atomic.Uint64 // moves on when the call ends, since asked is used again
+	turn    atomic.Uint64 // incremented when the call ends, because an asked is reused
 	inside  Limiter
 	key     string
 	n       int
@@ -86,7 +86,7 @@ func (c Call) Inside(ctx context.Context) (Result, error) {
 	a.done = true
 	switch a.how.what {
 	case toTakeUpTo:
-		a.granted, a.result, a.err = AllowUpTo(ctx, a.inside, a.key, a.n) // 0 if it denies
+		a.granted, a.result, a.err = AllowUpTo(ctx, a.inside, a.key, a.n) // granted is 0 for a denial
 	case toCharge:
 		a.result, a.err = Charge(ctx, a.inside, a.key, a.n)
 	default:
@@ -95,7 +95,7 @@ func (c Call) Inside(ctx context.Context) (Result, error) {
 	return a.result, a.err
 }
 
-// ask asks the function. granted is how many events an AllowUpTo has got.
+// ask calls the function. granted is the number of events that an AllowUpTo gets.
 func (a *Around) ask(ctx context.Context, key string, n int, how asking) (granted int, r Result, err error) {
 	if err = a.check(ctx, key, n); err != nil {
 		return 0, r, err
@@ -103,7 +103,7 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 	in := askeds.Get().(*asked)
 	in.inside, in.key, in.n, in.how, in.granted = a.inside, key, n, how, n
 	defer func() {
-		if !r.Allowed && in.charges() { // or the function has panicked
+		if !r.Allowed && in.charges() { // also after a panic of the function
 			_ = a.inside.Refund(context.WithoutCancel(ctx), key, in.result, in.granted)
 		}
 		in.turn.Add(1)
@@ -117,11 +117,11 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 	case how.what == toPeek:
 		return 0, got, nil
 	case !got.Allowed:
-		return 0, got.without(n, n), nil // so that it is not given back twice
+		return 0, got.without(n, n), nil // so that the caller cannot refund the events again
 	case how.what == toTakeWithin && !got.inTime(how.d):
 		return 0, got.tooLate(n, how.d), nil
 	case !in.admitted():
-		if got.uncounted() { // which a Refund sees
+		if got.uncounted() { // Refund recognizes this without a mark
 			return n, got, nil
 		}
 		return n, got.WithMark(a.own), nil
@@ -133,13 +133,13 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 	return in.granted, got, nil
 }
 
-// answered is the note on a Result that does not tell what was charged inside.
+// answered is the note on a Result from which Refund could not tell what the limiter inside has charged.
 type answered struct {
-	mark    Mark // whose note it is: one allocation for both
+	mark    Mark // the mark with this note, in the same allocation
 	charged Result
 }
 
-// tells reports whether r tells all of inner that a Refund of inner needs.
+// tells reports whether r has everything that a Refund of inner needs.
 func (r *Result) tells(inner *Result) bool {
 	if *r == *inner {
 		return true
@@ -154,7 +154,8 @@ func (r *Result) tells(inner *Result) bool {
 // admitted reports whether the limiter inside has admitted the call.
 func (in *asked) admitted() bool { return in.done && in.err == nil && in.result.Allowed }
 
-// charges reports whether it has charged events for it, which have not happened if the call is denied.
+// charges reports whether the limiter inside has charged events that must go back if the function denies
+// the call. The events of a Charge have happened.
 func (in *asked) charges() bool {
 	return in.admitted() && in.how.what != toPeek && in.how.what != toCharge
 }

@@ -44,14 +44,14 @@ type Penalty struct {
 type Ban struct {
 	known
 	limiter Limiter
-	all     *All // limiter, if it is one
+	all     *All // limiter if it is an *All, or else nil
 	members []member
 	penalty Penalty
 	denials lockout
 	opts    []Option
 }
 
-// lockout counts denials, and is closed during a ban.
+// lockout counts denials, and during a ban denies every call.
 type lockout struct {
 	limiter
 	within int64 // µs
@@ -110,8 +110,8 @@ func (k *lockout) make(self *Ban, s store.Store, p Penalty, opts []Option) error
 	return nil
 }
 
-// local makes a Ban around the local limiter of the one inside. It has the whole Penalty: what is
-// denied here is denied by a share.
+// local returns a Ban around the local limiter of b.limiter. It has the whole Penalty, because the local
+// limiter, whose denials it counts, already has only a share of the limit.
 func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 	l, err := see.Local(b.limiter, s, instances)
 	if err != nil {
@@ -128,7 +128,7 @@ func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 // Unwrap returns the wrapped limiter.
 func (b *Ban) Unwrap() Limiter { return b.limiter }
 
-// banner is a Ban. It is found by a method, as [several] is.
+// banner is implemented by Ban, which is found by its method as an All is by [several].
 type banner interface{ banName() string }
 
 func (b *Ban) banName() string { return b.denials.policyName }
@@ -228,7 +228,7 @@ func (b *Ban) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// decide is AllowN, AllowWithin or Peek: of the ban and of the limiter's members in one decision.
+// decide implements AllowN, AllowWithin and Peek. One decision is on the ban and on the limiter's members.
 func (b *Ban) decide(ctx context.Context, key string, n int, how asking, res *Result) error {
 	if err := b.check(ctx, key, n); err != nil {
 		return err
@@ -240,7 +240,7 @@ func (b *Ban) decide(ctx context.Context, key string, n int, how asking, res *Re
 	return err
 }
 
-// ask asks whether the key is banned and, if it is not, what the limiter says.
+// ask makes res the denial of a ban or, if the key is not banned, the decision of the limiter.
 func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Result) (banned bool, err error) {
 	d := begin(how, b.all)
 	defer d.end()
@@ -255,11 +255,11 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 		b.deny(&d.parts[0].Result, res)
 		return true, nil
 	}
-	d.behindGate(ctx, res) // a Rate of 0 denies before the ban is asked: what counts its denials knows a ban
+	d.behindGate(ctx, res) // if a Rate of 0 has denied, the ban was not asked, but strike finds it
 	return false, nil
 }
 
-// banned reports whether key is banned, with the Result of that.
+// banned reports whether key is banned, and if so, makes res the denial.
 func (b *Ban) banned(ctx context.Context, key string, res *Result) (bool, error) {
 	r, err := b.denials.Peek(ctx, key)
 	if err == nil && !r.Allowed {
@@ -271,7 +271,7 @@ func (b *Ban) banned(ctx context.Context, key string, res *Result) (bool, error)
 
 var byBan = Mark{source: SourceBan}
 
-// deny makes res the denial by a ban, which is the denial r of its lockout.
+// deny makes res the denial by a ban, from the denial r of the lockout.
 func (b *Ban) deny(r, res *Result) {
 	*res = Result{RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter}
 	res.mark = &byBan
@@ -287,7 +287,7 @@ func (b *Ban) offend(ctx context.Context, key string, denial *Result) {
 	_ = b.strike(context.WithoutCancel(ctx), key, 1, denial)
 }
 
-// strike counts n denials, and makes res the denial of the ban if there is one then.
+// strike counts n denials. If the key is banned then, strike makes res the denial of the ban.
 func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error {
 	k := &b.denials
 	var since time.Time
@@ -297,14 +297,14 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	counted, err := k.keyOf(ctx, key, n)
 	var r Result
 	if err == nil {
-		events := min(n, b.penalty.Denials) // so many begin a ban, however many more there are
+		events := min(n, b.penalty.Denials) // this many begin a ban, and more would not change it
 		err = k.takeBy(ctx, counted, k.integers.TurnBefore(k.within+1), int64(events), &r)
 	}
 	k.tell(ctx, counted, n, &r, err, since)
 	switch {
 	case err != nil:
 		return err
-	case !r.Allowed: // others have begun it meanwhile
+	case !r.Allowed: // another call has begun the ban meanwhile
 		b.deny(&r, res)
 	case r.Remaining == 0:
 		_, err = b.banned(ctx, key, res)
@@ -312,19 +312,19 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	return err
 }
 
-// ban counts denials up to a ban. Of its [store.Limit]:
+// ban is the rule of a lockout: it counts denials until they begin a ban. Its [store.Limit] has
 //
 //	Rate    how many denials begin a ban
-//	Period  the longest ban
-//	Burst   the first one, in seconds
-//	Before  1 more than the time within which denials count; 0 in a look
+//	Period  the length of the longest ban, in µs
+//	Burst   the length of the first ban, in seconds
+//	Before  1 more than the time within which the denials must occur, in µs; 0 in a look
 //
-// Of its State:
+// and its State
 //
 //	At      the time of the last denial that counted
-//	Whole   the bans that are remembered, and the denials
-//	Part    how long after At the denials count; if there are none, how long the ban lasts
-//	Period  for how long bans are remembered
+//	Whole   the number of remembered bans, and the number of denials: see banOf
+//	Part    how long after At the denials count or, if there are none, the ban lasts, in µs
+//	Period  how long bans are remembered, in µs
 var ban = lua.Rule(store.Rule{
 	Name:      "ban",
 	Step:      banStep,
@@ -346,7 +346,7 @@ var ban = lua.Rule(store.Rule{
 
 const mostDenials = 1<<16 - 1
 
-// banOf reads a Whole.
+// banOf returns the two numbers in s.Whole.
 func banOf(s store.State) (bans, denials int64) { return s.Whole >> 16, s.Whole & mostDenials }
 
 // banLife returns how long s still matters after its At.
@@ -360,7 +360,7 @@ func banLife(s store.State) int64 {
 	return s.Part
 }
 
-// banStep replies now, the denials that count, and for how long they do or the ban lasts.
+// banStep replies now, the number of denials that count, and how long they count or the ban lasts.
 func banStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{X: now}
 	var bans int64

@@ -9,23 +9,23 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// decision is one of several limits on its way.
+// decision is a call to one or more limits that is being decided.
 type decision struct {
 	how     asking
-	n       int  // events; of a Decide the most that an entry which is no shadow asks for
-	denied  bool // by one of the entries
-	all     *All // nil of a Decide
+	n       int  // events; in a Decide, the most that an entry other than a shadow asks for
+	denied  bool // whether the whole call is denied
+	all     *All // nil for a Decide or a single limiter
 	entries []entry
-	parts   []Part // of the entries, in the same order
-	watched bool   // by an observer
+	parts   []Part // of the entries, in their order
+	watched bool   // whether an entry has observers
 	since   time.Time
 
-	// Of one call of a store.
+	// The current call to a store.
 	group    []*entry
 	requests []store.Request
 	replies  [maxLimits]store.Reply
 
-	arrays struct { // of the slices above
+	arrays struct { // the memory of the slices above
 		entries  [maxLimits]entry
 		parts    [maxLimits]Part
 		group    [maxLimits]*entry
@@ -36,9 +36,9 @@ type decision struct {
 // entry is one of the limits of a decision.
 type entry struct {
 	member
-	key    string // that is asked for; of a core, once prepared, what is counted
+	key    string // the key asked for; with a core, prepare makes it the key that is counted
 	n      int    // events
-	asked  int    // the same, but for CountCalls
+	asked  int    // events asked for; n differs if the core counts calls
 	shadow bool
 	gate   bool // a look whose denial denies the whole
 
@@ -47,20 +47,20 @@ type entry struct {
 	limit    store.Limit // of the core
 	decided  bool
 	skipped  bool  // a shadow that has failed
-	err      error // of the call that was to decide it
+	err      error // of the call that should have decided the entry
 	charged  bool
-	request  int // in the decision's requests, of those in its group; -1 if it has none there
+	request  int // index in the decision's requests, while in the group; -1 if it is not asked with the group
 }
 
-// votes reports whether a denial of e denies the whole.
+// votes reports whether denying e denies the whole decision.
 func (e *entry) votes() bool { return e.gate || e.n > 0 && !e.shadow }
 
-// op is what a store is asked about e.
+// op returns the operation that a store is asked for e.
 func (d *decision) op(e *entry) store.Op {
 	switch {
 	case e.gate:
 		return store.OpGate
-	case e.n == 0 || d.how.what == toPeek || d.how.what == toCharge && e.core.calls: // that call was charged when it was admitted
+	case e.n == 0 || d.how.what == toPeek || d.how.what == toCharge && e.core.calls: // a counted call was charged when it was admitted
 		return store.OpLook
 	case e.shadow:
 		return store.OpShadow
@@ -74,7 +74,7 @@ func (d *decision) op(e *entry) store.Op {
 
 var decisions = sync.Pool{New: func() any { return new(decision) }}
 
-// begin returns a decision that is to end.
+// begin returns an empty decision. The caller must call end.
 func begin(how asking, all *All) *decision {
 	d := decisions.Get().(*decision)
 	d.how, d.n, d.denied, d.all, d.watched = how, 0, false, all, false
@@ -82,7 +82,7 @@ func begin(how asking, all *All) *decision {
 	return d
 }
 
-// add adds a limit. There are no more than maxLimits.
+// add adds an entry. Callers add at most maxLimits.
 func (d *decision) add(p member, key string, n int, shadow bool) {
 	i := len(d.entries)
 	d.entries, d.parts = d.entries[:i+1], d.arrays.parts[:i+1]
@@ -102,14 +102,14 @@ func (d *decision) add(p member, key string, n int, shadow bool) {
 	}
 }
 
-// addGate adds a look at key whose denial denies the whole.
+// addGate adds a look at key whose denial denies the whole decision.
 func (d *decision) addGate(c *limiter, key string) {
 	d.add(member{core: c}, key, 0, false)
 	d.entries[len(d.entries)-1].gate = true
 }
 
-// behindGate makes res the result of the entries after the first one, a gate that is open: of an
-// All, or of one limiter.
+// behindGate makes res the result of the entries after the first one, which is a gate that has not
+// denied. These entries are of an All or of a single limiter.
 func (d *decision) behindGate(ctx context.Context, res *Result) {
 	entries, parts := d.entries, d.parts
 	defer func() { d.entries, d.parts = entries, parts }()
@@ -157,14 +157,14 @@ func (d *decision) end() {
 	for i := range d.entries {
 		d.entries[i] = entry{}
 	}
-	for i := range d.parts { // for two, a loop takes half the time of two calls of clear
+	for i := range d.parts { // for two parts, a loop takes half the time of two calls to clear
 		d.parts[i], d.arrays.requests[i] = Part{}, store.Request{}
 	}
 	d.all, d.since = nil, time.Time{}
 	decisions.Put(d)
 }
 
-// run decides, and makes res.
+// run decides, and makes res the result.
 func (d *decision) run(ctx context.Context, res *Result) error {
 	err := d.decide(ctx)
 	if err == nil {
@@ -173,12 +173,12 @@ func (d *decision) run(ctx context.Context, res *Result) error {
 	return err
 }
 
-// decide decides, and gives back what a denial, an error or a panic leaves charged. A store charges
-// all of one call or none of it, so only what other calls have charged is given back.
+// decide decides on the entries. After a denial, an error or a panic, it refunds what is charged. A
+// store charges all requests of one call or none, so only the charges of other calls are refunded.
 func (d *decision) decide(ctx context.Context) error {
 	returned := false
 	defer func() {
-		if !returned { // of a user's function, in a limiter that is none of the five
+		if !returned { // a user's function has panicked, in a limiter without a core
 			d.giveBack(ctx)
 		}
 	}()
@@ -191,12 +191,12 @@ func (d *decision) decide(ctx context.Context) error {
 	return err
 }
 
-// conclude tells the observers, and counts calls.
+// conclude notifies the observers, and makes the results of limiters that count calls.
 func (d *decision) conclude(ctx context.Context, err error) {
 	if d.watched {
 		d.tell(ctx)
 	}
-	if err == nil && d.all == nil && d.how.what != toPeek { // for a Refund: an All knows what was asked of all
+	if err == nil && d.all == nil && d.how.what != toPeek { // for a Refund; the Result of an All has the number of events
 		for i := range d.entries {
 			if e := &d.entries[i]; e.core != nil && e.core.calls && e.decided {
 				e.result.ofCall(e.core, e.asked, d.how.what)
@@ -213,7 +213,7 @@ func (d *decision) askInTurn(ctx context.Context) error {
 			return e.err
 		}
 	}
-	for _, vote := range [...]bool{true, false} { // so that no shadow takes the room of a limit on the same state
+	for _, vote := range [...]bool{true, false} { // voters first, so that no shadow takes the room of a limit on the same state
 		for i := range d.entries {
 			e := &d.entries[i]
 			if e.decided || e.skipped || e.votes() != vote {
@@ -225,7 +225,7 @@ func (d *decision) askInTurn(ctx context.Context) error {
 			}
 			switch err := d.decideGroup(ctx, e); {
 			case err == nil:
-			case denied: // a call that charges would not have asked
+			case denied: // only a Peek asks after a denial, and it can do without this answer
 				if err := ctx.Err(); err != nil {
 					return err
 				}
@@ -237,9 +237,9 @@ func (d *decision) askInTurn(ctx context.Context) error {
 	return nil
 }
 
-// takePlain decides where the limits are plain: one call of their store, without a look at each
-// of them. The store charges all or none, so nothing has to be given back. It is the common case of
-// an All, and takes a third of the time.
+// takePlain decides if the limits are plain, by one call to their store, without an entry for each of
+// them. The store charges all or none, so nothing has to be refunded. This is the common case of an
+// All, and takes a third of the time.
 func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) error {
 	d := decisions.Get().(*decision)
 	requests, replies := d.arrays.requests[:len(a.members)], d.replies[:len(a.members)]
@@ -283,14 +283,14 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 	return err
 }
 
-// skip passes over e, which has failed, if it is a shadow.
+// skip skips e, which has failed, if it is a shadow, and reports whether it is.
 func (d *decision) skip(e *entry) bool {
 	e.skipped = e.shadow
 	return e.shadow
 }
 
-// prepare finds the key and the limit of an entry with a core, and decides it if that needs no
-// store.
+// prepare finds the key and the limit of an entry with a core, and decides the entry if that needs
+// no store.
 func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 	if e.core == nil {
 		return nil
@@ -314,7 +314,7 @@ func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 	return nil
 }
 
-// tell tells the observers of the entries that were asked what these have decided.
+// tell notifies the observers of the entries that were asked.
 func (d *decision) tell(ctx context.Context) {
 	for i := range d.entries {
 		if e := &d.entries[i]; e.core != nil && e.n > 0 && (e.decided || e.err != nil) {
@@ -331,7 +331,7 @@ func (d *decision) giveBack(ctx context.Context) {
 			continue
 		}
 		ctx, err := context.WithoutCancel(ctx), error(nil)
-		if e.core != nil { // by the limit of the charge, without asking for it anew
+		if e.core != nil { // under the limit of the charge, without asking for it again
 			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.core.receipt(*e.result, int64(e.n)))
 		} else {
 			err = e.limiter.Refund(ctx, e.key, *e.result, e.n)

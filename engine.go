@@ -16,46 +16,47 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// limiter is embedded in the five types. They differ only in their rule.
+// limiter is embedded in the types of all algorithms. They differ only in their rule.
 type limiter struct {
 	known
 	rule       *store.Rule
 	store      store.Store
 	namespace  *store.Namespace
 	name       string
-	policyName string // by WithPolicyName, or else the name, or the limit as text
+	policyName string // set by WithPolicyName, or else the name, or the limit as text
 	limit      Limit
 	integers   store.Limit // limit as the store reads it
-	policy     Policy      // by limit
+	policy     Policy      // for limit
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
-	tiers      map[string]Limit // that limitFunc chooses from, if it is known
+	tiers      map[string]Limit // that limitFunc chooses from, if set by WithTiers
 
-	quick    bool  // take has its fast path: none of these is set
-	reserved int64 // by WithReserved, which sets takeLeaving too: programs without it do not link that
-	// takeLeaving is a Take that leaves what is reserved, or nil.
+	quick    bool  // whether take can use its fast path, because no option changes a call
+	reserved int64 // set by WithReserved
+	// takeLeaving is a Take that leaves the reserved events, or nil. It is set by WithReserved, so that
+	// programs without that option do not link it.
 	takeLeaving func(ctx context.Context, lim *limiter, key string, l store.Limit, n int64) (store.Reply, error)
 
-	keyFunc   *keyFunc // the same in a Local, so that an All can compare them
-	calls     bool     // by CountCalls
+	keyFunc   *keyFunc // a pointer, shared with local limiters, so that an All can compare it
+	calls     bool     // set by CountCalls
 	observers []Observer
-	timed     bool // by WithTimedObserver
+	timed     bool // set by WithTimedObserver
 
-	joint  store.Store // store, if it can be compared with that of others; else nil
-	bottom store.Store // which keeps what joint is asked for
+	joint  store.Store // the store if it is comparable, so that limiters can be decided together, or else nil
+	bottom store.Store // the store below the caches of joint, which keeps the counts
 }
 
 type known = see.Core[Limiter]
 
-// keyFunc makes the key that is counted of the one that is asked for.
+// keyFunc returns the key to count by for the key of a call.
 type keyFunc func(ctx context.Context, key string) (string, error)
 
-// one is a type that embeds limiter.
+// one is implemented by the types that embed limiter.
 type one interface {
 	Limiter
 	core() *limiter
 }
 
-// built returns self as a limiter by rule.
+// built makes self a limiter with rule, and returns it.
 func built[L one](self L, rule *store.Rule, s store.Store, l Limit, opts []Option) (none L, err error) {
 	if err := self.core().build(self, rule, s, l, opts); err != nil {
 		return none, err
@@ -63,7 +64,7 @@ func built[L one](self L, rule *store.Rule, s store.Store, l Limit, opts []Optio
 	return self, nil
 }
 
-// build makes lim, which is embedded in self, a limiter.
+// build initializes lim, which is embedded in self.
 func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit, opts []Option) (err error) {
 	if isnil.Is(s) {
 		return fmt.Errorf("%w: the store is nil", ErrInvalidOption)
@@ -88,7 +89,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	return lim.prepare()
 }
 
-// prepare lets the store refuse the limit, or what a reserve leaves of it.
+// prepare lets the store refuse the limit, or what WithReserved leaves of it.
 func (lim *limiter) prepare() error {
 	fixed, l := lim.limitFunc == nil, lim.integers
 	if !fixed || lim.reserved == 0 {
@@ -101,7 +102,7 @@ func (lim *limiter) prepare() error {
 	return nil
 }
 
-// introduce lets others know lim as self.
+// introduce sets what other packages know of lim, which is embedded in self.
 func (lim *limiter) introduce(self Limiter) {
 	lim.quick = lim.reserved == 0 && lim.keyFunc == nil && !lim.calls && lim.observers == nil && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
@@ -111,7 +112,7 @@ func (lim *limiter) introduce(self Limiter) {
 	})
 }
 
-// byEvents makes a limiter like self that counts the events which it is asked for.
+// byEvents returns a copy of self that counts events, and not calls.
 func (lim *limiter) byEvents(self Limiter) Limiter {
 	l := newOf(self)
 	core := l.core()
@@ -121,10 +122,10 @@ func (lim *limiter) byEvents(self Limiter) Limiter {
 	return l
 }
 
-// newOf makes a zero one of self's type.
+// newOf returns a new zero value of self's type.
 func newOf(self Limiter) one { return reflect.New(reflect.TypeOf(self).Elem()).Interface().(one) }
 
-// core is how a limiter is found in what users hold: see coreOf.
+// core returns lim. By this method, coreOf finds it in the types that users hold.
 func (lim *limiter) core() *limiter { return lim }
 
 // coreOf returns the limiter of l if l is one of the five types. It returns nil for types that
@@ -136,8 +137,8 @@ func coreOf(l Limiter) *limiter {
 	return nil
 }
 
-// identity names the limiter's namespace: the Period or the calendar, and the name or else the
-// rate and burst. No name can be taken for a rate, which has no "=".
+// identity returns the name of the limiter's namespace: the Period or the calendar, and the name or
+// else the rate and burst. The "=" tells a name from a rate.
 func (lim *limiter) identity() string {
 	period := strconv.FormatInt(lim.integers.Period, 10)
 	if lim.rule.AnyPeriod {
@@ -158,14 +159,14 @@ func (lim *limiter) Limit() Limit { return lim.limit }
 // Name returns the name set by [WithName].
 func (lim *limiter) Name() string { return lim.name }
 
-// tell tells the observers of a decision on n events of key.
+// tell notifies the observers of a decision on n events of key.
 func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
 	if lim.observers == nil {
 		return
 	}
 	var took time.Duration
 	if lim.timed {
-		took = max(time.Since(since), 1) // a coarse clock may have stood still
+		took = max(time.Since(since), 1) // a coarse clock may not have advanced
 	}
 	if err != nil {
 		r = &Result{}
@@ -175,7 +176,7 @@ func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err 
 	}
 }
 
-// keyOf is the key that is counted where key is asked for. After an error it is key.
+// keyOf returns the key to count by for key. With an error, it returns key itself.
 func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error) {
 	if err := lim.check(ctx, key, n); err != nil || lim.keyFunc == nil {
 		return key, err
@@ -190,7 +191,7 @@ func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error
 	return counted, nil
 }
 
-// keyMaker is keyOf if a function makes the keys, or else nil.
+// keyMaker returns keyOf if the limiter has a key function, and nil otherwise.
 func (lim *limiter) keyMaker() see.Key {
 	if lim.keyFunc == nil {
 		return nil
@@ -206,7 +207,7 @@ func (lim *limiter) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// limitOf is the limit of a key for a decision, as the store reads it.
+// limitOf returns the limit of a key for a decision, as the store reads it.
 func (lim *limiter) limitOf(ctx context.Context, key string) (store.Limit, error) {
 	if lim.limitFunc == nil {
 		return lim.integers, nil
@@ -215,7 +216,7 @@ func (lim *limiter) limitOf(ctx context.Context, key string) (store.Limit, error
 	return lim.read(l, err)
 }
 
-// read is l, of a limit function, as the store reads it.
+// read returns l, the result of a limit function, as the store reads it.
 func (lim *limiter) read(l Limit, err error) (store.Limit, error) {
 	if err != nil {
 		return store.Limit{}, err

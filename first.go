@@ -28,8 +28,8 @@ import (
 type First struct {
 	known
 	limiters
-	members [][]member  // of each limiter
-	joint   store.Store // of all members, or nil
+	members [][]member  // one list per limiter
+	joint   store.Store // the store of all members, or nil: see jointOf
 }
 
 // NewFirst returns a limiter that asks 1 to 16 limiters in their order. An All counts as the limiters in it.
@@ -142,7 +142,7 @@ func (f *First) payer(ctx context.Context, key string, n int) (int, error) {
 	return last, nil
 }
 
-// parts returns those of a Result, which are still to be asked.
+// parts returns the parts of a Result, with no limiter asked yet.
 func (f *First) parts() []Part {
 	parts := make([]Part, len(f.limiters))
 	for i, l := range f.limiters {
@@ -151,7 +151,7 @@ func (f *First) parts() []Part {
 	return parts
 }
 
-// settling is the key of the Result that a Settle charges more for.
+// settling is the context key of the Result for which a Settle charges more events.
 type settling struct{}
 
 // Refund gives n events back to the limiter that was charged.
@@ -166,7 +166,7 @@ func (f *First) Refund(ctx context.Context, key string, charged Result, n int) e
 	return f.limiters[i].Refund(ctx, key, own, n)
 }
 
-// chosen returns which limiter decided r, and its own Result. It is -1 if r is not of f.
+// chosen returns which limiter decided r, and its own Result. i is -1 if f did not return r.
 func (f *First) chosen(r Result) (i int, own Result) {
 	_, note, _ := r.Unmark(f)
 	if j, ok := note.(*joined); ok {
@@ -176,18 +176,18 @@ func (f *First) chosen(r Result) (i int, own Result) {
 	return -1, own
 }
 
-// errFirstLocal: a fallback hands back how many events it has admitted for a key, and not by which limiter.
+// errFirstLocal: after an outage, a fallback knows how many events of a key it admitted, but not by which limiter.
 var errFirstLocal = fmt.Errorf("%w: FailLocal cannot divide a First into shares: put a fallback around each of its limiters", ErrInvalidOption)
 
 func noLocal(store.Store, int) (Limiter, error) { return nil, errFirstLocal }
 
-// decide is AllowN, AllowWithin or Peek.
+// decide implements AllowN, AllowWithin and Peek.
 func (f *First) decide(ctx context.Context, key string, n int, how asking) (Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
 	parts, asked, err := f.parts(), false, error(nil)
-	if f.joint != nil && how.what != toPeek { // looks deny nothing
+	if f.joint != nil && how.what != toPeek { // a look denies nothing, so no alternative would follow
 		asked, err = f.askTogether(ctx, key, n, how, parts)
 	}
 	if !asked && err == nil {
@@ -204,10 +204,10 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	return f.result(parts, soonest(parts)), nil
 }
 
-// askTogether asks the store of all limiters once. It does nothing, and is false, if that store cannot decide on
-// the keys together, or on two limits of an All that are one.
+// askTogether asks the store of all limiters in one call. It does nothing and returns false if the store cannot
+// decide on the keys together, or if limits of an All have the same state but need separate requests.
 func (f *First) askTogether(ctx context.Context, key string, n int, how asking, parts []Part) (asked bool, err error) {
-	list := begin(how, nil) // of the requests, and their replies
+	list := begin(how, nil) // has the requests of all alternatives, and their replies
 	list.requests = list.arrays.requests[:0]
 	var few [4]*decision // on the stack
 	alternatives, together, failed := f.alternatives(ctx, key, n, list, few[:0])
@@ -238,8 +238,9 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 	return true, nil
 }
 
-// alternatives appends the decisions of the limiters to ds, up to one that admits without the store, or that fails:
-// that matters if no limiter before it admits. Their requests are in list, unless they cannot be asked together.
+// alternatives appends one decision per limiter to ds, and their requests to list. It stops after a limiter that
+// admits without the store, or that fails, which matters only if no limiter before it admits. together reports
+// whether one call can decide on the requests.
 func (f *First) alternatives(ctx context.Context, key string, n int, list *decision, ds []*decision) (_ []*decision, together bool, failed error) {
 	for i, l := range f.limiters {
 		all, _ := l.(*All)
@@ -259,7 +260,7 @@ func (f *First) alternatives(ctx context.Context, key string, n int, list *decis
 	return ds, true, nil
 }
 
-// answer makes res of the replies to d, which is an alternative, or tells the observers of err.
+// answer makes res the Result of d, which is an alternative, or notifies the observers of err.
 func (d *decision) answer(ctx context.Context, replies []store.Reply, err error, res *Result) {
 	if err == nil {
 		d.readAll(replies)
@@ -288,7 +289,7 @@ func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, pa
 	return nil
 }
 
-// soonest returns the part with the shortest RetryAfter, the first one of several.
+// soonest returns the index of the first part with the shortest RetryAfter.
 func soonest(parts []Part) (least int) {
 	for i := range parts {
 		if parts[i].RetryAfter < parts[least].RetryAfter {
@@ -298,7 +299,7 @@ func soonest(parts []Part) (least int) {
 	return least
 }
 
-// result returns the Result of parts. It is that of limiter i, and has all parts.
+// result returns the Result of limiter i, with all parts.
 func (f *First) result(parts []Part, i int) Result {
 	r := parts[i].Result
 	j := &joined{parts: parts, voters: 1 << i, charged: r.Charged(), either: true}

@@ -37,8 +37,8 @@ func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
-// fixedWindow keeps in a State: At, the time of the last admission; Whole, the
-// count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
+// A State of a fixedWindow has the time of the last admission in At, the count of its window in Whole,
+// and, for a calendar, the end of that window in Part: see windowPart.
 var fixedWindow = lua.Rule(store.Rule{
 	Name:      "fixed_window",
 	Step:      fixedWindowStep,
@@ -52,7 +52,7 @@ var fixedWindow = lua.Rule(store.Rule{
 	Spent:     spentY,
 }, lua.Plain("fixedwindow_plain"), lua.Of("fixedwindow", "state"))
 
-// fixedWindowStep replies now, the count, and for how long it counts. The count may be above the
+// fixedWindowStep replies now, the count, and how long it counts. The count may be above the
 // Rate, because events charged beyond it, or under a higher Rate, stay counted. A Refund of some of
 // them therefore makes no room.
 func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
@@ -63,7 +63,7 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	if s.Whole > 0 {
 		r.X = max(now, s.At)
 		end := windowEnd(s.At, l.Period)
-		if s.Period != l.Period || s.Part > 0 { // it counts until its window ends in either
+		if s.Period != l.Period || s.Part > 0 { // the count ends with the window of either Period, whichever ends first
 			end = min(end, ownEnd(s))
 		}
 		if r.X < end {
@@ -74,7 +74,7 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
-// calendarStep is fixedWindowStep by l's calendar c. Events that were counted before the window of now
+// calendarStep is fixedWindowStep under l's calendar c. Events that were counted before the window of now
 // began no longer count in it.
 func calendarStep(s store.State, l store.Limit, c *store.Calendar, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{X: now}
@@ -91,17 +91,17 @@ func calendarStep(s store.State, l store.Limit, c *store.Calendar, now, n int64)
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n, Part: windowPart(end)}, r
 }
 
-// A Part is the end of a window of a calendar in Unix seconds, as all its edges are, and so many
-// more, so that it is above 0. It stays when a store moves At.
+// A Part is the end of a calendar's window in Unix seconds, which all edges are, plus partOf1970, so
+// that it is above 0. The Part stays when a store moves At.
 const partOf1970 = 1 << 41
 
 func windowPart(end int64) int64 { return end/1e6 + partOf1970 }
 
-// longer is by how much a window of a calendar may be longer than its Period, in µs.
+// longer is the most by which a calendar's window can exceed its Period, in µs.
 const longer = 2 * 24 * 3600 * 1e6
 
-// ownEnd is the end of the window in which s was counted. If a store has moved At back, it is the latest end
-// that a window can have.
+// ownEnd returns the end of the window in which s was counted. If a store has moved At back, it returns the
+// latest end that a window can have.
 func ownEnd(s store.State) int64 {
 	if s.Part > 0 {
 		return min(s.Part-partOf1970, (s.At+s.Period+longer)/1e6) * 1e6
@@ -109,11 +109,11 @@ func ownEnd(s store.State) int64 {
 	return windowEnd(s.At, s.Period)
 }
 
-// fixedWindowRefund gives back to the window of the charge, which ends when that was Due. It may
-// have been of another calendar, with the same end and an earlier start.
+// fixedWindowRefund refunds only in the window of the charge, which ends at c.Due. The charge may have
+// been counted by another calendar, whose window had the same end and an earlier start.
 func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) store.State {
 	end := ownEnd(s)
-	if c.Period != s.Period || c.Due != end || s.Part == 0 && c.At < end-s.Period { // a day of 25 hours is another window
+	if c.Period != s.Period || c.Due != end || s.Part == 0 && c.At < end-s.Period { // c was charged in a longer window, such as a day of 25 hours
 		return s
 	}
 	if s.Part > 0 && l.Calendar() != nil && l.Period == s.Period {
@@ -147,7 +147,7 @@ func windowAvailable(l store.Limit, r store.Reply) int64 {
 	return max(0, l.Rate-count)
 }
 
-// windowOverdrawn is a count that may lie past the Rate.
+// windowOverdrawn returns the state of a count that may be above the Rate, but not above most.
 func windowOverdrawn(next store.State, _ store.Limit, most int64) store.State {
 	next.Whole = min(next.Whole, most)
 	return next
@@ -163,7 +163,7 @@ func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) store.Rep
 	return v
 }
 
-// windowStart is the start of the window of period in which t lies, both in µs.
+// windowStart returns the start of the window of period in which t lies, all in µs.
 // It rounds down before 1970 too.
 func windowStart(t, period int64) int64 {
 	e := t % period
@@ -173,5 +173,5 @@ func windowStart(t, period int64) int64 {
 	return t - e
 }
 
-// windowEnd is the end of that window, and the start of the next.
+// windowEnd returns the end of that window, which is the start of the next.
 func windowEnd(t, period int64) int64 { return windowStart(t, period) + period }

@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// decideGroup decides on first, and on those that its store can decide in the same call. If all
+// decideGroup decides on first, and on the entries that its store can decide in the same call. If all
 // of them are shadows, their failure is ignored.
 func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 	if first.core == nil {
@@ -32,7 +32,7 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 	switch {
 	case voters == 0:
 		return ctx.Err()
-	case voters < len(d.group) && errors.Is(err, store.ErrCorrupt): // nothing ran; it may be of a shadow
+	case voters < len(d.group) && errors.Is(err, store.ErrCorrupt): // nothing was charged, and the corrupt state may be a shadow's
 		for _, e := range d.group {
 			if !e.shadow {
 				e.err = nil
@@ -43,7 +43,7 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 	return err
 }
 
-// groupFrom makes group the entry first, and those that its store can decide in the same call.
+// groupFrom makes group the entry first and the entries that its store can decide in the same call.
 func (d *decision) groupFrom(first *entry) {
 	d.group = append(d.arrays.group[:0], first)
 	if first.core.joint == nil {
@@ -57,7 +57,7 @@ func (d *decision) groupFrom(first *entry) {
 	}
 }
 
-// askOther asks a limiter of another type than the five.
+// askOther asks a limiter without a core.
 func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
 	if e.n == 0 {
 		*e.result, err = e.limiter.Peek(ctx, e.key)
@@ -70,8 +70,8 @@ func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
 	return err
 }
 
-// askStore decides on the group by one call of its store s. A look or a shadow of a state
-// that others charge as well is asked alone, after them.
+// askStore decides on the group by one call to its store s. A look or a shadow on a state that other
+// entries charge is asked alone, after them.
 func (d *decision) askStore(ctx context.Context, s store.Store) error {
 	d.requests = d.arrays.requests[:0]
 	for _, vote := range [...]bool{true, false} {
@@ -95,7 +95,7 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 	return nil
 }
 
-// readAll makes the results of the group of the replies to its requests.
+// readAll makes the results of the group from the replies to its requests.
 func (d *decision) readAll(replies []store.Reply) {
 	for _, e := range d.group {
 		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek) {
@@ -109,9 +109,9 @@ func (d *decision) readAll(replies []store.Reply) {
 	}
 }
 
-// requestOf is the place of e's request in requests. Entries on the same key of the same
-// namespace share one. It is -1 if they differ in the limit or in what they ask, so that they
-// must be decided one after the other.
+// requestOf returns the index of e's request in requests. Entries with the same key and namespace share
+// a request. If they differ in the limit or in the operation, requestOf returns -1, and they must be
+// decided one after the other.
 func (d *decision) requestOf(e *entry) int {
 	op, reserved := d.op(e), e.reserved
 	if op == store.OpOverdraw {
@@ -146,7 +146,7 @@ func (d *decision) requestOf(e *entry) int {
 	return len(d.requests) - 1
 }
 
-// before is how many events those that were decided before e would have charged to its state.
+// before returns how many events the entries decided before e would have charged to e's state.
 func (d *decision) before(e *entry) (events int64) {
 	for i := range d.entries {
 		other := &d.entries[i]
@@ -157,8 +157,8 @@ func (d *decision) before(e *entry) (events int64) {
 	return events
 }
 
-// read makes e's result of the reply to its request. Entries with one request are read from
-// the last to the first.
+// read makes e's result from the reply to its request. Entries that share a request are read from the
+// last to the first.
 func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	e.decided = true
 	switch req.Op {
@@ -185,8 +185,8 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	e.charged = charged > 0
 }
 
-// request adds the requests of d to those of list, as an alternative. It is false if they cannot be decided on in
-// one call.
+// request appends the requests of d to those of list, as an alternative. It returns false if one call cannot decide
+// on all of them.
 func (d *decision) request(ctx context.Context, list *decision) (together bool, err error) {
 	d.group, d.requests = d.arrays.group[:0], d.arrays.requests[:0]
 	for i := range d.entries {

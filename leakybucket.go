@@ -61,7 +61,7 @@ var leakyBucket = lua.Rule(store.Rule{
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	now, queue, part := bucket.Level(s, l, now)
 	places := queue + n
-	if part > 0 { // an event that has not drained whole keeps its place
+	if part > 0 { // an event that has only partly drained keeps its place
 		places++
 	}
 	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
@@ -87,7 +87,7 @@ func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Rep
 	switch {
 	case r.OK():
 		v.Delay = bucket.DrainTime(queue, part, l)
-	case l.Before() > 0: // there must be room, and the turn near enough
+	case l.Before() > 0: // there must be room, and the turn must be near enough
 		v.Retry = max(v.Retry, bucket.DrainTime(queue, part, l)-(l.Before()-1))
 	}
 	return v

@@ -29,7 +29,7 @@ type Limit struct {
 	Period time.Duration
 	Burst  int // capacity of a bucket in events, 0 to 2^31-1; 0 means Rate
 
-	calendar *store.Calendar // nil if windows are a Period long; equal ones are one, for ==
+	calendar *store.Calendar // nil if windows are a Period long; equal calendars share a pointer, so that == works
 }
 
 // PerSecond returns a limit of n events per second.
@@ -64,7 +64,7 @@ func (l Limit) In(loc *time.Location) Limit {
 	switch {
 	case l == Unlimited():
 		return l
-	case loc == nil: // its name would be UTC
+	case loc == nil: // loc.String would return UTC
 		return l.by(store.NewCalendar(unit, from, ""))
 	case loc == time.Local:
 		return l.by(store.NewCalendar(unit, from, "Local"))
@@ -80,7 +80,7 @@ func (l Limit) From(day int) Limit {
 	case l == Unlimited():
 		return l
 	case unit == store.Day && day == 0:
-		day = -1 // it has no such day, nor this one
+		day = -1 // invalid, as any day is here; 0 would be valid
 	}
 	return l.by(store.NewCalendar(unit, day, l.zone()))
 }

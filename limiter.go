@@ -102,15 +102,15 @@ func Must[T any](v T, err error) T {
 }
 
 const (
-	maxEvents = math.MaxInt32        // of a Rate and of a Burst
-	beyond    = int64(maxEvents) + 1 // as good as any larger number of events
+	maxEvents = math.MaxInt32        // the largest Rate and Burst
+	beyond    = int64(maxEvents) + 1 // stands for any larger number of events
 )
 
 // kinds are the five built-in algorithms, in the order of the documentation. There is no other list
 // of them.
 var kinds = []struct {
 	rule  *store.Rule
-	waits queue.Kind // how it admits those who wait
+	waits queue.Kind // how the algorithm admits waiters
 	make  func() one
 }{
 	{&fixedWindow, queue.Plain, func() one { return new(FixedWindow) }},
@@ -181,7 +181,7 @@ func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Res
 	if err != nil {
 		return res, err
 	}
-	if l.Rate <= 0 { // for now: what is charged keeps its place
+	if l.Rate <= 0 { // 0 or unlimited for now, but a slot that is held keeps its place
 		l = store.Limit{Rate: int64(charged.rate), Period: c.integers.Period, Burst: int64(charged.rate)}
 	}
 	err = c.takeBy(ctx, key, l.TurnBefore(charged.at), 1, &res)
@@ -209,7 +209,7 @@ func NewRule(rule store.Rule, text string) *store.Rule {
 	return &rule
 }
 
-// upToTries is how often AllowUpTo asks. A denial says how many events there is room for.
+// upToTries is how often AllowUpTo asks. A denial reports how many events there is room for.
 // Unless other calls come in between, the second try therefore fits.
 const upToTries = 3
 
@@ -300,7 +300,7 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	return append(dst, lim.policyOf(l, integers)), nil
 }
 
-// policyOf is the policy by limit l, which is integers to the store.
+// policyOf returns the policy of limit l, which the store reads as integers.
 func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	quota := max(0, integers.Burst-lim.reserved)
 	p := Policy{Name: lim.policyName, Limit: l, Quota: int(quota), Window: l.Period, Unit: lim.rule.Unit}

@@ -16,10 +16,10 @@ import (
 // limit comes from a limit function, the call returns that error instead.
 func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, error) {
 	of := func(l Limit) (Limit, error) {
-		if lim.rule.Burst && l.Burst == 0 { // or else a share is rounded down
+		if lim.rule.Burst && l.Burst == 0 { // or else Share would round down
 			l.Burst = max(l.Rate, 0)
 		}
-		if lim.rule.AnyPeriod { // a slot is whole
+		if lim.rule.AnyPeriod { // slots cannot be divided
 			if instances < 1 {
 				return l, fmt.Errorf("%w: %d instances, want 1 or more", ErrInvalidLimit, instances)
 			}
@@ -43,14 +43,14 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	}
 	asHere := func(local *limiter) error {
 		local.name, local.policyName, local.keyFunc, local.calls = lim.name, lim.policyName, lim.keyFunc, lim.calls
-		if lim.reserved > 0 { // 1/instances, rounded up while it leaves anything
+		if lim.reserved > 0 { // a share of the reserve, rounded up unless that leaves nothing
 			local.takeLeaving, local.reserved = lim.takeLeaving, min((lim.reserved+int64(instances)-1)/int64(instances), max(0, int64(max(own.Rate, own.Burst))-1))
 		}
 		local.limitFunc = func(ctx context.Context, key string) (Limit, error) {
 			if lim.limitFunc == nil {
 				return own, nil
 			}
-			l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
+			l, err := lim.keptLimit(ctx, key) // the limit of the decision that failed
 			if err != nil || l == (Limit{}) {
 				return own, err
 			}
@@ -58,6 +58,6 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		}
 		return nil
 	}
-	// The identity is by the whole limit: that of a share has another Period for some rates.
+	// The identity comes from the whole limit, because a share of some rates has another Period.
 	return built(newOf(self), lim.rule, s, lim.limit, []Option{asHere})
 }

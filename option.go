@@ -59,7 +59,7 @@ func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Optio
 	}
 }
 
-// askLimitsOf makes f the limit function. A second one would leave the first without effect.
+// askLimitsOf makes f the limit function. It refuses a second one, which would replace the first.
 func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, error)) error {
 	if lim.limitFunc != nil {
 		return fmt.Errorf("%w: WithLimitFunc and WithTiers can be used only once, and not together", ErrInvalidOption)
@@ -148,7 +148,7 @@ func WithReserved(n int) Option {
 	}
 }
 
-// checkReserved refuses a reserve that leaves nothing of a limit that is known, or has no effect.
+// checkReserved refuses a WithReserved that leaves nothing of a known limit, or has no effect.
 func (lim *limiter) checkReserved() error {
 	if lim.reserved == 0 {
 		return nil
@@ -172,7 +172,7 @@ func (lim *limiter) checkReserved() error {
 		return check(lim.limit)
 	}
 	for tier, l := range lim.tiers {
-		if l == Unlimited() || l.Rate == 0 { // others have a limit
+		if l == Unlimited() || l.Rate == 0 { // reserving has an effect on the other tiers
 			continue
 		}
 		if err := check(l); err != nil {
@@ -221,7 +221,7 @@ func (lim *limiter) askLimit(ctx context.Context, key string) (Limit, error) {
 	return kept.In[Limit](ctx).Ask(ctx, lim, key, lim.limitFunc)
 }
 
-// keptLimit is the limit of the last decision, if ctx knows that, and else asks.
+// keptLimit returns the limit of the last decision if ctx has it, and otherwise asks.
 func (lim *limiter) keptLimit(ctx context.Context, key string) (Limit, error) {
 	if l, ok := kept.In[Limit](ctx).Find(lim, key); ok {
 		return l, nil

@@ -2,20 +2,20 @@ package ratelimit
 
 import "time"
 
-// pair is the note of an [All] of two limits on a Result that has room to describe both, so that
-// it allocates nothing: an All of two takes half the time by it. The fields of the Result that a
-// Refund needs have another meaning then. N is for how many events they were charged, and at is
-// when. Rate is the Remaining of the part that has not the least. Period is the ResetAfter of the
-// part that has not the longest, in ns. Where one of them denies, at is its RetryAfter, in ns,
-// since a wrapper may change that of the Result. For two that deny there is no room.
+// pair is the note of an [All] of two limits on a Result that describes both parts by itself. Because
+// such a Result needs no allocation, an All of two takes half the time. Its fields that a Refund needs
+// have another meaning: n is the number of events that were charged, and at is when. The rate is the
+// Remaining of the part that does not have the least. The period is the ResetAfter of the part that
+// does not have the longest, in ns. If one part denies, at is its RetryAfter, in ns, because a wrapper
+// may change the RetryAfter of the Result. Two parts that deny do not fit.
 type pair struct {
 	mark           Mark
 	members        []member
-	least, longest int // which part has the least Remaining, and which the longest ResetAfter
+	least, longest int // the parts with the least Remaining, and with the longest ResetAfter
 	denied         denials
 }
 
-// denials says which of two parts denies.
+// denials records which of two parts denies.
 type denials int
 
 const (
@@ -24,10 +24,10 @@ const (
 	secondDenies
 )
 
-// pairs are the notes of an All, by denied, least and longest.
+// pairs are the notes of an All, indexed by denied, least and longest.
 type pairs [secondDenies + 1][2][2]pair
 
-// newPairs returns nil if the members are not two of the five.
+// newPairs returns nil unless there are two members, both with a core.
 func newPairs(members []member) *pairs {
 	if len(members) != 2 || members[0].core == nil || members[1].core == nil {
 		return nil
@@ -45,8 +45,8 @@ func newPairs(members []member) *pairs {
 	return all
 }
 
-// describe makes whole, which is zero, the Result of a call for n events that these two have decided
-// on together. It does nothing, and is false, if there is no room for what both say.
+// describe makes whole, which is zero, the Result of a call for n events that the two parts have decided
+// together. It does nothing and returns false if whole cannot describe both parts.
 func (all *pairs) describe(two []Part, n int, whole *Result) bool {
 	if all == nil || n > maxEvents {
 		return false
@@ -85,8 +85,8 @@ func (all *pairs) describe(two []Part, n int, whole *Result) bool {
 	return true
 }
 
-// plainly reports whether r is by the constructor's limit, as far as it says, and not by a Rate of 0, and no
-// event waits.
+// plainly reports whether r can be a decision under the constructor's limit, by the store itself, with a Rate
+// above 0 and without a Delay.
 func (p *member) plainly(r *Result) bool {
 	return r.mark == nil && r.Delay == 0 && r.Limit > 0 && int64(r.Limit) == p.core.integers.Burst
 }
@@ -97,7 +97,7 @@ func (p *member) charged(r *Result, n int) bool {
 	return int(r.n) == p.events(n) && int64(r.rate) == l.Rate && r.period == l.Period
 }
 
-// joined is what r, which has p's mark, describes.
+// joined returns what r, which has p's mark, describes.
 func (p *pair) joined(r *Result) *joined {
 	var parts [2]Part
 	for i := range parts {
@@ -118,7 +118,7 @@ func (p *pair) joined(r *Result) *joined {
 	return j
 }
 
-// deniedBy is the name of the part that denies.
+// deniedBy returns the name of the part that denies, or "".
 func (p *pair) deniedBy() string {
 	if p.denied == neither {
 		return ""

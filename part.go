@@ -22,7 +22,7 @@ func (p Part) Name() string {
 	if name := p.DeniedBy(); name != "" {
 		return name
 	}
-	if p.Source() == SourceBan { // its limits have not denied
+	if p.Source() == SourceBan { // the ban has denied, and not a limit inside it
 		if b, ok := see.First[banner](p.Limiter); ok {
 			return b.(banner).banName()
 		}
@@ -65,16 +65,16 @@ func flat(dst, parts []Part) []Part {
 
 // joined is the note of several limits ([All], [Decide]). It is never changed once a Result has it.
 type joined struct {
-	mark     Mark // that it is the note of: one allocation for both
+	mark     Mark // the mark with this note, in the same allocation
 	parts    []Part
-	charged  int    // events, of the part that was charged most
+	charged  int    // events charged to the part that was charged most
 	deniedBy string // the name of a part
 	voters   voters
-	either   bool // by a [First]: one part decides for all, and others may have more room
+	either   bool // set by a [First]: one part decides, and others may have more room
 }
 
-// voters has a bit for each part that was asked and has a say in the whole: no shadow, and none that was
-// looked at.
+// voters has a bit for each part that was asked and counts in the whole decision. Shadows and looks do not
+// count.
 type voters uint16
 
 func (v voters) has(i int) bool { return v>>i&1 == 1 }
@@ -92,8 +92,8 @@ func join(parts []Part, v voters) *joined {
 	return &both.joined
 }
 
-// whole gives r, which is zero, what j's parts say together. It returns the part that r is denied by, which
-// the caller names, or -1.
+// whole makes r, which is zero, the Result of j's parts. It returns the index of the part that denies, whose
+// name the caller adds, or -1.
 func (r *Result) whole(j *joined, denied bool) (denier int) {
 	source := SourceUnlimited
 	denier, r.Allowed = -1, !denied
@@ -114,7 +114,7 @@ func (r *Result) whole(j *joined, denied bool) (denier int) {
 	if denier >= 0 {
 		source = j.parts[denier].source()
 	}
-	if source == SourceUnlimited || source == SourceList && r.Allowed { // as long as nothing is counted
+	if source == SourceUnlimited || source == SourceList && r.Allowed { // unless sum finds a part that is counted
 		r.least(j)
 	}
 	r.sum(j)
@@ -130,7 +130,8 @@ var weights = [...]uint8{
 	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4, SourceBan: 4,
 }
 
-// least gives r the least that its parts say. A Slowdown may have let through what a list denied.
+// least sets Limit and Remaining to the least of j's voters. These may be 0, because a Slowdown may have
+// admitted what a list denied.
 func (r *Result) least(j *joined) {
 	r.Limit, r.Remaining = maxEvents, maxEvents
 	for i := range j.parts {
@@ -140,8 +141,8 @@ func (r *Result) least(j *joined) {
 	}
 }
 
-// sum gives r what its parts leave: Limit and Remaining of the counted one with the least
-// left, and the longest ResetAfter of all that are counted.
+// sum sets Limit and Remaining to those of the counted part with the least Remaining, and ResetAfter
+// to the longest of all counted parts.
 func (r *Result) sum(j *joined) {
 	known := false
 	for i := range j.parts {
@@ -156,7 +157,7 @@ func (r *Result) sum(j *joined) {
 	}
 }
 
-// joined is that of the several limits that have decided, or nil.
+// joined returns the note of the limits that have decided, or nil for a single limit.
 func (r *Result) joined() *joined {
 	switch note := r.together().(type) {
 	case *joined:
@@ -167,7 +168,7 @@ func (r *Result) joined() *joined {
 	return nil
 }
 
-// together is the note of the several limits that have decided, a *joined or a *pair, or nil.
+// together returns the same note as it is stored, a *joined or a *pair, or nil.
 func (r *Result) together() any {
 	for m := r.mark; m != nil; m = m.under {
 		switch m.note.(type) {
@@ -178,8 +179,8 @@ func (r *Result) together() any {
 	return nil
 }
 
-// denier is the decision of the limit that r is denied by, with the longest RetryAfter, and r
-// itself if it is of one limit or admits.
+// denier returns the decision of the limit that denied r, the one with the longest RetryAfter. It
+// returns r if r admits, or is the decision of a single limit.
 func (r Result) denier() Result {
 	if j := r.joined(); j != nil && !r.Allowed {
 		for i := range j.parts {
@@ -191,7 +192,8 @@ func (r Result) denier() Result {
 	return r
 }
 
-// room is how many events fit, by the denial r of n: Remaining of those that deny, or the most of a First.
+// room returns how many events fit according to r, a denial of n: the least Remaining of the parts that
+// deny or, for a First, the most.
 func (r *Result) room(n int) int {
 	room, known := r.Remaining, false
 	if j := r.joined(); j != nil {
@@ -208,11 +210,11 @@ func (r *Result) room(n int) int {
 	return room
 }
 
-// without is r, which has admitted a call for so many events, as it would be if n of them
-// were given back at once. ResetAfter may be too long.
+// without returns r, which has admitted a call for events, as it would be if n of them were refunded
+// immediately. ResetAfter may be too long.
 func (r Result) without(n, events int) Result {
 	charged := r.Charged()
-	if charged < events && n < events { // CountCalls gives all back or none
+	if charged < events && n < events { // CountCalls refunds all events or none
 		return r
 	}
 	back := min(n, charged)
@@ -231,7 +233,7 @@ func (r Result) without(n, events int) Result {
 		return r
 	}
 	r.Remaining += min(back, r.Limit-r.Remaining)
-	if r.n -= int32(back); r.n == 0 { // so that it is not given back twice
+	if r.n -= int32(back); r.n == 0 { // so that nothing is refunded twice
 		r.at, r.period, r.rate = 0, 0, 0
 		if r.Remaining == r.Limit {
 			r.ResetAfter = 0
@@ -240,7 +242,7 @@ func (r Result) without(n, events int) Result {
 	return r
 }
 
-// with is m with j in place of the note of the All.
+// with returns m with j in place of the note of the All.
 func (m *Mark) with(j *joined) *Mark {
 	above := *m
 	switch m.note.(type) {

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// taken is result of a Take by the constructor's limit.
+// taken is result for a Take under the constructor's limit.
 func (lim *limiter) taken(res *Result, r store.Reply, n, charged int64) {
 	if !lim.rule.Burst || r.Plain() {
 		lim.result(res, lim.integers, r, n, charged)
@@ -21,8 +21,8 @@ func (lim *limiter) taken(res *Result, r store.Reply, n, charged int64) {
 	res.addReceipt(lim.integers, r.X, charged)
 }
 
-// bucketTaken fills res with what [bucket.Report] says of a call without a turn. It takes the limit
-// by pointer and calls nothing but the division, since each decision pays for it.
+// bucketTaken fills res as [bucket.Report] would for a call without a turn. It takes the limit by pointer
+// and calls only the division, because every decision pays for it.
 func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
 	whole, part := r.Y, r.Z
 	room := l.Burst - whole
@@ -40,7 +40,7 @@ func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
 	}
 }
 
-// result makes res of a reply on n events, of which charged were charged.
+// result makes res from the reply to a request for n events, of which charged were charged.
 func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged int64) {
 	res.report(r.Report(lim.rule, l, n, charged), r.OK(), n, lim.capacity(&l))
 	res.addReceipt(l, r.X, charged)
@@ -52,24 +52,24 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
-// overdrawn makes res of the reply to an OpOverdraw.
+// overdrawn makes res from the reply to an OpOverdraw.
 func (lim *limiter) overdrawn(res *Result, req *store.Request, r store.Reply) {
 	n := req.N
 	if r.Outcome |= store.Admitted; r.Plain() {
 		lim.result(res, req.Limit, r, n, n)
 		return
 	}
-	if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
+	if spent := lim.rule.Spent; spent != nil { // only as many as the state could hold were charged
 		n = min(n, max(0, req.Most-spent(r)))
 	}
 	lim.result(res, req.Limit, r, n, n)
-	if n == 0 { // the state was full, and was written all the same: as if its last event were this one
+	if n == 0 { // the state was full, but was written: report its last event as this one
 		res.report(lim.rule.Report(req.Limit, lim.rule.After(r, -1), 1, 1), true, 1, req.Limit.Burst)
 		res.Delay = 0
 	}
 }
 
-// mostOf is the most events that a state can hold.
+// mostOf returns the most events that a state can hold.
 func mostOf(rule *store.Rule, l store.Limit) int64 {
 	if rule.Burst {
 		return bucket.Most(l)
@@ -77,7 +77,7 @@ func mostOf(rule *store.Rule, l store.Limit) int64 {
 	return maxEvents
 }
 
-// capacity is the most events that fit at once. The events of a ban are denials, because its Burst is a time.
+// capacity returns the most events that fit at one instant: the Burst, or the Rate of a ban, whose Burst is a time.
 func (lim *limiter) capacity(l *store.Limit) int64 {
 	if lim.rule == &ban {
 		return l.Rate
@@ -85,7 +85,7 @@ func (lim *limiter) capacity(l *store.Limit) int64 {
 	return l.Burst
 }
 
-// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
+// afterY and afterZ are the After functions of rules whose replies count the spend in Y, or in Z.
 func afterY(r store.Reply, n int64) store.Reply {
 	r.Y += n
 	return r
@@ -96,7 +96,7 @@ func afterZ(r store.Reply, n int64) store.Reply {
 	return r
 }
 
-// spentY and spentZ are the two spent functions.
+// spentY and spentZ are the Spent functions of the same rules.
 func spentY(r store.Reply) int64 { return r.Y }
 
 func spentZ(r store.Reply) int64 { return r.Z }

@@ -18,10 +18,10 @@ type Result struct {
 	ResetAfter time.Duration // the time until the key is in its initial state
 	Delay      time.Duration // how long an admitted event must wait (LeakyBucket, AllowWithin); otherwise 0
 
-	// What a Refund needs; a [pair] has another use for it.
+	// What a Refund needs. A [pair] uses these fields in another way.
 	at      int64 // when the events were charged, Unix µs of the store's clock
-	period  int64 // of the limit under which they were, µs
-	n, rate int32 // how many were charged, 0 if none; the Rate of that limit, below 0 if they left a bucket above its Burst, and Limit is not that
+	period  int64 // of the limit that they were charged under, µs
+	n, rate int32 // how many were charged, or 0; the Rate of that limit, negated if they left a bucket above a Burst other than Limit
 
 	mark *Mark // nil unless a wrapper had a part in it
 }
@@ -134,20 +134,20 @@ func (r *Result) source() Source {
 			return m.source
 		}
 	}
-	if r.mark == nil && !r.Allowed && r.Limit == 0 && r.RetryAfter == Never { // what a Rate of 0 says
+	if r.mark == nil && !r.Allowed && r.Limit == 0 && r.RetryAfter == Never { // the Result of a Rate of 0
 		return SourceZeroRate
 	}
 	return SourceStore
 }
 
-// These are on all Results of Unlimited, and of stores in front that have decided.
+// The marks on all Results of Unlimited, and of caches that have decided.
 var (
 	byUnlimited = Mark{source: SourceUnlimited}
 	byDenyCache = Mark{source: SourceDenyCache}
 	byLease     = Mark{source: SourceLease}
 )
 
-// markOf is the mark on what a store in front has decided, nil if it has not.
+// markOf returns the mark of a decision that a cache made, or nil if the store itself made it.
 func markOf(o store.Outcome) *Mark {
 	switch o {
 	case store.DeniedByCache:
@@ -158,14 +158,14 @@ func markOf(o store.Outcome) *Mark {
 	return nil
 }
 
-// uncounted reports whether r has charged nobody since no limit counts it. A list that denies is
-// a limit of 0.
+// uncounted reports whether r has charged nothing because no limit counts it. A list that denies is a
+// limit of 0.
 func (r *Result) uncounted() bool {
 	s := r.source()
 	return s == SourceUnlimited || s == SourceList && r.Limit > 0
 }
 
-// withoutStore is the decision by a Rate of 0, or of Unlimited.
+// withoutStore makes r, which is zero, the decision of a Rate of 0 or of Unlimited.
 func (r *Result) withoutStore(l store.Limit) {
 	if l.Rate == 0 {
 		r.RetryAfter = Never
@@ -174,7 +174,7 @@ func (r *Result) withoutStore(l store.Limit) {
 	r.Allowed, r.Limit, r.Remaining, r.mark = true, maxEvents, maxEvents, &byUnlimited
 }
 
-// report fills what users see. (It and addReceipt are small, to be inlined.)
+// report fills the exported fields. (It and addReceipt are small enough to be inlined.)
 func (r *Result) report(v store.Report, ok bool, n, capacity int64) {
 	r.Allowed = ok
 	r.Limit = int(capacity)
@@ -189,7 +189,7 @@ func (r *Result) report(v store.Report, ok bool, n, capacity int64) {
 	r.Delay = time.Duration(v.Delay) * time.Microsecond
 }
 
-// leave takes the reserved events from what r says could be admitted.
+// leave subtracts the reserved events from Limit and Remaining.
 func (r *Result) leave(reserved int) {
 	r.Limit, r.Remaining = max(0, r.Limit-reserved), max(0, r.Remaining-reserved)
 }
@@ -202,14 +202,14 @@ func (r *Result) leaveDebt(reserved int) {
 	r.leave(reserved)
 }
 
-// addReceipt fills what a Refund needs of an admission.
+// addReceipt fills the fields that a Refund of an admission needs.
 func (r *Result) addReceipt(l store.Limit, at, charged int64) {
 	if charged > 0 {
 		r.at, r.period, r.n, r.rate = at, l.Period, int32(charged), int32(l.Rate)
 	}
 }
 
-// receipt names n of the events that r admitted.
+// receipt returns the receipt of n of the events that r admitted.
 func (r *Result) receipt(n int64) store.Receipt {
 	l := store.Limit{Rate: int64(max(r.rate, -r.rate)), Period: r.period, Burst: int64(r.Limit)}
 	c := store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
@@ -223,13 +223,13 @@ type Mark struct {
 	owner  any
 	source Source
 	note   any
-	under  *Mark // what the Result had before
+	under  *Mark // the mark that the Result had before
 }
 
 // NewMark returns a Mark of owner, which is a pointer to a wrapper. [Result.Source] of a marked Result
 // is source, unless source is SourceStore, which leaves it as it was.
 func NewMark(owner any, source Source, note any) *Mark {
-	source = min(source, SourceBan) // the last one there is
+	source = min(source, SourceBan) // the last Source
 	return &Mark{owner: owner, source: source, note: note}
 }
 

@@ -36,8 +36,8 @@ func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result,
 	return res, err
 }
 
-// slidingLog keeps in a State, while one entry is all that matters: At, its time;
-// Whole, its events. Two entries are an [eventlog.Log].
+// A State of a slidingLog is a single entry, with its time in At and its events in Whole. Two entries
+// or more are an [eventlog.Log].
 var slidingLog = lua.Rule(store.Rule{
 	Name:      "sliding_log",
 	Step:      slidingLogStep,
@@ -51,8 +51,8 @@ var slidingLog = lua.Rule(store.Rule{
 	After:     afterY,
 }, lua.Text("slidinglog_plain"), lua.Of("slidinglog"))
 
-// slidingLogStep replies now, the events of the last Period, and ResetAfter. For a
-// denial it replies RetryAfter in place of now. A log replies the same.
+// slidingLogStep replies now, the number of events in the last Period, and ResetAfter. For a denial, it
+// replies RetryAfter instead of now. A log replies the same.
 func slidingLogStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{Outcome: store.AdmittedIf(n <= l.Rate), X: now}
 	if s.Whole > 0 {
@@ -60,7 +60,7 @@ func slidingLogStep(s store.State, l store.Limit, now, n int64) (store.State, st
 		if left := s.At + min(s.Period, l.Period) - r.X; left > 0 {
 			r.Y, r.Z = s.Whole, s.At+l.Period-r.X
 			if r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate); r.OK() {
-				return store.State{}, r // a second entry
+				return store.State{}, r // a second entry needs a log
 			}
 			if n <= l.Rate {
 				r.X = r.Z

@@ -49,8 +49,8 @@ func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Resu
 	return res, err
 }
 
-// slidingWindow keeps in a State: At, the time of the last admission; Whole, the
-// count of its window; Part, the count of the window before.
+// A State of a slidingWindow has the time of the last admission in At, the count of its window in Whole,
+// and the count of the window before in Part.
 var slidingWindow = lua.Rule(store.Rule{
 	Name:      "sliding_window",
 	Step:      slidingWindowStep,
@@ -64,10 +64,9 @@ var slidingWindow = lua.Rule(store.Rule{
 	Spent:     spentZ,
 }, lua.Plain("slidingwindow_plain"), lua.Of("slidingwindow", "state"))
 
-// slidingWindowStep replies now and the counts of the previous and the current
-// window. Where these were counted in another Period, it replies instead now (of
-// a denial, RetryAfter), -1 - ResetAfter, and the count. Counts may be above the Rate,
-// as those of a fixed window. The previous one then weighs as the Rate does.
+// slidingWindowStep replies now and the counts of the previous and the current window. If these were
+// counted in another Period, it replies now (for a denial RetryAfter), -1 - ResetAfter, and one count.
+// Counts may be above the Rate, as in a fixed window. The previous count then weighs as much as the Rate.
 func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	r, weighing := store.Reply{X: now}, int64(0)
 	if s.Whole > 0 || s.Part > 0 {
@@ -83,16 +82,15 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 	return store.State{At: r.X, Period: l.Period, Whole: r.Z + n, Part: r.Y}, r
 }
 
-// slidingWindowConvert is the step of a state that was counted in another Period. Events that
-// still weigh go into the window of today's Period in which they were written, and end
-// with it. Otherwise a denied key would weigh by a Period that is no longer in force, since
-// a denial writes nothing.
+// slidingWindowConvert is the step of a state that was counted in another Period. The events that still
+// weigh go into the window of the new Period in which they were written, and end with it. Otherwise, a
+// key that is denied, and therefore not written, would keep its weight under the old Period.
 func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	end := min(s.At+slidingWindowTTL(s, l), windowEnd(s.At, l.Period))
 	count := weightOf(s, l, end, now)
 	r := store.Reply{Outcome: store.AdmittedIf(count+n <= l.Rate), X: now, Y: -1 - max(0, end-now), Z: count}
 	if !r.OK() {
-		early, late := now, end // too early, and late enough unless n is above the Rate
+		early, late := now, end // early is too early, and late is late enough unless n is above the Rate
 		for late-early > 1 {
 			t := early + (late-early)/2
 			if weightOf(s, l, end, t)+n <= l.Rate {
@@ -106,8 +104,8 @@ func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.Sta
 	return store.State{At: now, Period: l.Period, Whole: count + n}, r
 }
 
-// weightOf is what weighs under l at now of a state that was counted in another Period,
-// and that ends at end.
+// weightOf returns the weight at now, under l, of a state that was counted in another Period and that
+// ends at end.
 func weightOf(s store.State, l store.Limit, end, now int64) int64 {
 	if now >= end {
 		return 0
@@ -116,8 +114,8 @@ func weightOf(s store.State, l store.Limit, end, now int64) int64 {
 	return cur + weight(min(prev, l.Rate), left, s.Period)
 }
 
-// roll returns the counts of s as the windows lie at now, and how many µs are left of the
-// current one. now is not before s.At.
+// roll returns the counts of s in the previous and the current window of now, and how many µs are left
+// of the current one. now is not before s.At.
 func roll(s store.State, now int64) (prev, cur, left int64) {
 	since := now - windowStart(s.At, s.Period)
 	switch {
@@ -129,14 +127,13 @@ func roll(s store.State, now int64) (prev, cur, left int64) {
 	return 0, 0, 0
 }
 
-// weight is how many of prev events still count when left µs are left of the current window,
-// rounded up. All other terms are whole numbers, so that the rounded weight decides as the
-// exact one.
+// weight returns how many of prev events still count when left µs are left of the current window,
+// rounded up. All other terms are whole numbers, so the rounded weight decides as the exact one does.
 func weight(prev, left, period int64) int64 {
 	if prev == 0 {
 		return 0
 	}
-	hi, lo := bits.Mul64(uint64(prev), uint64(left)) // not exact.MulDiv: a call less in each decision
+	hi, lo := bits.Mul64(uint64(prev), uint64(left)) // not exact.MulDiv, to save a call in every decision
 	whole, part := bits.Div64(hi, lo, uint64(period))
 	if part > 0 {
 		whole++
@@ -174,7 +171,7 @@ func slidingWindowUsed(s store.State, end, now int64) int64 {
 }
 
 // slidingWindowReply reads a reply: the time of the decision, and the counts of the previous
-// and the current window before it. If they were counted in another Period, all is in cur.
+// and the current window before it. If they were counted in another Period, all events are in cur.
 func slidingWindowReply(r store.Reply) (now, prev, cur int64, converted bool) {
 	return r.X, max(0, r.Y), r.Z, r.Y < 0
 }
@@ -208,8 +205,8 @@ func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) store.R
 	return v
 }
 
-// lightEnough is the longest rest of a window, in µs, in which prev events weigh at most room.
-// It is the greatest left with prev·left <= room·period. prev is above room.
+// lightEnough returns how many µs of a window may be left so that prev events weigh at most room: the
+// greatest left with prev·left <= room·period. prev is above room.
 func lightEnough(prev, room, period int64) int64 {
 	left, _ := exact.MulDiv(room, period, prev)
 	return left

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// operation is what a limiter asks its store for.
+// operation is what a limiter is asked for.
 type operation uint8
 
 const (
@@ -17,7 +17,7 @@ const (
 	toTakeUpTo
 	toPeek
 	toCharge
-	toTakeWithin // asked for of limiters; a store is asked to take under a limit with a turn
+	toTakeWithin // the store is asked to take, under a limit with a turn
 )
 
 // Peek implements [Limiter].
@@ -41,8 +41,8 @@ func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, 
 	return res, err
 }
 
-// take is AllowN. It fills the caller's Result in place, which is too large to be returned through
-// several levels for nothing.
+// take implements AllowN. It fills the caller's Result in place, because a Result is too large to return
+// through several levels.
 func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) error {
 	if !lim.quick || n < 1 || n > maxEvents || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
 		return lim.takeWithOptions(ctx, key, n, asking{what: toTake}, res)
@@ -59,8 +59,8 @@ func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) er
 	return nil
 }
 
-// takeWithOptions is take of a limiter that has any, and AllowWithin. It is a fast path too: an
-// observer is what most services have.
+// takeWithOptions is take for a limiter with options, and AllowWithin. It has to be fast too, because
+// most services have an observer.
 func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
 	var since time.Time
 	if lim.timed {
@@ -92,7 +92,7 @@ func (lim *limiter) events(n int) int {
 	return n
 }
 
-// takeBy is take by the limit l.
+// takeBy is take under the limit l.
 func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int64, res *Result) error {
 	if l.Rate <= 0 {
 		res.withoutStore(l)
@@ -118,12 +118,12 @@ func (lim *limiter) takeBy(ctx context.Context, key string, l store.Limit, n int
 	return nil
 }
 
-// takeLeaving takes n events, and leaves what is reserved.
+// takeLeaving takes n events, and leaves the reserved ones.
 func takeLeaving(ctx context.Context, lim *limiter, key string, l store.Limit, n int64) (store.Reply, error) {
 	return store.Decide(ctx, lim.store, store.Request{Namespace: lim.namespace, Key: key, Limit: l, N: n, Reserved: lim.reserved})
 }
 
-// peek is Peek, a fast path as take is.
+// peek implements Peek. Like take, it has a fast path.
 func (lim *limiter) peek(ctx context.Context, key string, res *Result) error {
 	if !lim.quick || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
 		return lim.ask(ctx, key, 1, asking{what: toPeek}, res)
@@ -136,7 +136,7 @@ func (lim *limiter) peek(ctx context.Context, key string, res *Result) error {
 	return nil
 }
 
-// ask is a Peek, an AllowUpTo or a Charge, which is decided as one of several limits is.
+// ask implements Peek, AllowUpTo and Charge by a decision with one entry.
 func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res *Result) error {
 	d := begin(how, nil)
 	defer d.end()
@@ -153,7 +153,7 @@ func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res 
 	return err
 }
 
-// callOf is a note on the Result of a call for that many events which was charged one event.
+// callOf is the note on the Result of a call for that many events that was charged as one event.
 type callOf int
 
 // ofCall turns r, the Result for one event, into the Result of a call for n events.
@@ -161,7 +161,7 @@ func (r *Result) ofCall(lim *limiter, n int, what operation) {
 	switch {
 	case what == toCharge && *r != (Result{}):
 		r.Allowed, r.RetryAfter = true, 0
-		*r = r.WithMark(NewMark(lim, SourceStore, callOf(math.MaxInt))) // which no Refund reaches
+		*r = r.WithMark(NewMark(lim, SourceStore, callOf(math.MaxInt))) // more than any Refund gives back
 	case n > 1 && r.Allowed:
 		*r = r.WithMark(NewMark(lim, SourceStore, callOf(n)))
 	}
@@ -184,7 +184,7 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	}
 	if lim.calls {
 		under, note, _ := charged.Unmark(lim)
-		if of, ok := note.(callOf); ok && n < int(of) { // the call has been made
+		if of, ok := note.(callOf); ok && n < int(of) { // not all events, so the call stays charged
 			return nil
 		}
 		charged = under
@@ -193,17 +193,17 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 		return errNothingCharged
 	}
 	receipt := lim.receipt(charged, int64(n))
-	if l.Rate <= 0 { // for now: by the limit of the charge, so that it is not lost
+	if l.Rate <= 0 { // 0 or unlimited for now: under the limit of the charge, the refund is not lost
 		l = store.Limit{Rate: receipt.Rate, Period: receipt.Period, Burst: min(max(int64(charged.Limit)+lim.reserved, 1), maxEvents)}
-		if lim.rule.Burst && !receipt.Overdrawn { // of a lower capacity than others were charged under since
+		if lim.rule.Burst && !receipt.Overdrawn { // others may have been charged under a larger Burst since
 			l.Burst = max(l.Burst, bucket.Most(l))
 		}
 	}
 	return lim.store.Refund(ctx, lim.namespace, key, l, receipt)
 }
 
-// receipt names n of the events that charged, by lim, admitted. A limiter that reserves events leaves no bucket
-// above its Burst, except by a Charge.
+// receipt returns the receipt of n of the events that lim admitted by charged. A limiter that reserves events
+// leaves a bucket above its Burst only by a Charge.
 func (lim *limiter) receipt(charged Result, n int64) store.Receipt {
 	c := charged.receipt(n)
 	if lim.reserved > 0 {

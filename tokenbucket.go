@@ -84,8 +84,8 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return next, r
 }
 
-// tokenBucketReport knows of turns: an event that found too few tokens has its own when
-// they are there.
+// tokenBucketReport adds turns to the report: the turn of an event that found too few tokens comes when
+// they have been refilled.
 func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
 	v := bucket.Report(l, r, n, charged)
 	missing, part := r.Y, r.Z

@@ -25,7 +25,7 @@ import (
 //
 // [wait in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
-	if w, ok := ctx.(*queue.Waiter); ok { // of package throttle, which has checked the rest
+	if w, ok := ctx.(*queue.Waiter); ok { // from package throttle, which has checked the arguments
 		return wait(w.Context, w, l, key, n)
 	}
 	if isnil.Is(l) {
@@ -48,7 +48,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	case errors.Is(err, queue.ErrTooLate):
 		return Result{}, ErrWouldExceedDeadline
 	case errors.Is(err, queue.ErrNever):
-		if asked { // of several limits the Answer's may be another one than that which denies
+		if asked { // with several limits, the Answer's Limit may not be that of the limit that denies
 			most = r.denier().Limit
 		}
 		return Result{}, fmt.Errorf("%w: %d events exceed the limit of %d", ErrNever, n, most)
@@ -107,7 +107,7 @@ func (lim *limiter) kind() queue.Kind {
 	case see.Leased(lim.store):
 		return queue.Leased
 	case lim.reserved == 0:
-	case lim.rule == &leakyBucket: // how many events are charged is not known, nor so the step
+	case lim.rule == &leakyBucket: // the number of charged events, and so the step, is not known
 		return queue.Turns
 	default:
 		return queue.Plain
@@ -123,7 +123,7 @@ func (lim *limiter) kind() queue.Kind {
 	return queue.Unknown
 }
 
-// answer is what a queue needs of the result.
+// answer returns what a queue needs to know of the result.
 func (a *asker) answer() queue.Answer {
 	r := &a.result
 	d := queue.Answer{
@@ -131,14 +131,14 @@ func (a *asker) answer() queue.Answer {
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
 		Elsewhere: r.source() != SourceStore,
 	}
-	if r.Allowed && r.Limit == 0 { // no limit is known to count it
+	if r.Allowed && r.Limit == 0 { // no known limit counts the call
 		d.Remaining = maxEvents
 	}
 	parts := r.Parts()
 	if !r.Allowed && (d.Elsewhere || parts != nil) { // otherwise r has no more information than d
 		d.Info = *r
 	}
-	if parts == nil || see.Alternatives(a.limiter) { // which do not decide together
+	if parts == nil || see.Alternatives(a.limiter) { // alternatives do not decide together
 		return d
 	}
 	for i := range parts {
@@ -182,7 +182,7 @@ func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Durat
 		return r, err
 	}
 	err = l.Refund(context.WithoutCancel(ctx), key, r, n)
-	if err != nil && !errors.Is(err, ErrInvalidN) { // or else it has charged nothing
+	if err != nil && !errors.Is(err, ErrInvalidN) { // ErrInvalidN: nothing was charged
 		return Result{}, err
 	}
 	return r.tooLate(n, d), nil
@@ -191,7 +191,7 @@ func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Durat
 // inTime reports whether r is a denial, or an admission whose turn comes within d.
 func (r *Result) inTime(d time.Duration) bool { return !r.Allowed || r.Delay <= max(d, 0) }
 
-// tooLate is the denial of n events whose turn, by r, comes later than d.
+// tooLate returns the denial of n events whose turn, according to r, comes later than d.
 func (r *Result) tooLate(n int, d time.Duration) Result {
 	denial := r.without(n, n)
 	denial.Allowed, denial.Delay, denial.RetryAfter = false, 0, exact.WholeMicros(r.Delay-max(d, 0))
@@ -207,13 +207,13 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 // limitWithin returns l for events that can wait for d. A token bucket with reserved events charges none
 // ahead of its time, because that event would be missing from the reserved ones.
 func (lim *limiter) limitWithin(l store.Limit, d time.Duration) store.Limit {
-	if lim.rule.Burst && (lim.reserved == 0 || lim.rule == &leakyBucket) { // it has turns
+	if lim.rule.Burst && (lim.reserved == 0 || lim.rule == &leakyBucket) { // the limiter has turns
 		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), bucket.MaxRefill))
 	}
 	return l
 }
 
-// asking is how a limiter is asked for events: to take them, also within d, or to peek.
+// asking is a question to a limiter: the operation and, for toTakeWithin, its d.
 type asking struct {
 	what operation
 	d    time.Duration

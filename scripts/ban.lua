@@ -1,12 +1,12 @@
 
 -- Ban. Twin of ban.go.
--- KEYS, ARGV: see groups.lua. Of limit: rate, how many denials begin a ban; period, the
--- longest ban; burst, the first one in s; before, within how many µs the denials must
--- come, and 1. A look may have no before.
--- State: at, the time of the last denial that counted; whole, 65536 times the bans that
--- are remembered, and the denials; part, how long after at these count or, if there are
--- none, the ban lasts; period, for how long bans are remembered.
--- Reply: x now, y the denials that count, z for how long they do or the ban lasts, in µs.
+-- KEYS, ARGV: see groups.lua. Limit: rate, how many denials begin a ban; period, the length of
+-- the longest ban; burst, that of the first ban, in s; before, 1 more than the µs within which
+-- the denials must occur. A look may have no before.
+-- State: at, the time of the last denial that counted; whole, 65536 times the number of
+-- remembered bans, plus the number of denials; part, how long after at the denials count or, if
+-- there are none, the ban lasts; period, how long bans are remembered.
+-- Reply: x now, y how many denials count, z how long they count or the ban lasts, in µs.
 local available, overdrawn, giveback, refund, sound
 
 local function ttl(s)

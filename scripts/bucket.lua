@@ -3,22 +3,22 @@
 -- bucket.go.
 -- State: at, the time of the level; whole and part, the level, which is
 -- whole + part/period events and falls by rate/period in one µs.
--- A level that was charged past the capacity has DEBT added to whole. It is clamped not
--- to the capacity, but to what drains in 100 years.
+-- A level that was charged beyond the capacity has DEBT added to whole. It is clamped to what
+-- drains in 100 years instead of to the capacity.
 local DEBT = 2 ^ 31
 local CENTURY = 100 * 365 * 24 * 3600 * 1000000 -- µs
 local available, overdrawn, giveback, refund, sound
 local chargedlevel, takeback
 local drainsbefore, holds
 
--- ttl is how long the level takes to drain, in µs, rounded up.
+-- ttl returns how long the level takes to drain, in µs, rounded up.
 local function ttl(s)
   local q, r = muldiv(s.whole % DEBT, s.period, s.rate)
   return q + ceil((r + s.part) / s.rate)
 end
 
--- level is the level of s at now under l. It is 0 if it had drained by the limit that it
--- was counted under.
+-- level returns the level of s at now under l. It returns 0 if the level has drained under the
+-- limit that it was counted under.
 local function level(s, l, now)
   local whole, part = s.whole, s.part
   if whole == 0 and part == 0 then
@@ -47,13 +47,13 @@ local function level(s, l, now)
 end
 
 if op == 'within' then
-  -- drainsbefore reports whether a level drains in less than l.before µs. None does in 0.
+  -- drainsbefore reports whether a level drains in less than l.before µs. It is false if that is 0.
   function drainsbefore(whole, part, l)
     local w, p = muldiv(l.before - 1, l.rate, l.period)
     return whole < w or whole == w and part <= p
   end
 
-  -- holds reports whether a state may hold this level past the capacity.
+  -- holds reports whether a state may hold this level beyond the capacity.
   function holds(whole, part, l)
     return whole + (part > 0 and 1 or 0) <= min(DEBT - 1, (muldiv(CENTURY, l.rate, l.period)))
   end
@@ -67,8 +67,8 @@ elseif op == 'charge' then
     return whole >= l.burst and whole + DEBT or whole
   end
 elseif op == 'refund' then
-  -- chargedlevel is the level that c left behind, as a state: what drained from then
-  -- until c.due. excess tells whether it was past the capacity.
+  -- chargedlevel returns the level after the charge of c, as a state: what drains from then
+  -- until c.due. excess means that the level was beyond the capacity.
   function chargedlevel(c, excess)
     local whole, part = muldiv(c.due - c.at, c.rate, c.period)
     if whole >= DEBT then -- c.due is rounded up, and no level is above this
@@ -80,9 +80,9 @@ elseif op == 'refund' then
     return { at = c.at, rate = c.rate, period = c.period, whole = whole, part = part }
   end
 
-  -- leftof is the level that c left behind; c.over tells whether it was past the
-  -- capacity. If it was and s is not, others have been admitted since. So at s.at that
-  -- level was low enough for an event to fit, whatever c.due says: what was charged
+  -- leftof returns the level after the charge of c. c.over records whether it was beyond the
+  -- capacity. If it was, but s is not, other events have been admitted since. At s.at, the level
+  -- was then low enough for an event to fit. c.due may contradict this, because events charged
   -- before c may have been refunded.
   local function leftof(c, s, l)
     local left = chargedlevel(c, c.over)
@@ -96,11 +96,11 @@ elseif op == 'refund' then
     return { at = s.at, rate = l.rate, period = l.period, whole = whole, part = part }
   end
 
-  -- takeback takes from the level what is still charged of c: what is left now of the
-  -- level that c left behind, at most c's events. From c.due on that is nothing, and it
-  -- is never more than is there. In another period it is whole events.
+  -- takeback takes from the level what is still charged of c: what is left now of the level
+  -- after the charge of c, at most c.n events. It is nothing from c.due on, and never more than
+  -- the current level. If the period is another one, only whole events are taken.
   function takeback(s, l, now, c)
-    if now >= c.due or c.at > s.at then -- a state before the charge is a different one
+    if now >= c.due or c.at > s.at then -- the state that was charged is gone
       return false
     end
     local whole, part = level(s, l, now)
@@ -108,7 +108,7 @@ elseif op == 'refund' then
     if w >= c.n then
       w, p = c.n, 0
     end
-    if w > whole or w == whole and p >= part then -- all that is there
+    if w > whole or w == whole and p >= part then -- nothing else is charged
       s.whole, s.part = 0, 0
       return true
     end

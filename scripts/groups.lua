@@ -1,44 +1,46 @@
 
--- The driver: decides on groups of requests, one group after the other. A group is charged
--- as a whole or not at all. A call for one limit is a group of one request, and an All is
--- one of several. The rules come before: rules[i](op) makes the functions of rule i that the
+-- The driver decides on groups of requests, one group after the other. A group is charged as a
+-- whole or not at all. A call for one limit is a group of one request, and an All is a group of
+-- several. The rules are defined above: rules[i](op) makes the functions of rule i that the
 -- operation op needs.
 --
--- KEYS  the keys of the states, of one group after the other. Those of a group differ
--- ARGV  1 groups, or none for calls that were given up: nothing is done. Of a request that
---       is alone in its script, the operation: see below
+-- KEYS  the keys of the states, group by group. The keys of a group differ
+-- ARGV  1 'groups', or 'none' for calls that were given up, so that nothing is done. For a
+--       request that is alone in its script, the operation: see below
 --       2 the caller's clock in Unix µs; empty for the server's
---       of each run of groups that differ only in their keys: how many groups, how many
---       requests each of them has, or less that number for an alternative, which is decided
---       only if the group before it was denied, and of each request:
---       what    the number of its rule. Unless it is a plain take, a blank and the operation
---               follow, with a blank before each argument of that
+--       for each run of groups that differ only in their keys: how many groups, how many
+--       requests each of them has (negated for an alternative, which is decided only if the
+--       group before it was denied), and for each request:
+--       what    the number of its rule. Unless the request is a plain take, a blank and the
+--               operation follow, with a blank before each argument of the operation
 --       rate
---       period  in µs; of a calendar followed by six edges of its windows in Unix seconds,
---               three up to the caller's time and three after it; of slots, by who holds them
+--       period  in µs; for a calendar, followed by six edges of its windows in Unix seconds,
+--               three up to the caller's time and three after it; for slots, by their holder
 --       burst
---       n       or n+reserved: decided as a request for both together, it charges n
---       Of a request that is alone: 1 the operation with its arguments, 2 rate, 3 period,
---       4 burst, 5 n, 6 the caller's clock; none for the server's
+--       n       or n+reserved: decided as a request for both together, which charges n
+--       For a request that is alone: 1 the operation with its arguments, 2 rate, 3 period,
+--       4 burst, 5 n, 6 the caller's clock; absent for the server's
 -- The operations, and their arguments:
 --       take    n events, or none. before: in less than how many µs the turn must come
---       shadow  the same, but a denial keeps nothing else from being charged. before
---       look    charges nothing, and keeps nothing from being charged. before
---       gate    charges nothing; a denial keeps all else from being charged. before
+--       shadow  the same, but a denial does not keep others from being charged. before
+--       look    charges nothing, and a denial does not keep others from being charged. before
+--       gate    charges nothing, but a denial keeps all others from being charged. before
 --       upto    as many of n events as fit
 --       charge  n events whether they fit or not. most: the most that the state may hold
---       refund  of n events, alone in its group. Of their charge: at and due in Unix µs,
---               rate, period in µs, and 1 if it left a bucket above its burst, or else 0
--- Reply {ok (1 or 0), x, y, z} of each request: store.Reply; the algorithm defines x, y and
---       z. A refund replies zeros, and an alternative that is not decided {2, 0, 0, 0}. Of a group that failed, {the text of the error, 0 ...},
---       unless the script has no other group: then it fails.
+--       refund  of n events, alone in its group. at and due of their charge in Unix µs, its
+--               rate, its period in µs, and 1 if it left a bucket above its burst, or else 0
+-- Reply {ok (1 or 0), x, y, z} for each request: see store.Reply; the algorithm defines x, y
+--       and z. A refund replies zeros, and an alternative that is not decided {2, 0, 0, 0}.
+--       A group that failed replies {the text of the error, 0 ...}; if the script has no other
+--       group, the script fails.
 -- Twin  store/memstore, one group after the other.
 --
--- A denied key is written if the server's clock has gone back: see state.lua. A group that
--- fails has written nothing, and the others go on. A value that is not ours concerns only
--- its own group. A fault of the server, such as a replica or no memory, meets each group
--- that writes, and none that denies. It comes at the first write of a script: without memory
--- a refund may delete a key, and the server accepts what is written after that.
+-- A denied key is written if the server's clock has gone back: see state.lua. A group that fails
+-- has written nothing, and the other groups are still decided. A value that is not ours affects
+-- only its own group. If the server refuses writes, because it is a replica or out of memory,
+-- each group that writes fails, and a group that is denied does not. Only the first write of a
+-- script is refused: without memory, a refund may delete a key, and the server accepts the
+-- writes after it.
 local alone = ARGV[1] ~= 'groups'
 if ARGV[1] == 'none' then
   return {}
@@ -51,9 +53,9 @@ if not now then
   now = time[1] * 1000000 + time[2]
 end
 
--- request reads the request whose rate stands at ARGV[a], after what it is: the number of its
--- rule, the operation that its functions are for, its own, its limit, n, the charge that a
--- refund is of, and how many events are reserved.
+-- request reads the request whose what is given and whose rate is ARGV[a]. It returns the number
+-- of its rule, the operation that its functions are made for, its own operation, its limit, n,
+-- the charge that a refund is of, and how many events are reserved.
 local function request(what, a)
   local number, name, more = 1, what, nil
   if not alone or string.find(what, ' ', 1, true) then
@@ -98,13 +100,13 @@ if alone then
   return { ok and 1 or 0, x, y, z }
 end
 
--- groups_plain.lua may have decided on some groups. replies are theirs, run is where the run
--- of the next one stands, done is how many groups of that run have their replies, and admitted
--- is whether the last group was. A function that fails in miniredis loses the variables that it
--- shares with others, but not tables.
+-- groups_plain.lua may have decided on some groups. replies has their replies, ARGV[run] begins
+-- the run of the next group, done is how many groups of that run have replies, and admitted
+-- reports whether the last group was admitted. These are kept in a table, because in miniredis
+-- a function that fails loses the variables that it shares with others.
 local at, made = { run = run, done = done, admitted = admitted }, {}
 
--- read reads a request, as request does, with the functions of its rule.
+-- read reads a request as request does, and adds the functions of its rule.
 local function read(what, a)
   local number, op, name, l, n, charged, reserved = request(what, a)
   local functions = made[number .. op]
@@ -118,7 +120,7 @@ local function read(what, a)
   }
 end
 
--- ask decides on a request of a key. planned is what there is to write if it is charged.
+-- ask decides on a request for a key. It returns the reply, and what to write if it is charged.
 local function ask(r, key)
   if r.charged then
     r.refund(key, r.limit, now, r.charged)
@@ -136,8 +138,8 @@ local function ask(r, key)
   return ok, x, y, z, r.writes and planned
 end
 
--- group decides on the requests of a group, whose keys are those after k. It returns whether all
--- that vote are admitted.
+-- group decides on the requests of a group, whose keys follow KEYS[k]. It reports whether all
+-- requests that vote are admitted.
 local function group(requests, k)
   local found, planned, all = {}, {}, true
   for i, r in ipairs(requests) do
@@ -146,7 +148,7 @@ local function group(requests, k)
     all, planned[i] = all and (ok or not r.votes), p
   end
   for i, r in ipairs(requests) do
-    if planned[i] and (all or found[4 * i - 3] == 0 and r.name ~= 'charge') then -- what is denied charges nothing
+    if planned[i] and (all or found[4 * i - 3] == 0 and r.name ~= 'charge') then -- after a denial, planned charges nothing
       r.commit(KEYS[k + i], planned[i])
     end
   end
@@ -198,8 +200,8 @@ if #KEYS == ARGV[4] + 0 then
   return replies
 end
 
--- All servers give pcall the error as text. Servers before 7, and miniredis, put the place in
--- the script before it.
+-- With all servers, pcall returns the error as text. Servers before 7, and miniredis, put the
+-- position in the script before the error.
 repeat
   local fine, err = pcall(each)
   if not fine then
@@ -210,7 +212,7 @@ repeat
     for _ = 2, 4 * #at.requests do
       replies[#replies + 1] = 0
     end
-    at.done, at.admitted = at.done + 1, true -- nor is an alternative to it decided
+    at.done, at.admitted = at.done + 1, true -- so that no alternative to it is decided
   end
 until fine
 return replies

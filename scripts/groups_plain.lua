@@ -1,6 +1,6 @@
 -- The plain case of groups.lua, as plain.lua is that of one request. It decides on groups in
--- their order, up to the first that has a request which is not plain, or that fails.
--- groups.lua goes on with that one: it has written nothing.
+-- their order, up to the first that fails or has a request that is not plain. That group has
+-- written nothing, and groups.lua continues with it.
 local replies, run, done, now, admitted = {}, 3, 0
 if ARGV[1] == 'groups' and rawget(_G, 'struct') then
   local call, try, floor, ceil, min, max = redis.call, redis.pcall, math.floor, math.ceil, math.min, math.max

@@ -12,7 +12,7 @@ local function step(s, l, now, n)
   return places <= l.burst, now, queue, part, queue + n, part
 end
 
--- There must be room, and the turn near enough.
+-- There must be room, and the turn must be near enough.
 if op == 'within' then
   local plain = step
   function step(s, l, now, n)
@@ -22,8 +22,8 @@ if op == 'within' then
   end
 end
 
--- Only the tail of the queue is given back. c is the tail if the queue holds no more than
--- what is left of the level that c left behind.
+-- Only the tail of the queue is refunded. c is the tail if the queue holds no more than what is
+-- left of the level after the charge of c.
 if op == 'refund' then
   function giveback(s, l, now, c)
     local whole, part = level(s, l, s.at)

@@ -1,13 +1,13 @@
--- The plain case of one request, a fast path before the general script: a take on a
--- key that is new, or whose state was counted under the same limit. It makes no functions,
--- and divides no product that is not exact. Any other case goes on below, and nothing is
--- written yet. A call that shares a script with others is in the plain case of
--- groups_plain.lua. KEYS, ARGV: see groups.lua.
+-- The plain case of one request, a fast path before the general script: a take on a key that is
+-- new, or whose state was counted under the same limit. This path makes no functions, and
+-- divides only exact products. In any other case it writes nothing, and the script continues
+-- below. A call that shares a script with others has the plain case of groups_plain.lua. KEYS,
+-- ARGV: see groups.lua.
 --
--- The lines of an algorithm stand in place of the word STEP, and plain_write.lua in place of
--- the word WRITE. The former set ok, x, y and z, as the functions of state.lua do, or plain to
--- false. If ok is true they also set text, life and log, which is what there is to write.
--- Both ways decide alike: miniredis has no struct, and so runs all in the general one.
+-- The lines of an algorithm replace the word STEP, and plain_write.lua replaces the word WRITE.
+-- The lines of the algorithm set ok, x, y and z, as the functions of state.lua do, or plain to
+-- false. If ok is true, they also set text, life and log, which say what to write. Both paths
+-- decide alike. miniredis, which has no struct, always takes the general one.
 if ARGV[1] == 'take' and rawget(_G, 'struct') and tonumber(ARGV[3]) then
   local call, try, floor, ceil, min, max = redis.call, redis.pcall, math.floor, math.ceil, math.min, math.max
   local pack, unpack, format = struct.pack, struct.unpack, string.format

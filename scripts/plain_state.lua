@@ -1,7 +1,7 @@
 -- The plain case of an algorithm whose state is five numbers: see plain.lua. A key that does
--- not exist is new. The lines of the algorithm stand in place of the word OWN. They turn whole
--- and part into those of the state in which n events are charged at now. They set ok, y, z and
--- ttl as the functions of state.lua do, or plain to false.
+-- not exist is new. The lines of the algorithm replace the word OWN. They change whole and part
+-- to those of the state in which n events are charged at now, and set ok, y, z and ttl as the
+-- functions of state.lua do, or set plain to false.
 local value, at, whole, part, ttl = try('GET', key), now, 0, 0
 if value then
   plain = #value == 40

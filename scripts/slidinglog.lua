@@ -3,32 +3,31 @@
 -- KEYS, ARGV: see groups.lua.
 -- Reply: x now, or RetryAfter of a denial; y the events in the last period; z ResetAfter.
 --
--- The value is a list of blocks, oldest first. A block is a head of five numbers, base,
--- run, gone, width and back, and its entries. An entry begins with 6 bytes of time,
--- counted from base. In a wide block 6 bytes of events follow: those of the block up to
--- and including the entry. In a narrow block each entry is one event. run is the running
--- count of all events before the block. gone is how many events were cut from its front.
+-- The value is a list of blocks, oldest first. A block is a head of five numbers (base, run,
+-- gone, width and back) and its entries. An entry begins with 6 bytes of time, counted from
+-- base. In a wide block, 6 bytes of events follow: the number of events in the block up to and
+-- including the entry. In a narrow block, each entry is one event. run is the running count of
+-- all events before the block. gone is how many events were cut from the front of the block.
 --
--- Blocks have numbers, from 1 on. A refunded event is removed from its block, and no
--- later run is changed: there could be many. It is counted in back instead. The back of
--- block p is how many events were refunded from the blocks p to p + lowbit(p) - 1, where
--- lowbit(p) is the largest power of 2 that divides p (P. Fenwick, 1994). Each refund is
--- counted in at most one block for each power of 2. The events missing from a block on
--- are the sum of as many numbers. A block of which nothing is left stays, for its back.
--- If two of them are the halves of a larger range, the first stands for both, and the
--- other is '' in the list. Such a range has 2, 4, 8 ... numbers and begins at a multiple
--- of its length.
+-- Blocks have numbers, from 1 on. A refunded event is removed from its block, but later runs
+-- do not change, because there could be many. Instead, the refund is counted in back. The back
+-- of block p is how many events were refunded from the blocks p to p + lowbit(p) - 1, where
+-- lowbit(p) is the largest power of 2 that divides p (P. Fenwick, 1994). Each refund is counted
+-- in at most one block per power of 2, and the number of events missing from a block on is the
+-- sum of as many numbers. An older block that is empty stays, for its back. If two empty blocks
+-- are the halves of a larger range, the first stands for both, and the other is '' in the list.
+-- Such a range has 2, 4, 8 ... numbers and begins at a multiple of its length.
 --
--- The last block is never empty, and a refund from it leaves no trace. So its back has
--- another meaning: the number of the newest other block with a refund. Its head has four
--- more numbers: first, shift, cutoff and period.
+-- The last block is never empty, and a refund from it leaves no trace. Its back therefore has
+-- another meaning: the number of the newest other block with a refund. Its head has four more
+-- numbers: first, shift, cutoff and period.
 --
 -- first   the number of the first block in the list
--- shift   added to all times: the server's clock has gone back by that much
--- cutoff  events up to here were cut by an admission
--- period  that of the last admission
+-- shift   added to all times, because the server's clock has gone back by that much
+-- cutoff  events up to this time were cut by an admission
+-- period  the period of the last admission
 --
--- The log ends a period after its newest event, whatever the period is today. Times and
+-- The log ends that period after its newest event, whatever the current period is. Times and
 -- cutoff are stored without shift.
 
 local available, refund
@@ -37,7 +36,7 @@ local BLOCK = 64 -- entries
 local HEAD, LAST = '>ddddd', '>ddddddddd'
 local byte, char = string.byte, string.char
 local NARROW, WIDE = 6, 12 -- bytes of an entry
-local SPAN = 2 ^ 48 -- an entry is less than so many µs after its base
+local SPAN = 2 ^ 48 -- an entry is less than this many µs after the base
 local RUN = 2 ^ 48 -- where running counts start again at 0
 
 -- parse returns a block, or the last one. It fails if text is nil or not a block.
@@ -61,7 +60,7 @@ local function parse(text, last)
   error('ratelimit: the value of the key is not a log')
 end
 
--- render is the text of b with these entries.
+-- render returns the text of b with these entries.
 local function render(b, entries)
   if b.first then
     return pack(LAST, b.base, b.run, b.gone, b.width, b.back, b.first, b.shift, b.cutoff, b.period) .. entries
@@ -85,8 +84,8 @@ local function bytes48(v)
   return char(floor(high / 65536), floor(high / 256) % 256, high % 256, floor(low / 65536), floor(low / 256) % 256, low % 256)
 end
 
--- search returns the first i of from to to for which yes(i), or to + 1 if there is none.
--- yes must stay true once it is.
+-- search returns the first i of from to to for which yes(i) is true, or to + 1 if there is none.
+-- After the first, yes must be true for every i.
 local function search(from, to, yes)
   while from <= to do
     local middle = floor((from + to) / 2)
@@ -99,12 +98,12 @@ local function search(from, to, yes)
   return from
 end
 
--- time is the stored time of entry i of b, 1 to b.len.
+-- time returns the stored time of entry i of b, 1 to b.len.
 local function time(b, i)
   return b.base + uint48(b.text, b.from + (i - 1) * b.width)
 end
 
--- through is the running count after the first i entries of b.
+-- through returns the running count after the first i entries of b.
 local function through(b, i)
   if i == 0 or b.width == NARROW then
     return b.run + b.gone + i
@@ -145,8 +144,8 @@ local function open(key)
   return log
 end
 
--- holder is the number of the block whose range contains n. It is below log.first if that
--- was forgotten.
+-- holder returns the number of the block whose range contains n. It is below log.first if that
+-- block was forgotten.
 local function holder(log, n)
   while n >= log.first and not log.block(n) do
     n = n - lowbit(n)
@@ -154,7 +153,7 @@ local function holder(log, n)
   return n
 end
 
--- later is the first number, above log.first, of a block that begins later than t, or
+-- later returns the first number, above log.first, of a block that begins later than t, or
 -- log.last + 1 if there is none.
 local function later(log, t)
   local function begins(n)
@@ -169,7 +168,7 @@ local function later(log, t)
 end
 
 -- after returns the block and the entry of the first event later than t. t is before the
--- newest event. If the block has no such entry, it returns one past its end.
+-- newest event. If the block has no such entry, the entry is one past its end.
 local function after(log, t)
   local b = log.last
   if log.first < b then
@@ -191,10 +190,10 @@ local function after(log, t)
   return b, 1
 end
 
--- whengone returns the time at which need events will have left. gone of them have left
--- already, and the next one is in block b. It walks up in steps of powers of 2 to the
--- last block before which fewer than need leave. Then it walks down by half a step each
--- time. absent is how many are missing on the way.
+-- whengone returns the time at which need events will have left. gone is the running count of
+-- the events that have already left, and b is the block of the next one. whengone looks for the
+-- last block before which fewer than need events leave. It walks up in steps of growing powers
+-- of 2, and then halves the step each time. absent is how many events are missing on the way.
 local function whengone(log, b, gone, need)
   local function back(n) -- 0 for the last block, which has none
     return n < log.last and (log.block(n) or parse()).back or 0
@@ -241,8 +240,8 @@ local function block(now, run, n, tail)
     first = tail.first, shift = tail.shift, cutoff = tail.cutoff, period = tail.period }
 end
 
--- append is the text of b with these entries and one more, of n events at now. events are
--- those of the block before it.
+-- append returns the text of b with these entries and one more, of n events at now. events is
+-- how many events the block has before that.
 local function append(b, entries, now, events, n)
   local entry = bytes48(now - b.base)
   if b.width == WIDE then
@@ -252,8 +251,8 @@ local function append(b, entries, now, events, n)
 end
 
 -- start writes a log of one entry, and replaces one that has ended. A server checks its
--- memory at the first write of a script, and only if that write may need more. So RPUSH
--- here, and LSET below, come before what forgets.
+-- memory at the first write of a script, and only if that write may need more. RPUSH here, and
+-- LSET below, therefore come before the writes that forget.
 local function start(key, ended, l, now, n)
   local b = block(now, 0, n, { back = 0, first = 1, shift = 0, cutoff = now - l.period, period = l.period })
   local text = append(b, '', now, 0, n)
@@ -265,8 +264,8 @@ local function start(key, ended, l, now, n)
   expire(key, l.period)
 end
 
--- add charges n events at now. Entry i of block b is the first that counts. add forgets
--- what no longer does: one block of several, or the entries of a single one.
+-- add charges n events at now. Entry i of block b is the first that counts. add forgets entries
+-- that no longer count: those of one block of several, or some of a single block.
 local function add(key, log, l, now, n, b, i)
   local tail, cut, forgotten = log.tail, 0, 0
   now = now - tail.shift
@@ -276,7 +275,7 @@ local function add(key, log, l, now, n, b, i)
     cut = i - 1
   end
   while log.first + forgotten < b and forgotten < BLOCK and (forgotten == 0 or not log.block(log.first + forgotten)) do
-    forgotten = forgotten + 1 -- and what is in its range
+    forgotten = forgotten + 1 -- and the rest of its range
   end
   tail.first = log.first + forgotten
   tail.gone = through(tail, cut) - tail.run
@@ -295,9 +294,9 @@ local function add(key, log, l, now, n, b, i)
   expire(key, l.period)
 end
 
--- plan decides on n events of a key. It returns the reply, and what commit has to write
--- or nil. That is n events at now or, without n, a tail that the server's clock has
--- moved. Such a log lives by its own period: l is only the limit of this call.
+-- plan decides on n events of a key. It returns the reply, and what commit has to write, or nil:
+-- n events at now or, without n, a tail with a new shift, because the server's clock has gone
+-- back. Such a log keeps its own period, because the call that was denied does not change it.
 local function plan(key, l, now, callers, n)
   local log, fits, force = open(key), n <= l.rate, op == 'charge'
   if not log then
@@ -354,8 +353,7 @@ if op == 'upto' then
     return max(0, l.rate - count)
   end
 elseif op == 'refund' then
-  -- count adds n to what is missing from block b, and to changed the blocks that it
-  -- changes.
+  -- count adds n to what is missing from block b, and records the changed blocks in changed.
   local function count(log, changed, b, n)
     while b >= log.first do
       local at = log.block(b) or parse()
@@ -364,8 +362,8 @@ elseif op == 'refund' then
     end
   end
 
-  -- shrink drops empty blocks from the end, so that the last one has entries. It returns
-  -- false if none has.
+  -- shrink drops empty blocks from the end, so that the last one has entries. It returns false
+  -- if no block has any.
   local function shrink(log, changed)
     while log.tail.len == 0 do
       local old, b = log.tail, holder(log, log.last - 1)
@@ -432,7 +430,7 @@ elseif op == 'refund' then
     return events, to - i, i == 0
   end
 
-  -- The last entry of an instant is given back first, and no more entries than a block
+  -- refund takes from the last entry of an instant first, and from no more entries than a block
   -- has.
   function refund(key, l, now, c)
     local log = open(key)

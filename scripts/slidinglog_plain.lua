@@ -1,6 +1,6 @@
--- Sliding log, the plain case: see plain.lua. It is a take of one event, on a key that is new
--- or whose log has blocks of single events, has no refunds, and begins to count in its first
--- block.
+-- Sliding log, the plain case: see plain.lua. It is a take of one event on a key that is new, or
+-- whose log has only blocks of single events, no refunds, and the first event that counts in its
+-- first block.
 local far, run48 = 231 * 365 * 24 * 3600 * 1000000, 2 ^ 48
 local blocks = n == 1 and reserved < rate and try('LLEN', key)
 plain = blocks == 0
@@ -41,9 +41,9 @@ elseif type(blocks) == 'number' then
         end
       end
       y, z = (run + gone + len - before - i + 1) % run48, newest + period - now
-      if i > entries then -- it is in a later block
+      if i > entries then -- the first that counts is in a later block
       elseif y + reserved >= rate then
-        local leaves = i + y + reserved - rate -- when this has left, there is room
+        local leaves = i + y + reserved - rate -- when this entry has left, there is room
         x = leaves <= entries and start + unpack('>I6', head, from + 6 * (leaves - 1)) + period - now
         plain = x and x <= period
       else

@@ -5,12 +5,12 @@
 -- Reply: x now, y the count of the previous window, z of the current one. If these were
 -- counted in another period: x now, or RetryAfter of a denial; y -1 - ResetAfter; z the count.
 --
--- Counts may be above the rate: what was charged past it stays counted. The previous one
--- then weighs as the rate does.
+-- Counts may be above the rate, because events that were charged beyond it stay counted. The
+-- previous count then weighs as much as the rate.
 local available, overdrawn, giveback, refund, sound
 
--- roll returns the counts of s in the windows of now, and how many µs are left of the
--- current one. now is not before s.at.
+-- roll returns the counts of s in the previous and the current window of now, and how many µs
+-- are left of the current one. now is not before s.at.
 local function roll(s, now)
   local since = now - windowend(s.at, s.period) + s.period
   if since < s.period then
@@ -21,25 +21,24 @@ local function roll(s, now)
   return 0, 0, 0
 end
 
--- weight is how many of prev events still count if left µs are left of the current
+-- weight returns how many of prev events still count when left µs are left of the current
 -- window, rounded up.
 local function weight(prev, left, period)
   local q, r = muldiv(prev, left, period)
   return r > 0 and q + 1 or q
 end
 
--- ttl is how long after s.at the state matters, in µs.
+-- ttl returns how long after s.at the state matters, in µs.
 local function ttl(s)
   return windowend(s.at, s.period) - s.at + (s.whole > 0 and s.period or 0)
 end
 
--- convert is the step of a state that was counted in another period. What still weighs
--- goes into the window of today's period in which it was written, and ends with it.
--- Otherwise a denied key, which is not written, would weigh by a period that is no longer
--- in force.
+-- convert is the step of a state that was counted in another period. The events that still weigh
+-- go into the window of the new period in which they were written, and end with it. Otherwise, a
+-- key that is denied, and therefore not written, would keep its weight under the old period.
 local function convert(s, l, now, n)
   local last = min(s.at + ttl(s), windowend(s.at, l.period))
-  local function weighs(t) -- at t; nothing from last on
+  local function weighs(t) -- the weight at t, which is 0 from last on
     if t >= last then
       return 0
     end
@@ -49,7 +48,7 @@ local function convert(s, l, now, n)
   local count = weighs(now)
   local ok, x = count + n <= l.rate, now
   if not ok then
-    local early, late = now, last -- too early, and late enough unless n is above the rate
+    local early, late = now, last -- early is too early, and late is late enough unless n is above the rate
     while late - early > 1 do
       local t = early + floor((late - early) / 2)
       if weighs(t) + n <= l.rate then

@@ -1,9 +1,9 @@
 
--- The state of one key, for the four algorithms whose state is five numbers. Twin of
--- store.State, and of what store/memstore does around a rule.
+-- The state of one key, for the algorithms whose state is five numbers. Twin of store.State, and
+-- of what store/memstore does around a rule.
 --
--- The numbers are at, rate, period, whole and part. Without a key nothing is spent. Rate
--- and period are those of the limit that the state was counted under. Numbers outside the
+-- The numbers are at, rate, period, whole and part. If the key does not exist, nothing is spent.
+-- rate and period are those of the limit that the state was counted under. Numbers outside the
 -- ranges of store.Limit and store.State are not a state. Each algorithm defines:
 --
 --   step(s, l, now, n)         ok, x, y, z of store.Reply, and the whole and the part of
@@ -11,13 +11,13 @@
 --   ttl(s)                     how long after s.at the state matters, in µs
 --   available(l, x, y, z)      how many events step would have admitted
 --   overdrawn(whole, l, most)  the whole of a state that is charged past the limit
---   giveback(s, l, now, c)     takes from s what is still charged of c: true if it has
---   sound(at, period, part)    whether such numbers belong together; nil if all do
+--   giveback(s, l, now, c)     takes what is still charged of c from s; true if it did
+--   sound(at, period, part)    whether these numbers can belong together; nil if any can
 
--- read returns the state of a key, and the time of the decision. Stored time is never
--- later than that. Under a caller's clock, which others may be ahead of, the decision
--- moves to the stored time. If the server's own clock has gone back, the state moves to
--- now with its spend, and moved says so.
+-- read returns the state of a key, and the time of the decision, which is never before that of
+-- the state. With a caller's clock, which may be behind the clocks of others, the decision moves
+-- to the time of the state. If the server's own clock has gone back, the state moves to now with
+-- its spend, and read sets s.moved.
 local function read(key, now, callers)
   local value = call('GET', key)
   if not value then
@@ -58,14 +58,14 @@ local function plan(key, l, now, callers, n)
   return ok, x, y, z, s.moved and s
 end
 
--- commit writes what plan returned. A value that no rule has written may live longer than
--- a server can count.
+-- commit writes what plan returned. It bounds the ttl, because that of a value that no rule has
+-- written may be longer than a server can count.
 local function commit(key, s)
   call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'PX', format('%.0f', ceil(min(ttl(s), FAR) / 1000)))
 end
 
--- refund gives back what is still charged of c. The key expires when it would have.
--- refund moves no state in time, and leaves an ended one alone.
+-- refund refunds what is still charged of c. The key still expires when it would have expired
+-- without the refund. refund moves no state in time, and leaves an ended one alone.
 if op == 'refund' then
   function refund(key, l, now, c)
     local s

@@ -13,8 +13,8 @@ local function step(s, l, now, n)
   return n <= tokens, now, missing, part, missing + n, part
 end
 
--- If there are too few tokens, the events are charged past the capacity if the missing
--- tokens come in time.
+-- If there are too few tokens, but the missing ones come in time, the events are charged beyond
+-- the capacity.
 if op == 'within' then
   local plain = step
   function step(s, l, now, n)

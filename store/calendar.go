@@ -173,8 +173,8 @@ func (r *registry) find(name string) *timeZone {
 	return r.byName[name]
 }
 
-// checkZone rejects names that can mean another zone on each machine of a service, or none. Such
-// files are stored along with the database. Some file systems do not distinguish upper from lower
+// checkZone rejects the names of files that are stored along with the database, but can mean another
+// zone on each machine of a service, or none. Some file systems do not distinguish upper from lower
 // case.
 func checkZone(name string) error {
 	if !zoneName(name) {
@@ -184,7 +184,7 @@ func checkZone(name string) error {
 	switch strings.ToLower(first) {
 	case "local", "localtime", "posixrules":
 		return fmt.Errorf("zone %q differs between machines: use a name such as Europe/Berlin", name)
-	case "factory", "posix", "right": // used by a machine that has not been set up; the others are variants of all zones
+	case "factory", "posix", "right": // Factory is for machines that are not set up; the others have variants of all zones
 		return fmt.Errorf("zone %q is not a zone of the time zone database", name)
 	}
 	return nil

@@ -265,7 +265,7 @@ type Limit struct {
 	Period int64 // µs, 1,000 to 10 years
 	Burst  int64 // the largest number of events at one instant, 1 to 2^31-1; Rate for the window algorithms
 
-	// If it is above 0, it is Before. If it is below 0, it is minus the number of the Calendar. No
+	// extra is Before if it is above 0, and minus the number of the Calendar if it is below 0. No
 	// limit has both. They share a field, because Go keeps only structs of up to four fields in
 	// registers, and a fifth field would make each decision in memory a quarter slower.
 	extra int64

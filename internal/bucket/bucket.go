@@ -127,14 +127,14 @@ func leftOf(c store.Receipt, s store.State, l store.Limit) store.State {
 // than before. If the current Period is a different one, only whole events are refunded.
 func Refund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	now, whole, part := Level(s, l, now)
-	if now >= c.Due || c.At > s.At { // a state before the charge is another one
+	if now >= c.Due || c.At > s.At { // the state that was charged is gone
 		return s
 	}
 	_, w, p := Level(leftOf(c, s, l), l, now)
 	if w >= c.N {
 		w, p = c.N, 0
 	}
-	if w > whole || w == whole && p >= part { // all that is there
+	if w > whole || w == whole && p >= part { // nothing else is charged
 		return store.State{}
 	}
 	owing := s.Whole & Debt

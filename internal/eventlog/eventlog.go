@@ -145,7 +145,7 @@ func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 	} else {
 		now = max(now, g.newest)
 		g.cutoff = max(now-l.Period, g.cutoff)
-		if g.newest+g.period <= now { // it has ended, whatever the current Period is
+		if g.newest+g.period <= now { // the log has ended, whatever the current Period is
 			g.cutoff = max(g.newest, g.cutoff)
 		}
 		g.trim()

@@ -37,7 +37,7 @@ func (f Files) Of(names ...string) string {
 	return text.String()
 }
 
-// Plain returns the plain case of an algorithm whose state is five numbers, in this file.
+// Plain returns the plain case of an algorithm whose state is five numbers, from the named file.
 func (f Files) Plain(name string) string {
 	return strings.Replace(f.Text("plain_state"), "  OWN\n", f.Text(name), 1)
 }

@@ -23,8 +23,8 @@ type Budget struct {
 	// would then cost a connection.
 	Together bool
 
-	gate   *gate         // of the carrier that admits it
-	before *Failure      // of an attempt, which gave a reason
+	gate   *gate         // of the carrier that admits the call
+	before *Failure      // of an earlier attempt that gave a reason, or nil
 	pause  time.Duration // before the last attempt
 }
 
@@ -47,8 +47,8 @@ func (b *Budget) Leave() {
 	}
 }
 
-// The pause before a call is tried again doubles each time. The first is some round trips long, and the last
-// does not disturb a server that starts.
+// The pause before a call is tried again doubles each time. The first pause lasts some round trips, and the last
+// is long enough not to disturb a server that is starting.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 32 * time.Millisecond
@@ -61,7 +61,7 @@ func (b *Budget) Again(f *Failure) bool {
 	if !f.Again || !b.rest(b.pause) {
 		return false
 	}
-	if !errors.Is(f.Err, errGivenUp) { // which says nothing of the server
+	if !errors.Is(f.Err, errGivenUp) { // errGivenUp says nothing about the server
 		b.before = f
 	}
 	return true
@@ -88,7 +88,7 @@ func (b *Budget) rest(d time.Duration) bool {
 func (b *Budget) Fail(f *Failure) error {
 	full := errors.Is(f.Err, errQueued) || errors.Is(f.Err, errGivenUp)
 	if b.before != nil && (full || timeUp(f.Err) || errors.Is(f.Err, errUnmade)) && f.Is(store.ErrUnavailable) {
-		f = b.before // it gives the reason, not only that time was short
+		f = b.before // its reason says more than that time was short
 	}
 	if full {
 		b.gate.waitOutDeadline(b)

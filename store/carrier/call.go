@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/waves"
 )
 
-// enter finds a way for a call. If it returns no batch, the call has a connection to
-// itself. Otherwise it is carried, as call i of the batch.
+// enter decides how a call goes. If it returns no batch, the call goes alone, on a connection of its
+// own. Otherwise it is call i of the batch.
 func (cr *Carrier[C]) enter(b Budget, call C) (bt *batch[C], i int, now time.Time) {
 	now = time.Now()
 	cr.mu.Lock()
@@ -61,9 +61,9 @@ func (cr *Carrier[C]) open(q *queue[C], now time.Time) *batch[C] {
 	return bt
 }
 
-// alone reports whether a call may go alone. Far from the server that could close a
-// connection which others wait for. A caller's own deadline would do so, too, and what the call has
-// charged could not be given back. (The store's own timeout leaves it charged in any case.)
+// alone reports whether a call may go alone. When the time of such a call is up, its connection is closed, and others
+// may wait for it. This is likely far from the server, or with the caller's own deadline, after which what the call has
+// charged could not be refunded either. (After the store's own timeout, it stays charged in any case.)
 func (cr *Carrier[C]) alone(b Budget, now time.Time) bool {
 	way := cr.distance.is()
 	return cr.config.Alone != nil && b.Own && !b.Together && way > 0 && b.Left > 2*max(way, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.most() &&
@@ -83,8 +83,8 @@ func (cr *Carrier[C]) exit(began time.Time, err error) {
 	cr.start(now)
 }
 
-// lost reports whether a trip that ended in err has perhaps lost all connections. A late
-// reply does not show that if others have come.
+// lost reports whether a trip that ended in err may mean that all connections are lost. A late reply
+// does not mean that if other replies have come since.
 func (cr *Carrier[C]) lost(began time.Time, err error) bool {
 	return !timedOut(err) || !cr.pulse.since(began)
 }
@@ -110,12 +110,12 @@ func (cr *Carrier[C]) goAlone(b Budget, call C, began time.Time) (C, error) {
 	return call, failed
 }
 
-// wait returns how call i of bt ended, by b's end.
+// wait waits for call i of bt until b's end, and returns it with its reply, or its error.
 func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
 	err, sent := cr.outcome(b, bt, i)
 	left := err != nil && sent
 	if err == nil {
-		c := &bt.calls[i] // which does not move any more
+		c := &bt.calls[i] // calls do not move once the batch has ended
 		if r := bt.trip.panicked; r != nil {
 			panic(r)
 		}
@@ -146,7 +146,7 @@ func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
 	return call, failed
 }
 
-// forsake has what call i of bt charges given back: its caller has left since its context has ended.
+// forsake has the charge of call i of bt refunded, because its caller left when its context ended.
 func (cr *Carrier[C]) forsake(bt *batch[C], i int) {
 	cr.mu.Lock()
 	c, ended := &bt.calls[i], bt.trip.ended
@@ -159,19 +159,19 @@ func (cr *Carrier[C]) forsake(bt *batch[C], i int) {
 	}
 }
 
-// giveBack has what c charged given back, after its trip.
+// giveBack has the charge of c refunded, after its trip.
 func (cr *Carrier[C]) giveBack(c *Carried[C]) {
 	if c.goes && c.err == nil {
 		cr.config.GiveBack(c.Call)
 	}
 }
 
-// outcome waits until call i of bt has ended, or its time is up. Without an error, the
-// call knows how it ended.
+// outcome waits until call i of bt has ended, or its time is up. If it returns no error, how the call
+// ended is in the call.
 func (cr *Carrier[C]) outcome(b Budget, bt *batch[C], i int) (err error, sent bool) { //nolint:revive // sent is about err
 	var end <-chan time.Time
 	if before := bt.begun.Add(cr.timeout).Sub(b.End); before > min(cr.timeout/spread, waves.MostApart) && (b.Own || b.Done() == nil) {
-		timer := time.NewTimer(time.Until(b.End)) // it has been tried before, or has no time of its own
+		timer := time.NewTimer(time.Until(b.End)) // b ends before bt: after an earlier attempt, or by a deadline without a Done
 		defer timer.Stop()
 		end = timer.C
 	} else if b.Done() == nil {
@@ -204,9 +204,9 @@ func (cr *Carrier[C]) outcome(b Budget, bt *batch[C], i int) (err error, sent bo
 	return cr.timeUp(bt, sent), sent
 }
 
-// timeUp is the error of calls whose time is up while their trip is under way. If they were
-// not sent although there is a connection, or a server that has answered lately, they waited
-// for others, or for a processor.
+// timeUp returns the error of calls whose time is up during their trip. If they were not sent although
+// the trip has a connection, or the server has answered recently, they waited for other calls, or for
+// a processor.
 func (cr *Carrier[C]) timeUp(bt *batch[C], sent bool) error {
 	if !sent && (bt.trip.made || !cr.silent()) {
 		return cr.waited(bt)
@@ -214,8 +214,8 @@ func (cr *Carrier[C]) timeUp(bt *batch[C], sent bool) error {
 	return context.DeadlineExceeded
 }
 
-// waited is the error of calls of bt that were not sent: whether they have waited for a connection in
-// use, or for one that could not be made meanwhile.
+// waited returns the error of calls of bt that were not sent: errQueued if they waited for a connection
+// in use, or errUnmade if they waited for one that could not be made meanwhile.
 func (cr *Carrier[C]) waited(bt *batch[C]) error {
 	if cr.conns.ready+cr.conns.busy > 0 || cr.conns.taken() || cr.conns.failed.Before(bt.begun) {
 		return errQueued

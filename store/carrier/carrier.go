@@ -12,27 +12,26 @@ import (
 )
 
 const (
-	// mostTrips is how many connections a carrier uses at once. A few connections are
+	// mostTrips is how many connections a carrier uses at the same time. A few connections are
 	// soon made again when they break. The fewer there are, the more calls share a trip.
 	mostTrips = 16
 
-	// A trip waits for the server for lasting, or for a multiple of the time that a
-	// call has, if that is longer: a handshake takes several round trips. Its callers
-	// have left long before.
+	// A trip waits for the server for lasting, or for lastingTimes the timeout if that is longer,
+	// because a handshake takes several round trips. Its callers have left long before that.
 	lasting      = time.Second
 	lastingTimes = 5
 
 	// untilDial is the interval at which calls that may not dial yet look again.
 	untilDial = 10 * time.Millisecond
 
-	// leastDial is the time after which a dial may be taken for a hanging one.
+	// leastDial is the time after which a dial may count as hanging.
 	leastDial = 5 * time.Millisecond
 
-	// mostAdmitted is the most calls that are admitted at once.
+	// mostAdmitted is the most calls that are admitted at the same time.
 	mostAdmitted = 1 << 14
 
-	// nearTrips is how many trips are under way at most near a server. For each tripStep of
-	// distance there may be one more. Of up to fewCalls each has one of its own.
+	// nearTrips is the most trips in progress near a server. There may be one more for each tripStep
+	// of distance. If there are at most fewCalls calls, each may have a trip of its own.
 	nearTrips = 2
 	fewCalls  = 4
 	tripStep  = 250 * time.Microsecond
@@ -41,7 +40,7 @@ const (
 	// by others.
 	slack = 4 * time.Millisecond
 
-	// spread is the part of the timeout in which calls may join a batch.
+	// Calls may join a batch until timeout/spread after its first call.
 	spread = 32
 )
 
@@ -120,17 +119,17 @@ type Carrier[C any] struct {
 
 	config Config[C]
 	base   time.Time
-	read   sync.Pool // of *batch: those that all callers have read
+	read   sync.Pool // of each *batch that all callers have read
 
 	mu       sync.Mutex // protects what is below
 	conns    conns
-	trips    int           // that callers wait for
+	trips    int           // trips that callers wait for
 	late     int           // trips that all callers have left, and that have not ended
-	began    time.Time     // when the last trip began that was not full; or was last measured, if all go alone
-	paused   time.Duration // of this process, until then: see measure
-	timer    bool          // a timer is set for calls to go
-	asking   bool          // why no connection is made: see diagnose
-	ahead    queue[C]      // the calls that wait, and give room to others
+	began    time.Time     // when the last trip that was not full began, or when one was last measured, if all calls go alone
+	paused   time.Duration // the pauses of this process until began: see measure
+	timer    bool          // whether a timer is set that starts trips
+	asking   bool          // whether a dial finds out why no connection is made: see diagnose
+	ahead    queue[C]      // the calls that wait, and go ahead because they make room for others
 	others   queue[C]      // the other calls that wait
 	distance distance
 	length   time.Duration // of a trip, about
@@ -184,7 +183,7 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 // that come back immediately are refused late, so that they leave the processor to others. Call it before the command is
 // built, so that a refusal costs little.
 func (cr *Carrier[C]) Admit(b *Budget) error {
-	b.gate = &cr.gate // which may not be the one that it began with
+	b.gate = &cr.gate // the call may have begun with another carrier
 	if f := cr.refuses(b, cr.probes); f != nil {
 		return b.fail(f)
 	}
@@ -238,7 +237,7 @@ func (cr *Carrier[C]) Idle() bool {
 	return cr.trips+cr.late+cr.waiting() == 0 && cr.forecast.admitted.Load()+cr.forecast.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
 }
 
-// waiting is how many calls wait.
+// waiting returns how many calls wait.
 func (cr *Carrier[C]) waiting() int { return cr.ahead.living + cr.others.living }
 
 // Warmed tells the carrier that the store has made so many connections, and how long a round trip took.
@@ -256,7 +255,7 @@ func (cr *Carrier[C]) Warmed(conns int, took time.Duration) {
 	cr.count()
 }
 
-// probes reports whether a call that has less time than a round trip takes is sent all the same, to see
+// probes reports whether a call that has less time than a round trip takes is sent anyway, to see
 // whether round trips are shorter now.
 func (cr *Carrier[C]) probes(now time.Time) bool {
 	cr.mu.Lock()
@@ -268,7 +267,7 @@ func (cr *Carrier[C]) probes(now time.Time) bool {
 	return true
 }
 
-// count notes what calls have to expect.
+// count updates the forecast.
 func (cr *Carrier[C]) count() {
 	room, trip := cr.most()*cr.batch(), time.Duration(0)
 	if cr.trips > 0 {

@@ -2,25 +2,25 @@ package carrier
 
 import "time"
 
-// conns is what is known of the connections of a client. They are made only by trips, and
-// few at once.
+// conns has what is known of the connections of a client. Only trips make connections, and only a few
+// at the same time.
 type conns struct {
 	pool    func() (idle, total int)
 	size    int       // of the pool
-	most    int       // that are used at once
-	ready   int       // free ones that worked when they were last used
-	busy    int       // those of trips that callers wait for
-	used    time.Time // when one was last used, about
-	failed  time.Time // when one was last not made
-	reached bool      // one has worked before, or it does not matter
+	most    int       // connections that are used at the same time
+	ready   int       // free connections that worked when they were last used
+	busy    int       // connections of trips that callers wait for
+	used    time.Time // when a connection was last used, about
+	failed  time.Time // when a connection could last not be made
+	reached bool      // a connection has worked, or the first need not be made alone
 	dials   dials
 }
 
 // rested is the time after which unused connections are no longer relied on.
 const rested = time.Minute
 
-// release notes how the use of a connection ended: whether that was good, and if not,
-// whether others may be lost too.
+// release records how the use of a connection ended: whether the connection is good, and if not, whether
+// others may be lost too.
 func (c *conns) release(good, lost bool, now time.Time) {
 	switch {
 	case good:
@@ -33,7 +33,7 @@ func (c *conns) release(good, lost bool, now time.Time) {
 	}
 }
 
-// expire forgets connections that have rested for long, and reports whether there were any.
+// expire forgets connections that have been idle for long, and reports whether there were any.
 func (c *conns) expire(now time.Time) bool {
 	rests := c.ready > 0 && now.Sub(c.used) > rested
 	if rests {
@@ -42,12 +42,12 @@ func (c *conns) expire(now time.Time) bool {
 	return rests
 }
 
-// mayDial reports whether a trip may begin without a ready connection. A dial may have
-// ended since. Nor does a dial hang in a place of the pool that holds a connection: there
-// it was slow because others used all connections.
+// mayDial reports whether a trip may begin without a ready connection. Some of the dials that seem to
+// hang may have ended. A dial in a place of the pool that holds a connection does not hang: it was only
+// slow, because others used all connections.
 //
-// A client whose dials have failed fails at once for a while. Calls then wait for a connection in
-// use, and no trip begins again and again meanwhile.
+// A client whose dials have failed refuses to dial for a while. Calls then wait for a connection in use,
+// so that trips do not begin again and again.
 func (c *conns) mayDial(now time.Time) bool {
 	if c.busy > 0 && now.Sub(c.failed) < untilDial {
 		return false
@@ -59,13 +59,13 @@ func (c *conns) mayDial(now time.Time) bool {
 	return idle > 0 || c.size-total < c.dials.free
 }
 
-// shaking reports whether a handshake is under way.
+// shaking reports whether a handshake is in progress.
 func (c *conns) shaking() bool {
 	_, total := c.pool()
 	return total > c.ready+c.busy
 }
 
-// taken reports whether all places of the pool are.
+// taken reports whether all places of the pool are taken.
 func (c *conns) taken() bool {
 	_, total := c.pool()
 	return total >= c.size
@@ -73,9 +73,9 @@ func (c *conns) taken() bool {
 
 // dials keeps some places of a pool free of hanging dials. A client may dial apart from the
 // calls, for as long as its own timeout, and each dial holds a place in the pool. If dials of an
-// unreachable host held all places, another host that takes its part could not be reached
-// before they end. Therefore, only half of the places are given out at once. The others follow
-// one by one, over the time that a dial lasts.
+// unreachable host held all places, another host that takes its place could not be reached before they
+// end. Therefore, only half of the places are given out immediately. The others follow one by one, over
+// the time that a dial lasts.
 type dials struct {
 	free  int           // how many dials may begin without a pause
 	pause time.Duration // between the dials that follow
@@ -98,8 +98,8 @@ func (d *dials) may(now time.Time) bool { return d.vain < d.free || now.Sub(d.la
 
 func (d *dials) begin(now time.Time) { d.vain, d.last = d.vain+1, now }
 
-// reached notes that a dial did not hang: the handshake was slow.
+// reached records that a dial did not hang, because it was the handshake that was slow.
 func (d *dials) reached() { d.vain = max(0, d.vain-1) }
 
-// worked notes that a connection worked.
+// worked records that a connection worked.
 func (d *dials) worked() { d.vain = 0 }

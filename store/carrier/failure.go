@@ -18,7 +18,7 @@ type Failure struct {
 	Again bool   // nothing ran, and another attempt may succeed
 
 	sent bool  // the call may have run
-	over error // then: the error of the caller's context, if the caller left for that
+	over error // if sent: the error of the caller's context, if that made the caller leave
 }
 
 func (f *Failure) Error() string {
@@ -129,7 +129,7 @@ func (cr *Carrier[C]) Explain(err error, sent bool) error {
 	return &Failure{Class: store.ErrTimeout, What: what, Err: err}
 }
 
-// unconnected returns the failure of a call that got no connection. One that had to wait has no time
+// unconnected returns the failure of a call that got no connection. A call that had to wait has no time
 // for another attempt.
 func (cr *Carrier[C]) unconnected(err error, busy bool) *Failure {
 	f := &Failure{Class: store.ErrUnavailable, What: unsentText, Err: err, Again: busy}

@@ -9,12 +9,12 @@ import (
 // busy from one whose connections all hang.
 type pulse struct {
 	base  time.Time
-	last  atomic.Int64          // answer, in ns since base; 0: never
-	asked atomic.Int64          // when a call last began that ended a rest: until then nobody asked
+	last  atomic.Int64          // the last answer, in ns since base; 0 if there was none
+	asked atomic.Int64          // when a call last ended a rest, in which nobody asked, in ns since base
 	cause atomic.Pointer[error] // why no connection could be made since the last answer, or nil
 }
 
-// beat notes that a server has answered.
+// beat records that a server has answered.
 func (p *pulse) beat() {
 	p.last.Store(max(1, int64(time.Since(p.base))))
 	if p.cause.Load() != nil {
@@ -22,7 +22,7 @@ func (p *pulse) beat() {
 	}
 }
 
-// undialed reports whether a call failed since no connection could be made, and notes it.
+// undialed reports whether a call failed because no connection could be made, and records the cause.
 func (p *pulse) undialed(err error) bool {
 	ok := dialing(err) && !timeUp(err)
 	if ok {
@@ -31,10 +31,10 @@ func (p *pulse) undialed(err error) bool {
 	return ok
 }
 
-// ask notes that a rest has ended.
+// ask records that a rest has ended.
 func (p *pulse) ask() { p.asked.Store(int64(time.Since(p.base))) }
 
-// silent reports whether no server has answered for d, although it was asked, or none can be
+// silent reports whether the server has not answered for d although it was asked, or cannot be
 // reached.
 func (p *pulse) silent(d time.Duration) bool {
 	if p.cause.Load() != nil {

@@ -6,34 +6,34 @@ import (
 	"time"
 )
 
-// batch is calls that wait together, and then go together. They share a channel and a
-// timer, so that one that waits costs little.
+// batch is a list of calls that wait together, and then go together. They share a channel and a timer,
+// so that a call that waits costs little.
 type batch[C any] struct {
 	calls []Carried[C]
-	queue *queue[C]     // in which they wait
-	begun time.Time     // when the first came
-	timer *time.Timer   // ends the time of all
+	queue *queue[C]     // in which the calls wait
+	begun time.Time     // when the first call came
+	timer *time.Timer   // ends the calls when their time is up
 	ended atomic.Bool   // whichever sets it, timer or trip, decides how the calls end
-	done  chan struct{} // closed then
+	done  chan struct{} // closed when the calls have ended
 
-	unread atomic.Int64 // calls that have not read how they ended, if it may be used again
+	unread atomic.Int64 // calls that have not read how they ended, if the batch may be used again
 
-	// What follows is protected by Carrier.mu until done is closed.
-	trip   *Trip[C] // that carries it, or nil
+	// Carrier.mu protects the fields below until done is closed.
+	trip   *Trip[C] // that carries the batch, or nil
 	living int      // calls that have not left
-	err    error    // of all, if the time is up
-	sent   bool     // then: it was written
+	err    error    // of all calls, if their time is up
+	sent   bool     // whether the batch was written, if the time is up
 }
 
-// clear resets b, except for its room and its timer.
+// clear resets b, except for its memory and its timer.
 func (b *batch[C]) clear() {
 	clear(b.calls)
 	b.calls, b.done, b.trip, b.living = b.calls[:0], nil, nil, 0
 	b.ended.Store(false)
 }
 
-// timeUp is the error of call i of b, which is done, if the time of all was up. A call that did
-// not go with the others was not sent.
+// timeUp returns the error of call i of b, which is done, or nil if the time of the calls was not up. A
+// call that did not go with the others was not sent.
 func (b *batch[C]) timeUp(i int) (err error, sent bool) { //nolint:revive // sent is about err
 	if b.err != nil && !b.calls[i].goes {
 		return errQueued, false
@@ -41,7 +41,7 @@ func (b *batch[C]) timeUp(i int) (err error, sent bool) { //nolint:revive // sen
 	return b.err, b.sent
 }
 
-// queue is batches in the order in which they came. Those that have ended leave it some time later.
+// queue is a list of batches in the order in which they came. Batches that have ended are removed later.
 type queue[C any] struct {
 	batches []*batch[C]
 	living  int // calls in it
@@ -60,7 +60,7 @@ func (q *queue[C]) last(now time.Time, most int, spread time.Duration) *batch[C]
 	return nil
 }
 
-// lose notes that n calls have left b, which waits.
+// lose records that n calls have left b, which waits.
 func (b *batch[C]) lose(n int) {
 	q := b.queue
 	b.living -= n
@@ -94,7 +94,7 @@ func (q *queue[C]) take(most int) *batch[C] {
 
 // first removes the first batch.
 func (q *queue[C]) first() {
-	if len(q.batches) == 1 { // the room is used again
+	if len(q.batches) == 1 { // the memory is used again
 		q.batches[0] = nil
 		q.batches = q.batches[:0]
 		return

@@ -16,7 +16,7 @@ type gate struct {
 	forecast forecast
 	refusal  refusalDelay
 
-	overloaded atomic.Int64 // calls that ended so
+	overloaded atomic.Int64 // calls that ended with ErrOverloaded
 	tooShort   atomic.Int64 // calls that had less time than a round trip takes
 }
 
@@ -35,9 +35,9 @@ func (g *gate) noRoom() *Failure {
 	return failFull
 }
 
-// refuses returns the failure of a call that cannot be served in time, when its caller may be told.
-// Otherwise it has admitted the call. A call that has less time than a round trip takes goes all the same if probes
-// says so, to see whether round trips are shorter now.
+// refuses returns the failure of a call that cannot be served in time, as soon as its caller may get it.
+// Otherwise it admits the call and returns nil. A call that has less time than a round trip takes is admitted anyway
+// if probes returns true, to see whether round trips are shorter now.
 func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 	e := &g.forecast
 	if b.Left < time.Duration(e.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
@@ -50,7 +50,7 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 		return nil
 	}
 	n := e.admitted.Add(1)
-	before := n + min(e.ahead.Load(), n) // those that go ahead have half of each trip at most
+	before := n + min(e.ahead.Load(), n) // calls that go ahead have at most half of each trip
 	wait := time.Duration((before - e.room.Load()) * e.perCall.Load())
 	full := n > mostAdmitted || wait > g.timeout/4
 	if !full && (b.Own || wait <= 0 || wait+time.Duration(e.tripTime.Load()) <= b.Left) {
@@ -76,9 +76,9 @@ func (g *gate) waitOutDeadline(b *Budget) bool {
 // forecast is what calls have to expect. It can be read without the lock, so that a refusal
 // costs little.
 type forecast struct {
-	admitted  atomic.Int64 // calls that have been admitted and not returned, but for those that go ahead
+	admitted  atomic.Int64 // calls that have been admitted and not returned, except those that go ahead
 	ahead     atomic.Int64 // calls that go ahead, and have not returned
-	room      atomic.Int64 // calls that may be under way before one must wait
+	room      atomic.Int64 // calls that may be in progress before one must wait
 	perCall   atomic.Int64 // ns until the next one is served
 	tripTime  atomic.Int64 // ns that a trip takes now
 	roundTrip atomic.Int64 // ns that the shortest takes
@@ -90,11 +90,11 @@ type forecast struct {
 type refusalDelay struct {
 	waves    *waves.Waves
 	jitter   func(most time.Duration) time.Duration // a random time below most
-	holding  atomic.Int64                           // calls that are not told yet
+	holding  atomic.Int64                           // calls whose errors are held
 	retriers retriers
 }
 
-// mostHeld is how many refused calls wait at most.
+// mostHeld is the most refused calls that wait.
 const mostHeld = 1 << 14
 
 // hold waits until a refused call may get its error.

@@ -26,10 +26,10 @@ func (cr *Carrier[C]) most() int {
 	return most
 }
 
-// batch is how many calls are in each trip.
+// batch returns how many calls are in a full trip.
 func (cr *Carrier[C]) batch() int { return cr.window.batch(cr.ways()) }
 
-// begin notes a trip that begins. If none was under way, there was nothing to answer.
+// begin records that a trip begins. If no other is in progress, the server had nothing to answer.
 func (cr *Carrier[C]) begin(made bool) {
 	if made && cr.trips+cr.late == 0 {
 		cr.pulse.ask()
@@ -41,7 +41,7 @@ func (cr *Carrier[C]) begin(made bool) {
 	}
 }
 
-// over notes that callers wait for one trip less.
+// over records that callers wait for one trip less.
 func (cr *Carrier[C]) over(made bool) {
 	cr.trips--
 	if made {
@@ -54,13 +54,13 @@ func (cr *Carrier[C]) start(now time.Time) {
 	for t := cr.next(now); t != nil; t = cr.next(now) {
 		go cr.run(t)
 		if !t.made {
-			return // as many connections as calls come
+			return // at most one new connection for each call that comes
 		}
 	}
 }
 
-// next returns the trip that is to begin now, with its calls, or nil. Call it after each
-// arrival and each end.
+// next returns the trip that is to begin now, with its calls, or nil. It is called after each arrival
+// of a call and each end of a trip.
 //
 // The first connection may have to be made alone: see [Config.OneFirst].
 func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
@@ -78,14 +78,14 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 		return nil
 	}
 	if !made && !cr.conns.mayDial(now) {
-		cr.later(untilDial) // there may be no arrival or end before
+		cr.later(untilDial) // before that, nothing might arrive or end
 		return nil
 	}
 	t := &Trip[C]{made: made, begun: now, end: now.Add(cr.timeout)}
 	t.list = t.first[:0]
 	if probes {
 		cr.distance.probed = now
-	} else if made || cr.conns.busy == 0 { // one that makes a connection would be late, and the others are soon back
+	} else if made || cr.conns.busy == 0 { // a trip that makes a connection would be late, and the busy ones are soon back
 		if cr.fill(t); t.calls == 0 {
 			return nil
 		}
@@ -103,7 +103,7 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 	return t
 }
 
-// full reports whether as many trips are under way as may be.
+// full reports whether no more trips may begin.
 func (cr *Carrier[C]) full() bool {
 	all := cr.trips + cr.late
 	return cr.trips >= cr.most() || all >= min(2*cr.ways(), cr.conns.size) || !cr.conns.reached && all > 0
@@ -116,7 +116,7 @@ func (cr *Carrier[C]) watchPauses(now time.Time) {
 	}
 }
 
-// tick looks whether this process has stood still, while trips are under way.
+// tick checks whether this process has stood still, and sets its timer again while trips are in progress.
 func (cr *Carrier[C]) tick() {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
@@ -127,7 +127,7 @@ func (cr *Carrier[C]) tick() {
 	}
 }
 
-// watch abandons a trip without calls, which have ends of their own, when its time is up.
+// watch abandons a trip without calls when its time is up. Calls would have timers of their own.
 func (cr *Carrier[C]) watch(t *Trip[C]) {
 	if t.calls > 0 {
 		return
@@ -149,7 +149,7 @@ func (cr *Carrier[C]) gathering(now time.Time) time.Duration {
 	return cr.length/time.Duration(cr.most()) - now.Sub(cr.began)
 }
 
-// later has trips begin in d.
+// later starts trips after d.
 func (cr *Carrier[C]) later(d time.Duration) {
 	if cr.timer {
 		return
@@ -163,10 +163,10 @@ func (cr *Carrier[C]) later(d time.Duration) {
 	})
 }
 
-// fill has batches go with t: as many of those that go ahead as are in a full trip, and as many of
-// the others. Therefore, neither kind waits for long, whatever comes of the other. It leaves calls out that have
-// less time left than a trip takes. If no trip is under way, it leaves out only those whose time is up:
-// the length of a trip may have changed. One that its callers have left is under way while the server answers.
+// fill adds waiting calls to t: up to a full trip of calls that go ahead, and as many of the others, so
+// that neither kind waits long for the other. It leaves out calls that have less time left than a trip
+// takes. If no trip is in progress, it leaves out only calls whose time is up, because the length of a trip
+// may have changed. A trip that its callers have left counts as in progress while the server answers.
 func (cr *Carrier[C]) fill(t *Trip[C]) {
 	late := t.begun.Sub(cr.base)
 	if cr.conns.busy > 0 || cr.late > 0 && cr.pulse.since(t.begun.Add(-cr.timeout)) {
@@ -176,10 +176,10 @@ func (cr *Carrier[C]) fill(t *Trip[C]) {
 	cr.fillFrom(&cr.others, t, late)
 }
 
-// fillFrom has batches of q go with t, except for calls that end before late.
+// fillFrom adds batches of q to t, except for calls that end before late.
 func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
 	for room, before := cr.batch(), t.calls; room > 0; room = cr.batch() - (t.calls - before) {
-		if t.calls == before { // the first goes however large it is
+		if t.calls == before { // the first batch goes, however large it is
 			room = math.MaxInt
 		}
 		bt := q.take(room)
@@ -194,7 +194,7 @@ func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
 			}
 			c.goes = !c.left
 		}
-		if bt.living == 0 { // they are told when their time is up
+		if bt.living == 0 { // the calls get their error when the batch's time is up
 			continue
 		}
 		bt.trip = t
@@ -211,7 +211,7 @@ func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
 func (cr *Carrier[C]) run(t *Trip[C]) {
 	end := func(err error) {
 		ended := time.Now()
-		runtime.Gosched() // callers that return at once then go together again
+		runtime.Gosched() // callers that come back immediately then go together again
 		ending := t
 		t = cr.finish(t, err, ended, time.Since(ended))
 		for _, c := range ending.gone {
@@ -247,7 +247,7 @@ func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Du
 	switch {
 	case good && t.made && !t.twice:
 		cr.learn(t, now, took, delay)
-	case good && took < cr.distance.is(): // although it did more
+	case good && took < cr.distance.is(): // the trip was short, although it did more
 		cr.distance.add(t.begun, now)
 	}
 	unused := err == errGivenUp //nolint:errorlint // just that
@@ -262,7 +262,7 @@ func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Du
 	return next
 }
 
-// unmade notes that t has made no connection.
+// unmade records that t has made no connection.
 func (cr *Carrier[C]) unmade(t *Trip[C], err error, now time.Time) {
 	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !t.left && !hung {
 		cr.conns.dials.reached()
@@ -271,7 +271,7 @@ func (cr *Carrier[C]) unmade(t *Trip[C], err error, now time.Time) {
 	cr.diagnose(err)
 }
 
-// learn learns from a trip.
+// learn updates the estimates and the window by a trip.
 func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration) {
 	cr.delay += (delay - cr.delay) / 8
 	cr.distance.add(t.begun, now)
@@ -295,7 +295,7 @@ func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration
 	cr.window.learn(t.calls, cr.ways(), t.begun, now, may)
 }
 
-// lasted notes how long a trip took. None counts for more than a call has time.
+// lasted records how long a trip took. The length stays below the timeout, however long one took.
 func (cr *Carrier[C]) lasted(took time.Duration) {
 	cr.length = min(cr.length+(took-cr.length)/4, cr.timeout-cr.timeout/4)
 }
@@ -323,7 +323,7 @@ func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
 }
 
 // diagnose finds out why a trip that ended in err could make no connection. Because a client may dial several
-// times before it says so, a dial of the carrier's own asks, one at a time.
+// times before it returns an error, the carrier makes a dial of its own, one at a time.
 func (cr *Carrier[C]) diagnose(err error) {
 	if cr.pulse.undialed(err) || cr.asking || !timeUp(err) {
 		return
@@ -341,14 +341,14 @@ func (cr *Carrier[C]) diagnose(err error) {
 	}()
 }
 
-// abandon ends t for those who wait: its callers have left.
+// abandon records that all callers have left t, which ends without them.
 func (cr *Carrier[C]) abandon(t *Trip[C]) {
 	if t.ended || t.left {
 		return
 	}
 	t.left = true
 	now := time.Now()
-	if t.made && cr.pauses.until(now)-t.paused < cr.timeout/2 { // else this process had no time for the replies
+	if t.made && cr.pauses.until(now)-t.paused < cr.timeout/2 { // or else this process had no time to read replies
 		cr.window.lose(cr.ways(), t.begun, now)
 	}
 	cr.late++

@@ -12,20 +12,20 @@ import (
 type Trip[C any] struct {
 	list     []*batch[C]
 	first    [1]*batch[C] // where list begins
-	calls    int          // that go with it
+	calls    int          // calls that go with it
 	begun    time.Time
-	paused   time.Duration // of this process, when it began
-	end      time.Time     // of the last of them
+	paused   time.Duration // the pauses of this process until begun
+	end      time.Time     // when the time of the last call is up
 	made     bool          // it has taken one of the ready connections
 	twice    bool          // it took several round trips
 	state    Writing
 	ctx      waves.EarlyDone // of its Send
 	panicked any             // the value that Send panicked with, or ErrExit
 
-	batches int  // whose callers wait; protected by Carrier.mu, as are
+	batches int  // whose callers wait; this and what follows is protected by Carrier.mu
 	left    bool // all callers have left
 	ended   bool
-	gone    []*Carried[C] // whose callers have left since their contexts ended
+	gone    []*Carried[C] // whose callers have left because their contexts ended
 }
 
 // Carried is a call of a [Trip].
@@ -35,15 +35,15 @@ type Carried[C any] struct {
 	ctx   context.Context
 	left  bool          // its caller has left, or it was too late to go; protected by Carrier.mu
 	goes  bool          // it goes with the trip, whether its caller leaves or not
-	ended bool          // Send has said how
-	end   time.Duration // when its time is up, since the beginning of the carrier
+	ended bool          // Send has called End
+	end   time.Duration // when its time is up, since the carrier's base
 	err   error
 }
 
 // End ends the call: with err, or with the reply in Call if err is nil.
 func (c *Carried[C]) End(err error) { c.ended, c.err = true, err }
 
-// conclude gives c an end, after its trip t, which has ended in err.
+// conclude gives c its final error, after its trip t has ended in err.
 func (c *Carried[C]) conclude(t *Trip[C], err error) {
 	switch {
 	case !c.ended && err != nil:
@@ -100,8 +100,8 @@ func (w *Writing) GiveUp() (began bool) { return w.state.Swap(givenUp) == writte
 // GivenUp reports whether the callers had left before the calls were written.
 func (w *Writing) GivenUp() bool { return w.state.Load() == givenUp }
 
-// leave notes that a caller has left, and reports whether the calls were written. If they
-// were not, they will not be: the others go again.
+// leave records that a caller has left, and reports whether the calls were written. If they were not,
+// they never will be, and the others try again.
 func (t *Trip[C]) leave() (sent bool) {
 	return !t.state.state.CompareAndSwap(unsent, givenUp) && t.state.state.Load() == written
 }
@@ -109,7 +109,7 @@ func (t *Trip[C]) leave() (sent bool) {
 // send makes the calls of t and ends its batches. It returns the error of the connection,
 // or the server's last answer.
 func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
-	t.panicked = ErrExit // unless it is made
+	t.panicked = ErrExit // unless Send returns or panics
 	defer func() {
 		if r := recover(); r != nil {
 			t.panicked = r
@@ -122,7 +122,7 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 			ended = ended || c.ended
 			c.conclude(t, err)
 		}
-		if err == nil && !ended && t.state.GivenUp() { // nothing was sent, so nothing is known of the server
+		if err == nil && !ended && t.state.GivenUp() { // nothing was sent, so this says nothing about the server
 			err = errGivenUp
 		}
 		for _, bt := range t.list {

@@ -2,15 +2,15 @@ package carrier
 
 import "time"
 
-// distance is what the way to a server and back takes: the shortest recent round trip that
-// began while no other was under way. Others may have to wait at the server.
+// distance estimates the round-trip time to a server: the shortest recent round trip that began while
+// no other was in progress. Any other may have waited at the server.
 type distance struct {
-	least, before time.Duration // of this span, which has one, and of the one before; 0: none
+	least, before time.Duration // the shortest of this span, which has one, and of the span before; 0 if none
 	since         time.Time     // when this span began
 	probed        time.Time     // when a trip last began alone
 }
 
-// lately is the length of a span, and at least so many times the distance.
+// A span lasts for lately, or for latelyTimes the distance if that is longer.
 const (
 	lately      = time.Second
 	latelyTimes = 32
@@ -21,7 +21,7 @@ func (d *distance) due(now time.Time) bool { return now.Sub(d.probed) > d.span()
 
 func (d *distance) span() time.Duration { return max(lately, latelyTimes*d.is()) }
 
-// add notes a round trip that began at begun, if that was alone, or as short as if it was.
+// add records a round trip that began at begun, if it began alone, or was as short as if it had.
 func (d *distance) add(begun, now time.Time) {
 	switch {
 	case begun.Equal(d.probed), d.is() == 0:
@@ -41,7 +41,7 @@ func (d *distance) add(begun, now time.Time) {
 	}
 }
 
-// is is the distance, or 0 if it is not known.
+// is returns the distance, or 0 if it is not known.
 func (d *distance) is() time.Duration {
 	if d.before > 0 {
 		return min(d.before, d.least)
@@ -49,14 +49,14 @@ func (d *distance) is() time.Duration {
 	return d.least
 }
 
-// pauses is for how long this process has stood still, since its share of the processors was used up or
-// others had them. Replies wait then, which says nothing of the server. A timer that is late tells it.
+// pauses measures, by a timer that is late, how long this process has stood still because its share of the
+// processors was used up, or others had them. Replies wait then, which says nothing about the server.
 type pauses struct {
 	due   time.Time // when the timer is due; zero if there is none
 	total time.Duration
 }
 
-// tick is the time of the timer. A shorter time does not count as a pause, so no trip counts as held up by it.
+// tick is the time of the timer. A shorter pause is not seen, but it is too short for a trip to count as held up.
 const tick = slack
 
 // begin reports whether a timer is to be set, which is due a tick after now.
@@ -77,36 +77,36 @@ func (p *pauses) until(now time.Time) time.Duration {
 	return p.total
 }
 
-// window is how many calls are under way at once: as many as the server answers without a
+// window is how many calls may be in progress at the same time: as many as the server answers without a
 // long queue of its own. They share a few trips.
 type window struct {
 	calls  int
-	shrunk time.Time // when it was last made smaller
-	soon   int       // up to which it grows fast: nothing was lost there
+	shrunk time.Time // when the window was last made smaller
+	soon   int       // the size up to which it grows fast, because nothing was lost there
 }
 
 const (
 	firstWindow = 128
-	leastBatch  = 8   // calls in a full trip, if the window has so many
-	mostBatch   = 128 // the same at most
+	leastBatch  = 8   // the least calls in a full trip, if the window has that many
+	mostBatch   = 128 // the most calls in a full trip
 )
 
-// trips is how many trips share the window, of at most most.
+// trips returns how many trips share the window, of at most most.
 func (w *window) trips(most int) int { return max(1, min(w.calls/leastBatch, most)) }
 
-// batch is how many calls are in a full trip.
+// batch returns how many calls are in a full trip.
 func (w *window) batch(most int) int { return min(w.calls/w.trips(most), mostBatch) }
 
-// newWindow is one that may grow fast.
+// newWindow returns a window that may grow fast.
 func newWindow() window { return window{calls: firstWindow, soon: mostBatch * mostTrips} }
 
-// least is the size from which a window begins anew, and below which no long trip makes it.
+// least returns the size from which a window begins anew, and below which a long trip does not shrink it.
 func least(most int) int { return leastBatch * max(1, most-nearTrips+1) }
 
-// learn learns from a trip of n calls that began at begun, of at most most at once. It took
-// so long, and may take so long.
+// learn updates the window by a trip of n calls from begun to now, of at most most trips at the same
+// time. may is how long the trip may have taken.
 func (w *window) learn(n, most int, begun, now time.Time, may time.Duration) {
-	least, seen := least(most), begun.After(w.shrunk) // it has seen the last change
+	least, seen := least(most), begun.After(w.shrunk) // the trip began after the last change
 	switch took := now.Sub(begun); {
 	case w.calls < least: // see lose
 		if seen {
@@ -126,9 +126,10 @@ func (w *window) learn(n, most int, begun, now time.Time, may time.Duration) {
 	w.calls = min(w.calls, mostBatch*most)
 }
 
-// lose learns from a trip that began at begun, of at most most at once, and whose callers have all left
-// before its end. Far more is under way than the server answers in time, and what is sent now waits
-// behind that. Therefore, the window begins anew. It is soon back if the server only stood still.
+// lose updates the window by a trip that began at begun, of at most most trips at the same time, and whose
+// callers have all left before its end. Far more calls are in progress than the server answers in time, and
+// what is sent now waits behind them. Therefore, the window begins anew. If the server only stood still, the
+// window is soon as large as before.
 func (w *window) lose(most int, begun, now time.Time) {
 	if !begun.After(w.shrunk) {
 		return

@@ -13,7 +13,7 @@ type counting struct {
 	rate, rule uint32 // the rule's number
 }
 
-// under reports whether it is a counting under a limit with this Rate and Period, whatever its
+// under reports whether c is a counting under a limit with this Rate and Period, whatever its
 // Burst.
 func (c *counting) under(rate, period int64) bool {
 	return int64(c.rate) == rate && c.period == period
@@ -61,7 +61,7 @@ func (t *table) dropCountings() {
 	if t.more == nil || len(t.more.countings) == 0 {
 		return
 	}
-	var uses, numbers [maxSlots + spareCountings + 1]int16 // by the number before
+	var uses, numbers [maxSlots + spareCountings + 1]int16 // indexed by the old number
 	for i, s := range t.slots {
 		if t.tags[i] != 0 {
 			uses[s.number()]++

@@ -28,7 +28,7 @@ func newSecret() secret {
 	}
 }
 
-// hash returns the hash of key in ns. For a key of 17 bytes it takes 5 ns; two calls of
+// hash returns the hash of key in ns. For a key of 17 bytes it takes 5 ns; two calls to
 // hash/maphash take 11.
 func (s *secret) hash(ns *store.Namespace, key string) hash {
 	p, length := []byte(key), uint64(len(key))

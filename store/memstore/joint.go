@@ -188,8 +188,8 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 	return all
 }
 
-// step decides on the claim's events, and those reserved, and makes next the state in which the
-// former are charged.
+// step decides on the claim's events together with its reserved ones, and makes next the state in
+// which only the claim's events are charged.
 func (c *claim) step(now int64) {
 	if log := c.table.log(c.slot); log != nil {
 		*c.reply = log.Step(c.Limit, now, c.n+c.Reserved)

@@ -10,7 +10,7 @@ type slot struct {
 	hi         uint32 // the upper half of hash.hi
 	whole      uint32
 	at         int64
-	partNumber uint64 // State.Part, and above it the number of the counting
+	partNumber uint64 // State.Part in the low bits, and above it the number of the counting
 }
 
 const (
@@ -21,7 +21,7 @@ const (
 
 func (s *slot) is(h hash) bool { return s.lo == h.lo && s.hi == uint32(h.hi>>32) }
 
-// hash is what s keeps of the key's hash. It is enough for any table.
+// hash returns the part of the key's hash that s keeps, which is enough for any table.
 func (s *slot) hash() hash { return hash{uint64(s.hi) << 32, s.lo} }
 
 // put sets the state, but not how it was counted.
@@ -41,24 +41,23 @@ func (s *slot) setNumber(number int) {
 	s.partNumber = s.partNumber&partMask | uint64(number)<<partBits
 }
 
-// state is the state, which was counted by c.
+// state returns the state, which was counted by c.
 func (s *slot) state(c *counting) store.State {
 	return s.stateOf(c.period)
 }
 
-// stateOf is the state, which was counted under a limit of this Period.
+// stateOf returns the state, which was counted under a limit of this Period.
 func (s *slot) stateOf(period int64) store.State {
 	return store.State{At: s.at, Period: period, Whole: int64(s.whole), Part: s.part()}
 }
 
-// end is the instant, in Unix µs, from which on the key is treated as new.
+// end returns the instant, in Unix µs, from which on the key is treated as new.
 func (s *slot) end(rule *store.Rule, c *counting) int64 {
 	return s.at + rule.TTL(s.state(c), store.Limit{Rate: int64(c.rate), Period: c.period})
 }
 
-// unlessEnded is the state, or the zero one if it has ended. An ended state may still be
-// there until a sweep, and under another limit it might still count. The time of a sweep
-// must decide nothing.
+// unlessEnded returns the state, or the zero State if it has ended. An ended state stays until a sweep, and
+// might still count under another limit. No decision may depend on when the sweep comes.
 func (s *slot) unlessEnded(rule *store.Rule, c *counting, now int64) store.State {
 	if s.end(rule, c) <= now {
 		return store.State{}

@@ -39,7 +39,7 @@ type table struct {
 	prefix   uint64 // the first bits of the hashes kept here
 	slots    []slot
 	horizon  int64 // Unix µs; all states dropped so far had ended by then
-	nextDrop int64 // Unix µs; in the grace before, there is nothing to drop
+	nextDrop int64 // Unix µs; from grace before it until then, there is nothing to drop
 
 	// tags has a tag per slot, 0 if the slot is empty. The first tags are repeated after the last
 	// one, so that group tags can be read at any place. A search reads the tags first, because the
@@ -101,7 +101,7 @@ func (t *table) find(h hash) int {
 	for i := h.home(len(t.slots)); ; i = t.wrap(i + group) {
 		tags := binary.LittleEndian.Uint64(t.tags[i:])
 		// A byte of x that is 0 has its high bit set in (x - low) &^ x. A byte of 1 above
-		// it may have it set too; then the hashes differ.
+		// it may have its high bit set too, but then the hashes differ.
 		x := tags ^ wanted
 		for found := (x - low) &^ x & high; found != 0; found &= found - 1 {
 			if j := t.wrap(i + bits.TrailingZeros64(found)/8); t.slots[j].is(h) {

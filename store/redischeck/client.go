@@ -1,6 +1,6 @@
 package redischeck
 
-// What is found about the client.
+// The checks of the client.
 
 import (
 	"context"
@@ -51,12 +51,11 @@ func (c *check) client() {
 	}
 }
 
-// options checks those that several kinds of clients have.
+// options checks the options that several kinds of clients have.
 func (c *check) options(config *tls.Config, protocol int, keepsDeadlines bool) {
-	// go-redis (9.23) may hang on a new connection. After a
-	// handshake of TLS 1.3 a server sends a session ticket. If the connection was made before
-	// its first command, a client of RESP3 takes the ticket for the beginning of a push
-	// notification, and reads on.
+	// go-redis (9.23) may hang on a new connection. After a handshake of TLS 1.3, a server sends a
+	// session ticket. If the connection was made before its first command, a client of RESP3 takes the
+	// ticket for the beginning of a push notification, and reads on.
 	if config != nil && protocol != 2 && (config.MaxVersion == 0 || config.MaxVersion >= tls.VersionTLS13) {
 		c.findf("client", "with TLS 1.3 and RESP3 the first call on a connection that was made ahead (MinIdleConns, or while "+
 			"the server hung) may wait until its deadline, and fail. Set Protocol to 2.")
@@ -67,10 +66,10 @@ func (c *check) options(config *tls.Config, protocol int, keepsDeadlines bool) {
 	}
 }
 
-// forgets reports whether ring gives the keys of a lost shard to the others. Its HeartbeatFn says so: about
-// a client that reaches no server.
+// forgets reports whether ring gives the keys of a lost shard to the others. To find out, it calls the
+// ring's HeartbeatFn with a client that reaches no server.
 func forgets(ring *redis.Ring) bool {
-	if max(len(ring.Options().Addrs), ring.Len()) < 2 { // Len leaves out lost ones, and Addrs those of SetAddrs
+	if max(len(ring.Options().Addrs), ring.Len()) < 2 { // Len leaves out lost shards, and Addrs the shards of SetAddrs
 		return false
 	}
 	lost := redis.NewClient(&redis.Options{

@@ -1,6 +1,6 @@
 package redischeck
 
-// What keeps the scripts of limiters from running, or from writing: found by a script that tries each of their commands.
+// What keeps the scripts of limiters from running, or from writing. A script that tries each of their commands finds it.
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/redisview"
 )
 
-// tryAll runs each command of this library's scripts once, on two keys of its own.
-// It removes them, and they expire after a second if it may not. ARGV[1] is 'time' if
-// scripts read the server's clock. It replies each command that failed, and why.
+// tryAll runs each command of this library's scripts once, on two keys of its own. It removes the
+// keys, which expire after a second if it may not remove them. ARGV[1] is 'time' if scripts read the
+// server's clock. The reply has each command that failed, and why.
 const tryAll = `
 local text, list, failed = KEYS[1], KEYS[2], {}
 local function try(...)
@@ -87,8 +87,8 @@ func (n *server) key() (string, bool) {
 	return "", false
 }
 
-// failed reports the commands that fail in a script: pairs of a command and its
-// answer. A forbidden command makes others fail.
+// failed reports the commands that fail in a script: pairs of a command and its answer. If a command
+// is forbidden, others fail because of it, and are not reported.
 func (n *server) failed(pairs []any) {
 	var names, allow, refusals []string
 	why := ""
@@ -108,7 +108,7 @@ func (n *server) failed(pairs []any) {
 	}
 }
 
-// remedy says what to do about a refusal.
+// remedy returns what to do about a refusal.
 func remedy(answer string) string {
 	for _, r := range [...]struct{ code, remedy string }{
 		{"NOREPLICAS", "Start the replicas that min-replicas-to-write asks for, or lower it."},
@@ -129,7 +129,7 @@ func remedy(answer string) string {
 	return "Make sure that it runs."
 }
 
-// forbidden reports a command, eval or evalsha, that an access list forbids.
+// forbidden adds a finding about a command, eval or evalsha, that an access list forbids.
 func (n *server) forbidden(command, answer string) {
 	if strings.Contains(answer, "access") {
 		n.findf("this user may not use the keys of the store (%s), and calls fail. Allow ~%s:*.", answer, n.Prefix)

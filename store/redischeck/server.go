@@ -1,6 +1,6 @@
 package redischeck
 
-// What is found about a server.
+// The checks of a server.
 
 import (
 	"cmp"
@@ -22,10 +22,10 @@ import (
 type server struct {
 	*check
 	name   string
-	client *redis.Client // nil: whatever server the client chooses
-	single bool          // the client expects no other
+	client *redis.Client // nil for whatever server the client chooses
+	single bool          // the client expects no other server
 
-	keeps time.Duration // how long the client keeps a connection that rests; 0 if that is not known, or for ever
+	keeps time.Duration // how long the client keeps an idle connection; 0 if that is not known, or forever
 	tls   bool
 }
 
@@ -37,12 +37,12 @@ func (n *server) ask(ctx context.Context, args ...any) (any, error) {
 	return n.Ask(ctx, n.client, args...)
 }
 
-// unreachable is the error of a server that could not be asked.
+// unreachable returns the error of a server that could not be asked.
 func (n *server) unreachable(err error) error {
 	return fmt.Errorf("%w: %s: %v", store.ErrUnavailable, n.name, err) //nolint:errorlint // no context error may show
 }
 
-// examine checks all of it.
+// examine runs all checks of the server.
 func (n *server) examine(ctx context.Context) error {
 	val, err := n.ask(ctx, "info")
 	info, old := map[string]string{}, false
@@ -65,7 +65,7 @@ func (n *server) examine(ctx context.Context) error {
 	n.rest(ctx)
 	n.clock(ctx)
 	n.roundTrip(ctx)
-	if old || info["role"] == "slave" { // it would refuse commands of the script, or not let it write
+	if old || info["role"] == "slave" { // it would refuse the script's commands, or its writes
 		return nil
 	}
 	return n.permissions(ctx)
@@ -132,11 +132,11 @@ func (n *server) eviction(ctx context.Context, info map[string]string) {
 		"each key that it drops starts again with its whole limit. Set noeviction, on a server for limiters only.", policy, when)
 }
 
-// longRest is a time after which many a proxy closes a connection.
+// longRest is a time after which many proxies close an idle connection.
 const longRest = 5 * time.Minute
 
-// rest compares how long connections may rest for the server with how long the client keeps
-// them. A server that does not tell is often rented, and asked over TLS.
+// rest compares how long the server lets connections be idle with how long the client keeps them. A
+// server that does not report it is often a hosted one, which is used over TLS.
 func (n *server) rest(ctx context.Context) {
 	seconds, keeps := 0, n.keeps
 	text, err := n.setting(ctx, "timeout")
@@ -179,7 +179,7 @@ func (n *server) setting(ctx context.Context, name string) (string, error) {
 }
 
 // clock compares the server's clock with this process's, or with that of WithClock.
-// The server reads its own at some time between two readings of the other.
+// The server reads its clock at some time between two readings of the other clock.
 func (n *server) clock(ctx context.Context) {
 	const slack = 100 * time.Millisecond // the difference that is accepted
 	now := time.Now
@@ -213,7 +213,7 @@ func serverTime(val any) (time.Time, error) {
 }
 
 // roundTrip compares a round trip to the server with the store's timeout, and with the deadlines that callers give. The
-// fastest of a few counts, since the first may make the connection.
+// fastest of a few counts, because the first may make the connection.
 func (n *server) roundTrip(ctx context.Context) {
 	const measured = 4
 	trip := time.Duration(math.MaxInt64)
@@ -232,7 +232,7 @@ func (n *server) roundTrip(ctx context.Context) {
 	}
 }
 
-// distance says what a timeout means for a server that is a round trip away.
+// distance adds a finding if the timeout is short for a round trip of this length.
 func (n *server) distance(trip, timeout time.Duration) {
 	about, enough := trip.Round(trip/10), (3 * trip).Round(time.Millisecond)
 	switch {

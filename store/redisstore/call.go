@@ -8,26 +8,26 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// call is a group of requests on its way: all are charged, or none. A call for one limit is a
-// group of one.
+// call is a group of requests, of which all are charged or none. A call for one limit is a group
+// of one.
 type call struct {
 	script *script
 	first  request
 	more   []request
-	slot   int  // of a cluster
-	apart  bool // never in one script with others
-	around bool // past its server: the client itself knows the way
-	rested int  // connections that it has found closed
+	slot   int  // of its first key, on a cluster
+	apart  bool // must not share a script with other calls
+	around bool // is made by the client itself, which finds the server
+	rested int  // how many connections it has found closed
 
 	values []int64 // of the reply
 	err    error
-	late   func() ([]int64, error) // waits for the values of a client that goes on; nil if there is none
+	late   func() ([]int64, error) // waits for the values of a client that is still making the call, or nil
 }
 
-// size is how many requests c has.
+// size returns how many requests c has.
 func (c *call) size() int { return 1 + len(c.more) }
 
-// alternative is how many requests of c, from the i-th on, are one alternative.
+// alternative returns how many requests of c, from the i-th on, are one alternative.
 func (c *call) alternative(i int) (n int) {
 	for n = 1; i+n < c.size() && !c.request(i+n).otherwise; n++ {
 	}
@@ -41,7 +41,7 @@ func (c *call) request(i int) *request {
 	return &c.more[i-1]
 }
 
-// asks reports whether c asks the same as d, of other keys.
+// asks reports whether c and d differ only in their keys.
 func (c *call) asks(d *call) bool {
 	if c.size() != d.size() {
 		return false
@@ -79,7 +79,7 @@ type request struct {
 	otherwise bool // begins an alternative
 }
 
-// count is n as an argument.
+// count returns n as an argument, with the reserved events if there are any.
 func (r *request) count() any {
 	if r.reserved > 0 {
 		return string(strconv.AppendInt(append(strconv.AppendInt(nil, r.n, 10), '+'), r.reserved, 10))
@@ -87,10 +87,10 @@ func (r *request) count() any {
 	return r.n
 }
 
-// operations are the names of those whose argument is the turn.
+// operations are the names of the operations whose argument is the Before of the limit.
 var operations = [...]string{store.OpTake: "take", store.OpShadow: "shadow", store.OpLook: "look", store.OpGate: "gate"}
 
-// operationOf is the operation of r.
+// operationOf returns the operation of r, with its argument.
 func operationOf(r *store.Request) string {
 	switch r.Op {
 	case store.OpUpTo:
@@ -101,7 +101,7 @@ func operationOf(r *store.Request) string {
 	return within(operations[r.Op], r.Limit)
 }
 
-// within is the operation of this name under l.
+// within returns the operation of this name under l.
 func within(name string, l store.Limit) string {
 	if before := l.Before(); before > 0 {
 		return name + " " + strconv.FormatInt(before, 10)
@@ -121,7 +121,7 @@ func refund(c store.Receipt) string {
 	return string(append(text, over...))
 }
 
-// takes are the texts of plain takes by the first rules.
+// takes has the texts of plain takes by the first rules.
 var takes = [...]any{"0", "1", "2", "3", "4"}
 
 // what returns the text for r's rule and operation in a group.
@@ -135,27 +135,27 @@ func (r *request) what() any {
 	return strconv.Itoa(r.number)
 }
 
-// renews reports whether l is asked for a slot that is held.
+// renews reports whether a take under l renews a slot.
 func renews(ns *store.Namespace, l store.Limit) bool { return ns.Rule.Held && l.Before() > 0 }
 
-// attempt is what a command for one key needs, in one allocation.
+// attempt has what a command for one key needs, in one allocation.
 type attempt struct {
 	writing carrier.Writing
-	waits   waves.EarlyDone // the context that it is sent with, if its own has no end
+	waits   waves.EarlyDone // the context of the command, if the caller's has no end
 	op      operation
 	args    [10]any
 }
 
-// operation is the argument of a command that names its operation. go-redis asks for its bytes when it writes it.
+// operation is the argument that names the operation of a command. go-redis marshals it when it writes the command.
 type operation struct {
 	name    string
 	writing *carrier.Writing
 	bytes   [len("groups")]byte // what MarshalBinary returns, here to save an allocation
 }
 
-// MarshalBinary returns the operation. If the callers have left, it returns "none", which
-// changes nothing. Such a command may still wait in a client's queue, and be sent later. It
-// must not charge for an event that its caller has already decided on.
+// MarshalBinary returns the operation. If the callers have left, it returns "none", which changes
+// nothing. A command that waits in a client's queue may be sent later, when it must not charge for
+// events that its callers have already decided on.
 func (o *operation) MarshalBinary() ([]byte, error) {
 	if o.writing.Begin() {
 		return append(o.bytes[:0], o.name...), nil

@@ -1,21 +1,21 @@
 package redisstore
 
-// The kinds of clients, and how a call goes by each of them. If Redis hangs, a call ends by its deadline or the store's
-// timeout, whatever the client is. What differs is what it costs until then, and what it leaves behind:
+// The kinds of clients, and how each makes a call. If Redis hangs, a call ends by its deadline or the store's timeout,
+// whatever the client is. The kinds differ in what the call costs until then, and in what it leaves behind:
 //
 //	*redis.Client          A call waits for a connection for three quarters of the timeout, and then for the reply. Calls
-//	(single, Sentinel)     that go together have one goroutine for all, which waits for a late reply when the callers have
-//	                       left, so that the connection can be used again. One that goes alone has none, and its end
-//	                       closes the connection. With Sentinel, calls go to the new master as soon as the client does.
-//	*redis.ClusterClient   The same, on the client of the key's master. The store asks where the slots are until another
-//	                       node has them: see route.go. A call that a node sends elsewhere has a goroutine.
-//	*redis.Ring            The same, on the client of the key's shard.
-//	*redis.AutoPipeliner   A call waits in the pipeliner's queue, in the blocking mode on a goroutine of its own. If the queue
-//	                       is stuck for twice the timeout, the calls that follow go past it: see pipeliner.
+//	(single, Sentinel)     that go together share one goroutine. After the callers have left, it waits for a late reply, so
+//	                       that the connection can be used again. A call that goes alone has no goroutine, and if its time
+//	                       is up, its connection is closed. With Sentinel, calls go to a new master when the client does.
+//	*redis.ClusterClient   The same, with the client of the key's master. If a master fails, the store asks for the slots
+//	                       until another node has them: see route.go. A call that a node sends elsewhere has a goroutine.
+//	*redis.Ring            The same, with the client of the key's shard.
+//	*redis.AutoPipeliner   A call waits in the pipeliner's queue, and in the blocking mode has a goroutine. If the queue is
+//	                       stuck for twice the timeout, new calls bypass it: see pipeliner.
 //	any other              A call has a goroutine, which stays until the client gives up.
 //
-// Calls that could not be served in time are refused before, for all kinds: see package carrier. A call whose caller has left
-// before it was written charges nothing: see operation.
+// For all kinds, a call that could not be served in time is refused before it is sent: see package carrier. A call whose
+// caller has left before it was written charges nothing: see operation.
 
 import (
 	"bytes"
@@ -92,8 +92,8 @@ var gone = func() context.Context {
 	return ctx
 }()
 
-// deadlines returns a clone of c that keeps to deadlines, of at most most. It has its own
-// options, the same connections, and none of c's hooks: go-redis has no way to keep them.
+// deadlines returns c if it keeps to the deadlines of contexts, and otherwise a clone that does, with
+// timeouts of most. The clone has the connections of c, but not its hooks, which go-redis cannot copy.
 func deadlines(c *redis.Client, most time.Duration) *redis.Client {
 	if c.Options().ContextTimeoutEnabled {
 		return c
@@ -136,7 +136,7 @@ func contextOf(b carrier.Budget) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(b.Context, b.End)
 }
 
-// inline is for clients that keep to the context's deadline.
+// inline returns the process of a client that keeps to the deadlines of contexts.
 func inline(client Client, timeout time.Duration) process {
 	w := waves.New(timeout)
 	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
@@ -152,9 +152,8 @@ func inline(client Client, timeout time.Duration) process {
 
 var errPanic = errors.New("a hook of the client panicked")
 
-// onGoroutine is for all other clients. The goroutine lasts as long as the client's own
-// timeouts. By then ctx has ended, so an abandoned command that still waits for a
-// connection is not sent.
+// onGoroutine returns the process of any other client. Its goroutine lasts as long as the client's own
+// timeouts. ctx ends before that, so an abandoned command that still waits for a connection is not sent.
 func onGoroutine(client Client, within func(carrier.Budget) (context.Context, context.CancelFunc)) process {
 	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
 		ctx, cancel := within(b)
@@ -202,7 +201,7 @@ func onGoroutine(client Client, within func(carrier.Budget) (context.Context, co
 	}
 }
 
-// ended waits until done is closed, or ctx ends, and reports whether done is.
+// ended waits until done is closed, or ctx ends, and reports whether done is closed.
 func ended(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
@@ -217,22 +216,21 @@ func ended(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// pipeliner is an AutoPipeliner, with a way past its queue. By default it has one
-// batch under way, and waits for it as long as the client's ReadTimeout, 5 s, so
-// one connection that has died unnoticed blocks all calls.
+// pipeliner is an AutoPipeliner whose queue can be bypassed. By default it has one batch in progress, and
+// waits for it for the client's ReadTimeout, 5 s, so one connection that has died unnoticed blocks all calls.
 //
-// The queue is stuck if a call is late after twice the time that it may take. From then on new calls go past
-// the queue, each on another connection, until the late call has ended. If they did so
-// sooner, a slow server would lose its batches.
+// The queue is stuck if a call has not ended after twice the time that it may take. From then on, new calls
+// bypass the queue, each on another connection, until the late call has ended. If they bypassed it sooner, a
+// slow server would lose its batches.
 type pipeliner struct {
 	client  *redis.AutoPipeliner
 	timeout time.Duration
-	queued  process                  // by the queue, in its blocking mode
-	past    process                  // past it
+	queued  process                  // through the queue, in its blocking mode
+	past    process                  // past the queue
 	late    atomic.Pointer[lateCall] // the first late call, or nil
 }
 
-// lateCall is a call that its caller has left and that has not ended.
+// lateCall is a call whose caller has left, but that has not ended.
 type lateCall struct {
 	left
 	stuck time.Time // when the queue counts as stuck
@@ -260,7 +258,7 @@ func (p *pipeliner) process(b carrier.Budget, cmd redis.Cmder, a *attempt) error
 	return err
 }
 
-// submit is for the asynchronous mode, which needs no goroutine.
+// submit is the process in the asynchronous mode, which needs no goroutine.
 func (p *pipeliner) submit(b carrier.Budget, cmd redis.Cmder, _ *attempt) error {
 	ctx, cancel := contextOf(b)
 	defer cancel()
@@ -309,7 +307,7 @@ func newNumbers(ctx context.Context, args []any) numbers {
 	return onKey(numbers{redis.NewIntSliceCmd(ctx, args...)})
 }
 
-// list is a command whose reply is integers, or the text of an error in place of the first one of an alternative.
+// list is a command whose reply is integers, except that an alternative that failed begins with a text, its error.
 type list struct{ *redis.SliceCmd }
 
 // NoRetry tells go-redis not to send the command again.
@@ -318,7 +316,7 @@ func (list) NoRetry() bool { return true }
 // Clone keeps the type, and with it NoRetry.
 func (c list) Clone() redis.Cmder { return list{c.SliceCmd.Clone().(*redis.SliceCmd)} }
 
-// newAlone returns the command of c alone. It is none of those whose errors a ClusterClient does not see.
+// newAlone returns a command for c alone, of a type whose errors a ClusterClient sees.
 func newAlone(ctx context.Context, args []any, c *call) redis.Cmder {
 	if c.alternative(0) == c.size() {
 		return newNumbers(ctx, args)
@@ -352,7 +350,7 @@ type mixed struct {
 // NoRetry tells go-redis not to send the command again.
 func (*mixed) NoRetry() bool { return true }
 
-// Err is the server's answer, which a raw command takes for a reply.
+// Err also returns an error of the server, which a raw command takes for a reply.
 func (c *mixed) Err() error {
 	err := c.RawWriteToCmd.Err()
 	if text, failed := bytes.CutPrefix(c.reply.Bytes(), []byte("-")); err == nil && failed {
@@ -364,7 +362,7 @@ func (c *mixed) Err() error {
 // Clone keeps the type, and with it NoRetry.
 func (c *mixed) Clone() redis.Cmder { return newMixed(context.Background(), c.Args(), 0) }
 
-// replySize is the bytes of a reply for each request, about.
+// replySize is about how many bytes a reply has per request.
 const replySize = 64
 
 func newMixed(ctx context.Context, args []any, requests int) *mixed {

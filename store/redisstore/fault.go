@@ -45,19 +45,19 @@ func isAnswer(err error) bool {
 // timedOut reports whether err is a timeout, of a context or of a socket.
 func timedOut(err error) bool {
 	var n net.Error
-	return errors.Is(err, context.Canceled) || errors.As(err, &n) && n.Timeout() // as that of a deadline is
+	return errors.Is(err, context.Canceled) || errors.As(err, &n) && n.Timeout() // as context.DeadlineExceeded is
 }
 
 // refusing has the answers of a server that cannot work now and has changed nothing. A value is true if another node has
-// the key, or is to have it. READONLY and NOREPLICAS are among them, because a script gets them at its first write, so it
+// the key, or will have it. READONLY and NOREPLICAS are among them, because a script that gets them at its first write
 // has written nothing.
 var refusing = map[string]bool{
 	"LOADING": false, "READONLY": true, "TRYAGAIN": true, "CLUSTERDOWN": true, "MASTERDOWN": false, "NOREPLICAS": false,
 	"BUSY": false, "MOVED": true, "ASK": true,
 }
 
-// elsewhere reports whether err is the answer of a node of a cluster that another one has the key, or
-// is to have it.
+// elsewhere reports whether err is the answer of a cluster's node that another node has the key, or
+// will have it.
 func elsewhere(err error) bool {
 	var answer redis.Error
 	return errors.As(err, &answer) && refusing[codeOf(answer.Error())]
@@ -100,8 +100,8 @@ func codeOf(answer string) string {
 
 var errReply = errors.New("the reply is not that of a limiter script")
 
-// unreadable reports whether err is about a reply that is not of integers. The client has
-// no type for such errors.
+// unreadable reports whether err is about a reply that is not a list of integers. The client has no
+// type for such errors.
 func unreadable(err error) bool {
 	var number *strconv.NumError
 	return errors.Is(err, errReply) || errors.As(err, &number) || strings.HasPrefix(err.Error(), "redis: can't parse")
@@ -146,7 +146,7 @@ func lateOf(cmd redis.Cmder, err error) func() ([]int64, error) {
 	}
 }
 
-// giveBack gives back what c has charged.
+// giveBack refunds what c has charged.
 func (s *Store) giveBack(c call) {
 	go func() {
 		if c.late != nil {
@@ -158,7 +158,7 @@ func (s *Store) giveBack(c call) {
 		for _, r := range s.refunds(&c, c.values) {
 			for pause := time.Millisecond; ; pause *= 8 {
 				err := s.giveBackBy(r)
-				if err == nil || errors.Is(err, store.ErrTimeout) || pause > time.Second { // a timeout may have run
+				if err == nil || errors.Is(err, store.ErrTimeout) || pause > time.Second { // after a timeout, the refund may have run
 					break
 				}
 				time.Sleep(pause)
@@ -177,7 +177,7 @@ func (s *Store) giveBackBy(r *call) error {
 	return s.decide(b, v, r, reply[:])
 }
 
-// refunds returns the calls that give back what c has charged by its reply.
+// refunds returns the calls that refund what c has charged according to its reply.
 func (s *Store) refunds(c *call, values []int64) (list []*call) {
 	replies := make([]store.Reply, c.size())
 	if parse(values, replies) != nil {
@@ -213,7 +213,7 @@ func (r *request) is(name string) bool {
 }
 
 // charged returns how many events of reply can be refunded, provided that all requests that vote are OK. The events
-// of a Charge were used before, and the renewal of a slot charges nothing.
+// of a Charge have already happened, and the renewal of a slot charges nothing.
 func (r *request) charged(reply store.Reply) int64 {
 	renews := r.rule.Held && r.op != "take" && r.op != "shadow"
 	switch {

@@ -38,7 +38,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return s.decide(b, v, &c, replies)
 }
 
-// group makes c the call of a Decide. The first key's where is in.
+// group makes c the call of a Decide. in is where returned for the first key.
 func (s *Store) group(c *call, requests []store.Request, in string) {
 	if len(requests) > 1 {
 		c.more = make([]request, len(requests)-1)

@@ -1,6 +1,6 @@
 package redisstore
 
-// What states are called in Redis: their keys, the hash tags of these, and who holds a slot.
+// The names of states in Redis: their keys, the hash tags of the keys, and the holders of slots.
 
 import (
 	"crypto/sha256"
@@ -25,7 +25,7 @@ const (
 	maxName     = 64    // bytes of a label, and of a host in a name
 )
 
-// key returns the Redis key of key's state. Different user keys have different ones.
+// key returns the Redis key of key's state. Different user keys have different Redis keys.
 func (s *Store) key(ns *store.Namespace, key string) string {
 	if s.tags != nil || len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
 		return s.prefix + ns.Rule.Name + ":" + ns.Name + ":" + s.tail(key)
@@ -33,8 +33,8 @@ func (s *Store) key(ns *store.Namespace, key string) string {
 	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
 }
 
-// where is the key in Redis if the client has several servers, or else "": the key is then not needed
-// to admit a call.
+// where returns the key in Redis if the client has several servers. Otherwise it returns "", because the
+// key is not needed to admit a call.
 func (s *Store) where(ns *store.Namespace, key string) string {
 	if s.link == nil || s.link.owner == nil {
 		return ""
@@ -89,14 +89,14 @@ func hashTags(n int) []string {
 	return tags
 }
 
-// tagOf is the one of tags that key belongs to.
+// tagOf returns the one of tags that key belongs to.
 func tagOf(tags []string, key string) string {
 	i, _ := bits.Mul64(evenhash.Of(key), uint64(len(tags)))
 	return tags[i]
 }
 
-// tail is what the key in Redis of a user's key ends with. Keys are different if these are: names and
-// plain keys have no braces, and '=' and '#' keep plain and hashed keys apart.
+// tail returns the end of the Redis key of a user's key. Redis keys differ if their tails differ, because
+// names and plain keys have no braces, and '=' and '#' keep plain and hashed keys apart.
 func (s *Store) tail(key string) string {
 	plain := "=" + key
 	if len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
@@ -109,7 +109,7 @@ func (s *Store) tail(key string) string {
 	return "{" + plain + "}"
 }
 
-// slotOf is the slot of a cluster that has key: CRC-16 (XMODEM) of its hash tag, modulo the number of
+// slotOf returns the slot of a cluster that has key: CRC-16 (XMODEM) of its hash tag, modulo the number of
 // slots.
 func slotOf(key string) int {
 	if i := strings.IndexByte(key, '{'); i >= 0 {
@@ -168,7 +168,7 @@ func holder(label string) string {
 	return name
 }
 
-// hostName is host, without what would not be read as one.
+// hostName returns host as a part of a holder: short, and without blanks, colons and unprintable characters.
 func hostName(host string) string {
 	host = strings.Map(func(r rune) rune {
 		if r == ':' || r == ' ' || r == utf8.RuneError || unprintable(r) {
@@ -179,7 +179,7 @@ func hostName(host string) string {
 	return strings.ToValidUTF8(host[:min(len(host), maxName)], "")
 }
 
-// periodOfHolder is the Period of l with who holds its slots, as inflight.lua has it.
+// periodOfHolder returns the Period of l with the holder of its slots, as inflight.lua reads it.
 func periodOfHolder(l store.Limit, holder string) any {
 	return strconv.FormatInt(l.Period, 10) + " " + holder
 }

@@ -1,6 +1,6 @@
 package redisstore
 
-// Ready, which makes connections ahead, and commands other than decisions.
+// Ready, which makes connections in advance, and commands other than decisions.
 
 import (
 	"context"
@@ -47,12 +47,12 @@ func (s *Store) Ready(ctx context.Context) error {
 	return fmt.Errorf("%w: %v", class, err) //nolint:errorlint // no context error may show
 }
 
-// warmAll is [Store.warm] of each client, for one caller at a time.
+// warmAll calls [Store.warm] for each client, for one caller at a time.
 func (s *Store) warmAll(ctx context.Context) error {
 	select {
 	case s.link.turn <- struct{}{}:
 		defer func() { <-s.link.turn }()
-	case <-ctx.Done(): // the calls below say so
+	case <-ctx.Done(): // the calls below return the error
 	}
 	clients, err := s.link.clients(ctx)
 	if len(clients) == 0 && err == nil { // they are not known, or all shards of a ring are down
@@ -69,9 +69,8 @@ func (s *Store) warmAll(ctx context.Context) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// warm makes connections of c and loads the scripts on the first of them. It makes them
-// all at once, so that none is reused. The client itself makes one before: see
-// [server.conn].
+// warm makes connections of c and loads the scripts on the first of them. It makes them all at the
+// same time, so that none is reused. The client itself makes one before that: see [server.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	v := s.link.of(c)
 	c = deadlines(c, readyTimeout)
@@ -92,7 +91,7 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 			if answeredBy(errs[i]) || busy(errs[i]) {
 				errs[i] = nil
 			}
-			if stats := c.PoolStats(); int(stats.TotalConns) >= poolSize(c) && stats.IdleConns == 0 { // no more can be made: others of ours may wait for this one
+			if stats := c.PoolStats(); int(stats.TotalConns) >= poolSize(c) && stats.IdleConns == 0 { // the pool is full, and another goroutine may wait for this connection
 				_ = conns[i].Close()
 			}
 		})

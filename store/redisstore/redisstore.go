@@ -51,13 +51,13 @@ const (
 	// versions of this library never read each other's state.
 	layout = "2"
 
-	// maxTime is how far from 1970 the clock may be, in µs: 231 years. Lua's integers are
-	// exact to 285, and states lie some years ahead.
+	// maxTime is how far from 1970 the clock may be, in µs: 231 years. Lua's integers are exact for
+	// 285 years, and the times in states are up to some years ahead.
 	maxTime = 231 * 365 * 24 * 3600 * 1e6
 )
 
 // resetScript is UNLINK as a script. A ClusterClient would split the plain command by key
-// into new commands, and retry those.
+// into new commands, and retry them.
 const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) end return {0, 0, 0, 0}`
 
 // Store keeps state in Redis. It is made by [New] and safe for concurrent use. There is
@@ -77,9 +77,9 @@ type Store struct {
 	holder  func() string    // returns the text that names the holder of slots
 
 	reset   *script
-	scripts script // of no rule; those of rules come from it, which are few and never change
+	scripts script // of no rule; the scripts of rules, which are few and never change, are made from it
 
-	jitter func(most time.Duration) time.Duration // in place of that of carriers; nil if they take their own
+	jitter func(most time.Duration) time.Duration // replaces the jitter of carriers, unless it is nil
 }
 
 // shown is for package redischeck.
@@ -200,9 +200,9 @@ func (s *Store) period(r *request) any {
 // Timeout returns the longest time that a call takes: see [WithTimeout].
 func (s *Store) Timeout() time.Duration { return s.timeout }
 
-// admit returns the budget of a call with ctx that begins now, and the server of the key named in. It returns an error if
+// admit returns the budget of a call with ctx that begins now, and the server of the Redis key in. It returns an error if
 // the call is refused. It comes before everything else, so that a refusal costs little. A call that was admitted must
-// Leave. Calls that go ahead make room for others, and are never more than the events that were admitted.
+// Leave. Calls that go ahead make room for others, and there are never more of them than events that were admitted.
 func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Budget, v *server, err error) {
 	if s.link == nil {
 		return b, nil, errNotMade
@@ -212,7 +212,7 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Bud
 	if err = b.Err(); err != nil {
 		return b, nil, err
 	}
-	if v, _ = s.link.server(b, in); v == nil { // then the call's attempts look for it
+	if v, _ = s.link.server(b, in); v == nil { // not known yet, so the call's attempts look for it
 		return b, nil, s.link.whole.Admit(&b)
 	}
 	return b, v, v.Admit(&b)
@@ -242,7 +242,7 @@ func (s *Store) ask(r *request, in string, ns *store.Namespace, key, op string, 
 	r.rule, r.op, r.key, r.limit, r.n = ns.Rule, op, in, l.TurnBefore(0), n
 }
 
-// decide runs c.
+// decide finds the script of c, and runs c.
 func (s *Store) decide(b carrier.Budget, v *server, c *call, replies []store.Reply) (err error) {
 	if c.script, err = s.scriptOf(c); err != nil {
 		return err

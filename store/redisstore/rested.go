@@ -1,7 +1,7 @@
 package redisstore
 
-// Connections that were closed while they rested are found by themselves, before a call is written: see package rested. The
-// store hooks into its client for that.
+// Before a call is written, its connection finds out whether it was closed while it was idle: see package rested. For that,
+// the store adds a hook to its client.
 
 import (
 	"context"
@@ -41,8 +41,8 @@ func (watcher) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	return next
 }
 
-// watch has the connections of client look before they write. It finds no connections of an AutoPipeliner of a
-// ClusterClient.
+// watch makes the connections of client check whether they were closed before they write. It does not reach the
+// connections of an AutoPipeliner of a ClusterClient.
 func watch(client Client) {
 	if !rested.CanLook {
 		return
@@ -75,10 +75,10 @@ func watchNodes[T any](client *T, nodes interface {
 	}
 }
 
-// watchedClients are those that are watched, by weak pointers.
+// watchedClients has weak pointers to the clients that are watched.
 var watchedClients sync.Map
 
-// first reports whether c is not watched yet, and notes that it is. A second store on a client
+// first reports whether c was not watched, and records that it is now. A second store on a client
 // adds no second hook.
 func first[T any](c *T) bool {
 	key := weak.Make(c)
@@ -89,21 +89,21 @@ func first[T any](c *T) bool {
 	return !known
 }
 
-// retire closes the connections over TLS that rest in c's pool. They are not watched.
+// retire closes the idle connections over TLS in c's pool, because they are not watched.
 func retire(c *redis.Client) {
 	if c.Options().TLSConfig == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*rested.Grace)
 	defer cancel()
-	c = c.WithTimeout(time.Nanosecond) // for one that would have to greet the server first
+	c = c.WithTimeout(time.Nanosecond) // so that a connection which still needs a handshake fails soon
 	for n := c.PoolStats().IdleConns; n > 0 && c.PoolStats().IdleConns > 0; n-- {
 		_ = c.Process(ctx, command{redis.NewCmd(ctx, "ping", unwritable{})})
 	}
 }
 
-// unwritable is an argument that cannot be written. go-redis closes the connection that it
-// was to be written to, and sends nothing.
+// unwritable is an argument that cannot be written. Instead of writing the command, go-redis closes
+// the connection, and sends nothing.
 type unwritable struct{}
 
 func (unwritable) MarshalBinary() ([]byte, error) { return nil, errRested }

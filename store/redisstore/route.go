@@ -1,7 +1,7 @@
 package redisstore
 
-// Which server a call goes to: where a ring or a cluster has the key, how a cluster is asked for that, and asked again
-// while one of its masters fails.
+// Which server a call goes to: where a ring or a cluster has the key, how a cluster is asked for its slots, and asked
+// again while one of its masters fails.
 
 import (
 	"context"
@@ -22,9 +22,9 @@ type link struct {
 	kind
 	client Client
 	store  *Store
-	whole  *server       // of a *redis.Client; of others all servers, to which the client itself finds the way
-	known  sync.Map      // *server by *redis.Client, of a kind that has an owner for each key
-	turn   chan struct{} // of one Ready: two would each wait for the connections that the other holds
+	whole  *server       // the server of a *redis.Client; for others all servers, among which the client itself chooses
+	known  sync.Map      // *server by *redis.Client, if the kind of client has an owner for each key
+	turn   chan struct{} // held by one Ready, because two could wait for each other's connections
 
 	overloaded, tooShort atomic.Int64 // of servers that are gone
 }
@@ -123,8 +123,8 @@ func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 }
 
 const (
-	// The pauses before the slots are asked for again: after a fault that means a failed
-	// node, and after one that a slow node causes too.
+	// The pauses before the slots are asked for again: after a fault that only a failed
+	// node causes, and after one that a slow node can cause too.
 	slotsPause     = 200 * time.Millisecond
 	slotsPauseSlow = time.Second
 
@@ -132,29 +132,28 @@ const (
 	// replaces a master after about 20 s.
 	slotsPatience = 30 * time.Second
 
-	mostAsking = 32 // with a ReadTimeout of 5 s, 25 nodes that hang are waited for
+	mostAsking = 32 // requests in progress; with a ReadTimeout of 5 s, 25 of them can hang
 )
 
-// slots makes a ClusterClient ask where its slots are: before the first calls, which wait for
-// the answer, and while a node fails. go-redis itself
-// asks after MOVED, ASK and READONLY, and otherwise once a minute. After the death of a
-// master it is blind until then. There may be no further calls, behind an open circuit
-// breaker for example. So after one failure slots asks until there is another master, or
-// the old one answers.
+// slots makes a ClusterClient ask where its slots are: before the first calls, which wait for the
+// answer, and while a node fails. By itself, go-redis asks after MOVED, ASK and READONLY, and otherwise
+// once a minute, so it can take a minute to notice that a master has died. There may be no further
+// calls, for example behind an open circuit breaker. Therefore, after one failure, slots asks until
+// there is another master, or the old one answers.
 type slots struct {
 	client  *redis.ClusterClient
 	timeout time.Duration // of the store
 	failing atomic.Bool   // whether there is a failure to remember
 
 	mu     sync.Mutex    // protects what follows; never held during I/O
-	first  *answer       // that calls wait for, because nothing is known; or nil
+	first  *answer       // the answer that calls wait for while no slots are known, or nil
 	key    string        // of the latest call that failed
 	addr   string        // of the node that got it
 	until  time.Time     // when to stop asking
-	pause  time.Duration // before the slots are asked for again; 0 if nobody wants to know
+	pause  time.Duration // before the slots are asked for again; 0 if they are not
 	asked  time.Time     // when the slots were last asked for
 	timer  *time.Timer
-	asking int // requests for the slots under way
+	asking int // requests for the slots in progress
 }
 
 type answer struct {
@@ -162,8 +161,8 @@ type answer struct {
 	err   error
 }
 
-// learn asks for all calls where the slots are, and waits until b's end for the first answer. A node that is asked may
-// hang, so others are asked meanwhile.
+// learn asks where the slots are, once for all calls, and waits for the first answer until b's end. Because a node may
+// hang, other nodes are asked meanwhile.
 func (s *slots) learn(b carrier.Budget) error {
 	s.mu.Lock()
 	if s.first == nil {
@@ -182,7 +181,7 @@ func (s *slots) learn(b carrier.Budget) error {
 	}
 }
 
-// suspect is how soon f justifies asking for the slots, or 0 if it does not.
+// suspect returns how soon f justifies asking for the slots, or 0 if it does not.
 func suspect(f fault) time.Duration {
 	switch {
 	case errors.Is(f.Class, store.ErrOverloaded), errors.Is(f.Class, store.ErrTimeout) && timedOut(f.Err):
@@ -193,7 +192,7 @@ func suspect(f fault) time.Duration {
 	return 0
 }
 
-// failed notes that a call of key has failed.
+// failed records that a call for key has failed.
 func (s *slots) failed(f fault, key string) {
 	pause := suspect(f)
 	if pause == 0 {
@@ -207,7 +206,7 @@ func (s *slots) failed(f fault, key string) {
 	s.want(pause)
 }
 
-// answered notes that a server has answered a call of key.
+// answered records that a server has answered a call for key.
 func (s *slots) answered(key string) {
 	if !s.failing.Load() {
 		return
@@ -220,7 +219,7 @@ func (s *slots) answered(key string) {
 	}
 }
 
-// want makes pause the time from one asking to the next, unless it is shorter already. Call it with the lock held.
+// want makes pause the time between requests for the slots, unless it is shorter already. Call it with the lock held.
 func (s *slots) want(pause time.Duration) {
 	if s.pause > 0 && s.pause <= pause {
 		return
@@ -234,7 +233,7 @@ func (s *slots) want(pause time.Duration) {
 	}
 }
 
-// rest ends the asking. Call it with the lock held.
+// rest stops asking for the slots, and gives err to the calls that wait. Call it with the lock held.
 func (s *slots) rest(err error) {
 	s.failing.Store(false)
 	s.pause, s.until = 0, time.Time{}
@@ -248,9 +247,9 @@ func (s *slots) rest(err error) {
 	}
 }
 
-// ask asks for the slots, and sets the timer again while that may bring news. It does not
-// wait for requests under way: one may hang at a node for as long as the client's
-// ReadTimeout. ReloadState does wait, and so do all requests behind it.
+// ask asks for the slots, and sets the timer again while the answer may change. It does not wait for
+// requests in progress, because one may hang at a node for the client's ReadTimeout. ReloadState would
+// wait for them, and so would all requests behind it.
 func (s *slots) ask() {
 	now := time.Now()
 	s.mu.Lock()
@@ -289,7 +288,7 @@ func (s *slots) ask() {
 	}
 }
 
-// master is the address of the node that the client regards as the master of key.
+// master returns the address of the node that the client regards as the master of key.
 func (s *slots) master(key string) string {
 	c, err := s.client.MasterForKey(gone, key)
 	if err != nil {

@@ -19,29 +19,29 @@ const (
 	eval    = "eval"
 	evalsha = "evalsha"
 
-	keyArg = 3 // where the first key stands in an EVALSHA
+	keyArg = 3 // the index of the first key in an EVALSHA
 )
 
-// script is a script of some rules, and its name on the server, each boxed once for all calls.
+// script is a script of some rules, and its SHA-1. Both are boxed once for all calls.
 type script struct {
 	text, sha any
-	rules     []*store.Rule // in their order; none of a script that has one form
+	rules     []*store.Rule // in their order; none for the script of Reset
 	shared    bool          // calls may share it
 	more      sync.Map      // *script of these rules and one more, by *store.Rule
 	limits    [mostKept]atomic.Pointer[boxed]
 }
 
-// mostKept is of how many requests of a group the limit is kept as arguments.
+// mostKept is the number of requests of a group whose limits are kept as arguments.
 const mostKept = 4
 
-// boxed is a limit as arguments. Most calls of a script have the limits of the one before.
+// boxed is a limit as arguments. Most calls of a script have the limits of the call before.
 type boxed struct {
 	rule                *store.Rule
 	limit               store.Limit
 	rate, period, burst any
 }
 
-// appendLimit appends to args what the i-th request of a group says after what it is.
+// appendLimit appends to args the arguments of the i-th request of a group that follow its what.
 func (s *Store) appendLimit(args []any, sc *script, i int, r *request) []any {
 	var kept *atomic.Pointer[boxed]
 	var b *boxed
@@ -166,7 +166,7 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 	return args, nil
 }
 
-// gather puts calls that ask the same beside each other, so that they share a run. Those of one key stay in their order.
+// gather makes calls that differ only in their keys neighbors, so that they share a run. Calls for one key stay in order.
 func gather(calls []*call) {
 	for from := 0; from < len(calls); {
 		to := from + 1
@@ -181,8 +181,8 @@ func gather(calls []*call) {
 	}
 }
 
-// run makes c within b, the first time on v if that is known, and puts its decisions into replies. While there is proof
-// that nothing ran, and time, it tries again.
+// run makes c within b, at first on v if that is not nil, and puts its decisions into replies. As long as it is certain
+// that nothing ran, and time is left, it tries again.
 func (s *Store) run(b carrier.Budget, v *server, c *call, replies []store.Reply) error {
 	for {
 		values, f := s.try(b, v, c)
@@ -198,14 +198,14 @@ func (s *Store) run(b carrier.Budget, v *server, c *call, replies []store.Reply)
 	}
 }
 
-// otherwise reports whether c goes once more without a pause, since another way is known.
+// otherwise reports whether c is tried again without a pause, because there is another way to make it.
 func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
 	switch {
 	case errors.Is(f.Err, errApart):
 		c.apart = true
 	case s.link.slots != nil && !c.around && elsewhere(f.Err):
 		c.around = true
-	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so this ends
+	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so the attempts end
 		c.rested++
 		return time.Now().Before(b.End)
 	default:
@@ -247,7 +247,7 @@ func parse(list []int64, replies []store.Reply) error {
 	}
 	for i := range replies {
 		v := list[4*i : 4*i+4]
-		if v[0] < 0 || v[0] > 2 || v[0] == 2 && i == 0 { // the first one is no alternative
+		if v[0] < 0 || v[0] > 2 || v[0] == 2 && i == 0 { // only an alternative replies 2, and the first request is always decided
 			return fmt.Errorf("%w: a decision in the reply begins with %d, want 0 or 1", store.ErrStore, v[0])
 		}
 		if replies[i] = (store.Reply{Outcome: store.AdmittedIf(v[0] == 1), X: v[1], Y: v[2], Z: v[3]}); v[0] == 2 {

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// server is a server with its carrier, or all those behind a client that says no more.
+// server is a server with its carrier, or all servers behind a client that does not tell them apart.
 type server struct {
 	*carrier.Carrier[call]
 	store   *Store
@@ -22,14 +22,14 @@ type server struct {
 	process process       // makes a call by itself
 
 	mu     sync.Mutex      // protects what follows
-	clones []*redis.Client // of client, not used by a trip now: see conn
+	clones []*redis.Client // of client, which no trip uses now: see conn
 	apart  time.Time       // until then each call has a script of its own
 }
 
-// mostTrips is how many connections a carrier uses at once.
+// mostTrips is how many connections a carrier uses at the same time.
 const mostTrips = 16
 
-// lasting is how long a connection may wait for the server at least, whatever the timeout.
+// lasting is the least time that a connection may wait for the server, whatever the timeout.
 const lasting = time.Second
 
 // server returns the server of c, which has that client's connections.
@@ -67,7 +67,7 @@ func (v *server) carry(config carrier.Config[call]) {
 	config.Jitter = v.store.jitter
 	var err error
 	if v.Carrier, err = carrier.New(config); err != nil {
-		panic(err) // all of it is there
+		panic(err) // not reached, because the config is complete
 	}
 }
 
@@ -81,7 +81,7 @@ func poolSize(c *redis.Client) int {
 	return max(size, 1)
 }
 
-// meaning is the [carrier.Meaning] of an error of a client.
+// meaning returns the [carrier.Meaning] of an error of a client.
 func meaning(err error) carrier.Meaning {
 	switch {
 	case isAnswer(err), errors.Is(err, errApart):

@@ -16,14 +16,14 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// bundle is the calls of a trip that share a script.
+// bundle has the calls of a trip that share a script.
 type bundle struct {
 	calls    []*call
 	requests int // of all calls
 	op       operation
 }
 
-// fail ends those calls with err that have no error yet.
+// fail gives err to the calls that have no error yet.
 func (g *bundle) fail(err error) {
 	for _, c := range g.calls {
 		if c.err == nil {
@@ -67,7 +67,7 @@ func (v *server) send(ctx context.Context, t *carrier.Trip[call]) error {
 }
 
 // sendBundles makes the calls of the bundles. It returns the error of the connection, or the server's last answer, and
-// whether it took two round trips since the server did not have all scripts.
+// whether it took two round trips because the server did not have all scripts.
 func (v *server) sendBundles(ctx context.Context, bundles []bundle) (twice bool, err error) {
 	switch len(bundles) {
 	case 0:
@@ -82,7 +82,7 @@ func (v *server) sendBundles(ctx context.Context, bundles []bundle) (twice bool,
 		_ = pipe.BatchProcess(ctx, cmds...)
 		_, err := pipe.Exec(ctx)
 		failed := func(cmd redis.Cmder) bool { return cmd.Err() != nil }
-		if err != nil && !slices.ContainsFunc(cmds, failed) { // conn has ended after an answer, such as READONLY: no command is told
+		if err != nil && !slices.ContainsFunc(cmds, failed) { // an answer such as READONLY has ended conn, but no command has the error
 			for _, cmd := range cmds {
 				cmd.SetErr(err)
 			}
@@ -104,7 +104,8 @@ func (v *server) bundles(t *carrier.Trip[call]) (list []bundle) {
 	return list
 }
 
-// join returns the list with c, one of n calls, in a script with others, unless all are apart.
+// join adds c, one of n calls, to a bundle of list that it may share, or to a new one, and returns the list. If apart
+// is true, no calls share a bundle.
 func join(list []bundle, c *call, n int, apart bool, w *carrier.Writing) []bundle {
 	room := 1
 	if c.script.shared && !c.apart && !apart {
@@ -150,7 +151,7 @@ func (v *server) exec(ctx context.Context, bundles []bundle, run func(context.Co
 				g.end(cmds[i])
 			}
 		}
-		if bundles = again; bundles != nil { // it has a connection, and a script is told once for all
+		if bundles = again; bundles != nil { // the trip has a connection, and the scripts are for later calls too
 			end, _ := ctx.Deadline()
 			ctx = earlyDone{context.WithoutCancel(ctx), end}
 			twice = true
@@ -207,13 +208,13 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// RedisError makes it a [redis.Error].
+// RedisError makes refusal a [redis.Error].
 func (refusal) RedisError() {}
 
 // reader reads RESP.
 type reader struct{ rest []byte }
 
-// next reads an element of this kind, which is followed by a number, or a text.
+// next reads an element: a number, which follows the byte kind, or a text.
 func (r *reader) next(kind byte) (n int64, text string, ok bool) {
 	line, rest, ok := bytes.Cut(r.rest, []byte("\r\n"))
 	if !ok || len(line) < 2 {

@@ -48,7 +48,7 @@ func newClient(address string) (redis.UniversalClient, error) {
 		address = "redis://" + address
 	}
 	u, err := url.Parse(address)
-	if err != nil { // which has the URL in it
+	if err != nil { // err contains the URL
 		return nil, errors.New("it cannot be parsed: in a user name or password, write / ? # @ and % as %2F %3F %23 %40 and %25")
 	}
 	query, err := url.ParseQuery(u.RawQuery)
@@ -76,13 +76,13 @@ func newClient(address string) (redis.UniversalClient, error) {
 
 var errScheme = errors.New("it must begin with redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://, or be host:port")
 
-// urlKind is what a URL leads to.
+// urlKind is the kind of client that a URL is for.
 type urlKind struct {
 	parse  func(*url.URL) (func() redis.UniversalClient, error)
-	needed string // a parameter without which it is another kind
+	needed string // a parameter without which the URL is of another kind
 }
 
-// urlKindOf finds the kind of a URL, and what is wrong with it before its parameters.
+// urlKindOf returns the kind of a URL, or an error if anything before its parameters is wrong.
 func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 	if u.Scheme == "unix" {
 		if u.Host != "" || u.Path == "" {
@@ -109,7 +109,7 @@ func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 	return urlKind{parse: single}, nil
 }
 
-// checkParameter asks go-redis about one parameter. The answer contains the value, so it is not repeated.
+// checkParameter asks go-redis about one parameter. It does not return go-redis's error, which contains the value.
 func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error {
 	values := query[name]
 	switch plain := strings.Trim(name, "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""; {
@@ -119,7 +119,7 @@ func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error
 		return fmt.Errorf("the parameter %s is repeated", name)
 	case name == "dialer_retries" || name == "context_timeout_enabled":
 		return fmt.Errorf("the parameter %s has no effect, because NewClient sets it: remove it", name)
-	case values[0] == "": // and its name may be anything
+	case values[0] == "": // its name may then be a part of the password
 		return errors.New("a parameter has no value")
 	}
 	alone, q := *u, url.Values{name: values}
@@ -159,7 +159,7 @@ func cluster(u *url.URL) (func() redis.UniversalClient, error) {
 		return nil, err
 	}
 	if o.ContextTimeoutEnabled, o.DialerRetries = true, 1; o.TLSConfig != nil {
-		o.TLSConfig.MinVersion = tls.VersionTLS12 // which go-redis sets for the others
+		o.TLSConfig.MinVersion = tls.VersionTLS12 // as go-redis sets it for the other kinds
 	}
 	return func() redis.UniversalClient { return redis.NewClusterClient(o) }, nil
 }
