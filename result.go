@@ -101,7 +101,7 @@ const (
 	SourceStore      Source = iota // the limiter's own store
 	SourceFailOpen                 // the store failed, and the event was let through
 	SourceFailClosed               // the store failed, and the event was refused
-	SourceLocal                    // the store failed, and a local limiter decided, but for its bans
+	SourceLocal                    // the store failed, and a local limiter decided; if a local ban denied, it is SourceBan
 	SourceDenyCache                // the store has denied before (package denycache)
 	SourceUnlimited                // the limit is [Unlimited]
 	SourceZeroRate                 // the Rate is 0

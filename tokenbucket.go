@@ -9,7 +9,7 @@ import (
 
 // TokenBucket holds up to Burst tokens per key. A bucket starts full, and is refilled continuously at
 // Rate tokens per Period. It admits n events if it holds n tokens, and removes them. (GCRA is the same
-// algorithm, told in times.)
+// algorithm, described by times instead of tokens.)
 //
 // Bound: at most Burst + Rate·x/Period events in any interval x (in whole µs, rounded up), a full
 // bucket and its refill.

@@ -14,7 +14,7 @@ type Reply struct {
 	X, Y, Z int64
 }
 
-// Outcome says whether events are admitted, and by whom.
+// Outcome is whether events are admitted, and which store decided.
 //
 // A store that wraps another one may answer without asking it, or by a different limit. Its Outcome
 // is then neither Denied nor Admitted, and the numbers of the [Reply] are plain:

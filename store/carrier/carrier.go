@@ -216,7 +216,7 @@ type Stats struct {
 	Trips      int           // trips under way that callers wait for
 	Busy       int           // connections that these have
 	Late       int           // trips under way that all callers have left
-	RoundTrip  time.Duration // the shortest of late; 0: not known
+	RoundTrip  time.Duration // the shortest recent round trip; 0 if it is not known
 }
 
 // Stats returns what the carrier knows now.

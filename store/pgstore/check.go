@@ -207,7 +207,7 @@ type Stats struct {
 	UnderWay   int64         // calls that have not returned
 	Overloaded int64         // calls that ended with [store.ErrOverloaded], and were not sent
 	TooShort   int64         // calls that had less time than a round trip, and were not sent
-	RoundTrip  time.Duration // the shortest transaction of late; 0: not known
+	RoundTrip  time.Duration // the shortest recent transaction; 0 if it is not known
 }
 
 // Stats returns what is known up to now.

@@ -32,8 +32,8 @@ func tableName(name string) ([]string, error) {
 // table returns the table's name as it is written in statements.
 func (s *Store) table() string { return pgx.Identifier(s.name).Sanitize() }
 
-// Schema returns the statements that create the table, for whoever migrates by a tool of their own. They change nothing
-// if the table exists.
+// Schema returns the statements that create the table, for use with a migration tool. They change nothing if the
+// table exists.
 //
 // A page keeps a third of its room free, so that a row that is written again stays on its page and no index
 // changes. Rows change often and are small, so autovacuum runs sooner than elsewhere, and without pauses.

@@ -37,12 +37,13 @@ import (
 // until Exec, so every call fails.
 //
 // An AutoPipeliner in its blocking mode, and any client that this package does not know, cost a
-// goroutine for each call under way. That of an abandoned call ends when the client gives up.
+// goroutine for each call in progress. The goroutine of an abandoned call ends when the client gives
+// up.
 //
-// Calls go to the server of their key, and not through the client of a ring or a cluster. So hooks
-// belong to the clients of the servers: add them by OnNewNode. With ContextTimeoutEnabled they see a
-// call that goes alone as a command, with the values of its caller's context. They see calls that
-// go together as a command of several keys, or as a pipeline, without such values.
+// Calls are sent to the server of their key, and not through the client of a ring or a cluster.
+// Therefore, add hooks to the clients of the servers, with OnNewNode. With ContextTimeoutEnabled, a
+// hook sees a call that is sent alone as a command, with the values of its caller's context. It sees
+// calls that are sent together as a command of several keys, or as a pipeline, without such values.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }

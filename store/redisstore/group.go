@@ -8,9 +8,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Together implements [store.Store]. On a single server all keys are together. Keys of
-// one user key always are, because of their hash tag. On a cluster those of one tag are
-// ([WithHashTags]); on a ring, and behind an unknown client, no others are.
+// Together implements [store.Store]. On a single server, it returns true for all keys. Keys of one
+// user key are always together, because they have the same hash tag. On a cluster, so are keys with
+// the same tag ([WithHashTags]). On a ring, and behind an unknown client, no other keys are.
 func (s *Store) Together(key, other string) bool {
 	if s.link == nil {
 		return key == other
