@@ -104,6 +104,7 @@ func TestCallsOfATagShareScripts(t *testing.T) {
 // What holds past the capacity of one server holds for several: see TestGoodputPastCapacity.
 func TestGoodputPastTheCapacityOfSeveralServers(t *testing.T) {
 	t.Parallel()
+	effort.OthersRace(t)
 	for name, client := range severals(t) {
 		s, err := redisstore.New(client)
 		require.NoError(t, err)

@@ -219,6 +219,7 @@ func (c *crowd) stopAfter(d time.Duration) {
 
 // Calls that no carrier sends together are refused in time too.
 func TestGoodputPastCapacityBehindAnyClient(t *testing.T) {
+	effort.OthersRace(t)
 	lines, err := redistest.Start(t).Client(t).AsyncAutoPipeline()
 	require.NoError(t, err)
 	for name, client := range map[string]redisstore.Client{"an auto-pipeliner": lines, "a client that is not known": hidden{redistest.Start(t).Client(t)}} {
