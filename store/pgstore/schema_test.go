@@ -167,6 +167,17 @@ func TestRowsThatHaveEndedLeave(t *testing.T) {
 	require.Equal(t, 200, count(t, pool, name), "only those in force stay")
 }
 
+// A table's name may have any characters that New accepts, also once calls delete rows.
+func TestATableMayHaveAnyName(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"it's 100% TABLE", `Größe \ $1`} {
+		l := window(t, openAt(t, shared(t), name), "n", 1000)
+		for i := range 200 {
+			require.Equal(t, 999-i, take(t, l, "key").Remaining)
+		}
+	}
+}
+
 func TestOptionsThatCannotBeUsedAreRefused(t *testing.T) {
 	t.Parallel()
 	pool := connect(t, "postgres://nobody@127.0.0.1:1/none", 2)
