@@ -86,6 +86,8 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	require.ErrorContains(t, at(pool, name).Ready(t.Context()), "does not exist")
 	require.NoError(t, at(pool, name).Migrate(t.Context()))
 	require.NoError(t, at(pool, name).Ready(t.Context()))
+	german := connect(t, pgtest.Shared(t).URL(), 2, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["datestyle"] = "German" }) // as a role may have it
+	require.NoError(t, at(german, name).Ready(t.Context()))
 
 	err := at(reader(t, "GRANT SELECT, INSERT ON "+name+" TO ROLE"), name).Ready(t.Context())
 	require.ErrorIs(t, err, store.ErrStore)
