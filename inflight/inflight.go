@@ -26,7 +26,7 @@ const (
 //
 // A call takes one slot, whatever its n. If a limit function or a tier returns a Limit, only its
 // Rate counts. Limiters with the same name and store share their slots, even if their lives or n
-// differ. If a Redis server's clock is set back, a slot ends later, by at most the life of the
+// differ. If a server's clock is set back, a slot ends later, by at most the life of the
 // limiter that is asked next (see [Time]). Give limiters with the same name the same life. New
 // returns [ratelimit.ErrInvalidLimit] or [ratelimit.ErrInvalidOption].
 //

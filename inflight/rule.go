@@ -139,6 +139,20 @@ func (s *slotLog) Add(l store.Limit, now, n int64) (end int64) {
 	return s.End()
 }
 
+// step is the largest step of a server's clock that is ignored, in µs, as in inflight.lua.
+const step = 1_000_000
+
+// SetBack limits the ends to a life from now if a server's clock was set back: the last slot was taken later than now. It
+// reports whether it has changed any.
+func (s *slotLog) SetBack(l store.Limit, now int64) (changed bool) {
+	for i := range s.all {
+		if one := &s.all[i]; s.last > now+step && one.end > now+l.Period {
+			one.end, changed = now+l.Period, true
+		}
+	}
+	return changed
+}
+
 // Refund releases the slots of c that are still held.
 func (s *slotLog) Refund(_ store.Limit, now int64, c store.Receipt) {
 	s.all = slices.DeleteFunc(s.all, func(one entry) bool {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,7 +76,11 @@ func (s *Service) Handler() http.Handler {
 
 // inTime returns r with the deadline in its URL.
 func inTime(r *http.Request) (*http.Request, context.CancelFunc, error) {
-	texts, found := r.URL.Query()["timeout"]
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil { // Query would leave out the rest
+		return r, func() {}, invalid("the query of the URL: %v", err)
+	}
+	texts, found := query["timeout"]
 	if !found {
 		return r, func() {}, nil
 	}

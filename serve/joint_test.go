@@ -128,7 +128,7 @@ func TestAStoreThatHangsOverHTTP(t *testing.T) {
 			code, took := ask("?timeout=100ms")
 			require.Equal(t, want.code, code, path)
 			require.Equal(t, want.took*time.Millisecond, took, path)
-			for _, query := range []string{"?timeout=", "?timeout=0s", "?timeout=-1s", "?timeout=100", "?timeout=soon", "?timeout=1s&timeout=2s"} {
+			for _, query := range []string{"?timeout=", "?timeout=0s", "?timeout=-1s", "?timeout=100", "?timeout=soon", "?timeout=1s&timeout=2s", "?timeout=1s;denied=403", "?timeout=%1s"} {
 				code, _ = ask(query)
 				require.Equal(t, http.StatusBadRequest, code, path+query)
 			}

@@ -169,20 +169,32 @@ func TestTheLeastLifeIsThatOfLeases(t *testing.T) {
 	}
 }
 
+// That holds for limiters that share the counts of a leased one, too.
 func TestALeasedBucketNeverAdmitsMoreThanIsSaid(t *testing.T) {
+	const text = "limiters: {a: {algorithm: token_bucket, limit: 1000/s, store: {lease: 50ms}}, b: {shares: a}, c: {shares: a, reserved: 7}}"
+	said := command(t, strings.NewReader(text), "check", "-explain", "-").stdout
+	parsed, err := config.Parse([]byte(text))
+	require.NoError(t, err)
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	leases, err := lease.New(elsewhere{mem}, 50*time.Millisecond)
+	limiters, err := parsed.Build(elsewhere{mem})
 	require.NoError(t, err)
-	bucket, err := ratelimit.NewTokenBucket(leases, ratelimit.PerSecond(1000))
-	require.NoError(t, err)
-	said := leasedBurst(ratelimit.PerSecond(1000), 50*time.Millisecond)
-	r, err := bucket.AllowN(t.Context(), "more", said+1)
-	require.NoError(t, err)
-	require.Equal(t, ratelimit.Never, r.RetryAfter)
-	r, err = bucket.AllowN(t.Context(), "as many", said)
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
+	defer func() { require.NoError(t, limiters.Close(t.Context())) }()
+	for _, name := range limiters.Names() {
+		_, of, _ := strings.Cut(said, "\n"+name+": ")
+		_, of, _ = strings.Cut(of, "with leases, a call for more than ")
+		of, _, _ = strings.Cut(of, " is never admitted\n")
+		most, err := strconv.Atoi(of)
+		require.NoError(t, err, "%s: %s", name, said)
+		limiter, err := limiters.Limiter(name)
+		require.NoError(t, err)
+		r, err := limiter.AllowN(t.Context(), name+": more", most+1)
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.Never, r.RetryAfter, name)
+		r, err = limiter.AllowN(t.Context(), name+": as many", most)
+		require.NoError(t, err)
+		require.True(t, r.Allowed, name)
+	}
 }
 
 // The reported number of series is that of the limiters in the file, even after they have denied

@@ -51,6 +51,7 @@ func readLimiters(text []byte) (map[string]fileLimiter, error) {
 	for name, l := range f.Limiters {
 		if other, found := f.Limiters[l.Shares]; found {
 			l.Algorithm, l.Limit, l.Limits, l.Tiers = other.Algorithm, other.Limit, other.Limits, other.Tiers
+			l.Store.Lease = cmp.Or(other.Store.Lease, l.Store.Lease)
 			f.Limiters[name] = l
 		}
 	}
@@ -269,10 +270,12 @@ func (l *fileLimiter) explainLease(w io.Writer, limit ratelimit.Limit) {
 		fmt.Fprintf(w, "    is not leased: a lease TTL of %v is too short for an event, use at least %v\n", life, least)
 		return
 	}
-	fmt.Fprintf(w, "    a lease has a TTL of %v (at least %v): it saves calls if a process is asked for the key at least %d times per TTL\n",
-		life, leastLife(l.Algorithm, limit), leaseEvents)
+	if l.Reserved == 0 { // or else it asks the store for every decision
+		fmt.Fprintf(w, "    a lease has a TTL of %v (at least %v): it saves calls if a process is asked for the key at least %d times per TTL\n",
+			life, leastLife(l.Algorithm, limit), leaseEvents)
+	}
 	if l.Algorithm == "token_bucket" {
-		fmt.Fprintf(w, "    with leases, a call for more than %d is never admitted\n", leasedBurst(limit, life))
+		fmt.Fprintf(w, "    with leases, a call for more than %d is never admitted\n", leasedBurst(limit, life)-l.Reserved)
 	}
 }
 

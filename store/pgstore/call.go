@@ -194,13 +194,17 @@ func (r *row) charge(q *store.Request, next store.State, now, n int64, reply *st
 }
 
 // setBack counts r from now on if its time is later than now, because its server's clock was set back.
-func (r *row) setBack(l store.Limit, now int64) {
+func (r *row) setBack(q *store.Request, now int64) {
 	switch {
 	case r.end() == math.MinInt64:
 	case r.log == nil:
 		r.state.At = min(r.state.At, now)
+	case r.rule.Held: // its holders know a slot by a time, which must not change
+		if slots, ok := r.log.(interface{ SetBack(store.Limit, int64) bool }); ok && slots.SetBack(q.Limit, now) && !q.Looks() {
+			r.changed = true
+		}
 	default:
-		newest := r.log.Step(l, now-r.shift, l.Rate+1).X // now, if that is later
+		newest := r.log.Step(q.Limit, now-r.shift, q.Limit.Rate+1).X // now, if that is later
 		r.shift = now - newest
 	}
 }
@@ -221,8 +225,9 @@ func (c *call) decide(now int64, setBack bool) error {
 		case r.err != nil || r.end() == math.MinInt64:
 			return r.err
 		case r.log != nil:
-			c.receipt.At -= r.shift
-			r.log.Refund(q.Limit, now-r.shift, c.receipt)
+			receipt := c.receipt // which stays, for another attempt
+			receipt.At -= r.shift
+			r.log.Refund(q.Limit, now-r.shift, receipt)
 			r.changed = true
 		default:
 			before := r.state
@@ -260,7 +265,7 @@ func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err e
 		}
 		state0, shift0 := r.state, r.shift
 		if setBack {
-			r.setBack(q.Limit, now)
+			r.setBack(q, now)
 		}
 		n := q.N
 		state, reply := r.step(q, now, n)

@@ -145,14 +145,15 @@ func (s *Store) serverFindings(ctx context.Context, conn *pgxpool.Conn) (found [
 	}
 	var recovery bool
 	var readOnly, synchronous, autovacuum string
-	var at time.Time
+	var us int64
 	began := time.Now()
 	err = conn.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('synchronous_commit'),
-		current_setting('autovacuum'), clock_timestamp()`, pgx.QueryExecModeExec).Scan(&recovery, &readOnly, &synchronous, &autovacuum, &at)
+		current_setting('autovacuum'), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint`, pgx.QueryExecModeExec).
+		Scan(&recovery, &readOnly, &synchronous, &autovacuum, &us) // not a text, which would be in the session's DateStyle
 	if err != nil {
 		return found, err
 	}
-	ended := time.Now()
+	ended, at := time.Now(), time.UnixMicro(us)
 	switch {
 	case recovery:
 		blocks("the server is a replica, which only reads. Connect to the primary, for example with target_session_attrs=read-write.")

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
@@ -40,6 +41,7 @@ func (m *core) batch(calls ...*call) error {
 	for _, r := range b.rows {
 		r.old, r.there = m.rows[string(r.key)]
 	}
+	m.decideAll(b, 0) // and again, as after a race with others
 	update, insert := m.decideAll(b, 0)
 	m.written += len(update) + len(insert)
 	for _, r := range append(update, insert...) {
@@ -94,6 +96,71 @@ func TestAServersClockCanBeSetBack(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(_ testing.TB, clock func() time.Time) store.Store { return newCore(clock, true) },
 		storetest.SetBack(), storetest.Traces(pgtest.Of(10, 50, 3_000)))
+}
+
+// Slots of dead processes are free after their life, although others of the key are renewed.
+func TestASlotThatIsNotRenewedEnds(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1_700_000_000, 0)
+	l, err := inflight.New(newCore(func() time.Time { return at }, true), 2, 10*time.Second)
+	require.NoError(t, err)
+	dead, err := l.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, dead.Allowed)
+	at = at.Add(time.Second)
+	live, err := l.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	for range 4 {
+		at = at.Add(3 * time.Second)
+		r, err := l.Renew(t.Context(), "key", live)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Equal(t, l.ChargedAt(live), l.ChargedAt(r), "it is the same slot")
+	}
+	r, err := l.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.Zero(t, r.Remaining)
+}
+
+// After the server's clock was set back, slots of dead processes are free after a life, and living processes keep theirs.
+func TestSlotsWhenTheServersClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	const life = 10 * time.Second
+	at := time.Unix(1_700_000_000, 0)
+	l, err := inflight.New(newCore(func() time.Time { return at }, true), 3, life)
+	require.NoError(t, err)
+	allow := func() ratelimit.Result {
+		r, err := l.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		return r
+	}
+	var held []ratelimit.Result
+	for range 3 {
+		held = append(held, allow())
+		at = at.Add(time.Second)
+	}
+	at = at.Add(-time.Hour)
+	p, err := l.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, life, p.RetryAfter)
+	r := allow()
+	require.False(t, r.Allowed)
+	require.Equal(t, life, r.RetryAfter)
+	at = at.Add(life / 2)
+	require.Equal(t, life/2, allow().RetryAfter, "no denial prolongs it")
+	r, err = l.Renew(t.Context(), "key", held[0])
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.Equal(t, l.ChargedAt(held[0]), l.ChargedAt(r), "it is the same slot")
+	at = at.Add(life / 2)
+	r = allow()
+	require.True(t, r.Allowed)
+	require.Equal(t, 1, r.Remaining)
+	require.Greater(t, l.ChargedAt(r), l.ChargedAt(held[2]), "tokens go on growing")
+	require.NoError(t, l.Refund(t.Context(), "key", r, 1))
+	require.NoError(t, l.Refund(t.Context(), "key", held[0], 1))
+	require.Equal(t, 2, allow().Remaining)
 }
 
 // taps is a store that keeps what it is asked.

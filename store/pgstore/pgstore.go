@@ -147,7 +147,13 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 			return int(stat.IdleConns()), int(stat.TotalConns())
 		},
 		Dial: func(ctx context.Context) error {
-			conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+			of := config.ConnConfig.Copy()
+			if config.BeforeConnect != nil {
+				if err := config.BeforeConnect(ctx, of); err != nil {
+					return err
+				}
+			}
+			conn, err := pgx.ConnectConfig(ctx, of)
 			if err == nil {
 				_ = conn.Close(ctx)
 			}

@@ -86,6 +86,8 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	require.ErrorContains(t, at(pool, name).Ready(t.Context()), "does not exist")
 	require.NoError(t, at(pool, name).Migrate(t.Context()))
 	require.NoError(t, at(pool, name).Ready(t.Context()))
+	german := connect(t, pgtest.Shared(t).URL(), 2, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["datestyle"] = "German" }) // as a role may have it
+	require.NoError(t, at(german, name).Ready(t.Context()))
 
 	err := at(reader(t, "GRANT SELECT, INSERT ON "+name+" TO ROLE"), name).Ready(t.Context())
 	require.ErrorIs(t, err, store.ErrStore)
@@ -165,6 +167,17 @@ func TestRowsThatHaveEndedLeave(t *testing.T) {
 		}
 	}
 	require.Equal(t, 200, count(t, pool, name), "only those in force stay")
+}
+
+// A table's name may have any characters that New accepts, also once calls delete rows.
+func TestATableMayHaveAnyName(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"it's 100% TABLE", `Größe \ $1`} {
+		l := window(t, openAt(t, shared(t), name), "n", 1000)
+		for i := range 200 {
+			require.Equal(t, 999-i, take(t, l, "key").Remaining)
+		}
+	}
 }
 
 func TestOptionsThatCannotBeUsedAreRefused(t *testing.T) {

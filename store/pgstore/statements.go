@@ -33,7 +33,7 @@ const (
 
 func (s *Store) statements() statements {
 	ms := func(d time.Duration) int64 { return max(1, d.Milliseconds()) }
-	of := func(text string) string { return strings.ReplaceAll(text, "TABLE", s.table()) }
+	of := strings.NewReplacer("'TABLE'", "'"+strings.ReplaceAll(s.table(), "'", "''")+"'", "TABLE", s.table()).Replace
 	st := statements{
 		readOne:   of(`SELECT (SELECT value FROM TABLE WHERE key = $1), clock_timestamp()`),
 		insertOne: of(`INSERT INTO TABLE (key, value, ends) VALUES ($1, $2, $3) ON CONFLICT (key) DO NOTHING RETURNING ''`),
