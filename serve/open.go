@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -39,7 +40,7 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	}
 	client, err := redisstore.NewClient(address)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; other stores are memory: and postgres://user@host/database", err)
 	}
 	st, err := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithTimeout(timeout))
 	if err != nil {

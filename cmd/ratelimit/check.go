@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/ratelimit-go/ratelimit/config"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -74,7 +73,7 @@ func (p *program) checkText(name string, text []byte) bool {
 		fmt.Fprintf(p.stdout, "%s: %v\n", name, err)
 		return false
 	}
-	fmt.Fprintf(p.stdout, "%s: limiters %s\n", name, strings.Join(names, ", "))
+	fmt.Fprintf(p.stdout, "%s: limiters %s\n", name, printable(names...))
 	return true
 }
 

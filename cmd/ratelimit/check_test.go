@@ -228,3 +228,12 @@ func TestLimitersHaveAsManySeriesAsIsSaid(t *testing.T) {
 		require.Equal(t, of, strconv.Itoa(seriesOf(counters.Snapshot())), name)
 	}
 }
+
+// A name in a file cannot move the cursor of the terminal, or pretend to be another line.
+func TestNamesOfAFileArePrintedAsOneLine(t *testing.T) {
+	const text = `limiters: {"a\e[31m\nb": {algorithm: token_bucket, limit: 10/s, tiers: {"c\nd": 5/s}}}`
+	said := command(t, strings.NewReader(text), "check", "-explain", "-").stdout
+	require.Contains(t, said, `limiters "a\x1b[31m\nb"`)
+	require.Contains(t, said, "\n"+`"a\x1b[31m\nb": token_bucket`)
+	require.Contains(t, said, `tier "c\nd": 5/s`)
+}

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -128,7 +127,7 @@ func explain(w io.Writer, text []byte) error {
 }
 
 func (l *fileLimiter) explain(w io.Writer, name string, limiters map[string]fileLimiter) error {
-	fmt.Fprintf(w, "\n%s: %s\n", name, cmp.Or(l.Algorithm, "slots"))
+	fmt.Fprintf(w, "\n%s: %s\n", printable(name), cmp.Or(l.Algorithm, "slots"))
 	all, err := l.limits()
 	if err != nil {
 		return err
@@ -146,7 +145,7 @@ func (l *fileLimiter) explain(w io.Writer, name string, limiters map[string]file
 		if err != nil {
 			return err
 		}
-		l.explainLimit(w, "tier "+tier+": ", limit)
+		l.explainLimit(w, "tier "+printable(tier)+": ", limit)
 		if limit == all[0] {
 			fmt.Fprintln(w, "    has no effect: it equals the limit of keys without a tier")
 		}
@@ -179,10 +178,10 @@ func (l *fileLimiter) explain(w io.Writer, name string, limiters map[string]file
 // explainReserve prints with whom the limiter shares its counts, and what it leaves to others.
 func (l *fileLimiter) explainReserve(w io.Writer, name string, limiters map[string]fileLimiter) {
 	if l.Shares != "" {
-		fmt.Fprintf(w, "  shares its counts with %s\n", l.Shares)
+		fmt.Fprintf(w, "  shares its counts with %s\n", printable(l.Shares))
 	}
 	if l.Reserved > 0 {
-		to := cmp.Or(strings.Join(l.leaves(name, limiters), ", "), "no limiter of this file: without another one of this name, nobody can use them")
+		to := cmp.Or(printable(l.leaves(name, limiters)...), "no limiter of this file: without another one of this name, nobody can use them")
 		fmt.Fprintf(w, "  leaves %d events of a key to %s\n", l.Reserved, to)
 	}
 }

@@ -152,10 +152,14 @@ func (r *replay) printCSV(w io.Writer, top []string) error {
 
 func percent(n, of int) float64 { return 100 * float64(n) / float64(max(1, of)) }
 
-// printable returns key, quoted if it has characters that a terminal would interpret.
-func printable(key string) string {
-	if quoted := strconv.Quote(key); quoted != `"`+key+`"` {
-		return quoted
+// printable returns the names or keys, separated by commas. Those with characters that a terminal would interpret are
+// quoted.
+func printable(names ...string) string {
+	shown := make([]string, len(names))
+	for i, name := range names {
+		if shown[i] = name; strconv.Quote(name) != `"`+name+`"` {
+			shown[i] = strconv.Quote(name)
+		}
 	}
-	return key
+	return strings.Join(shown, ", ")
 }

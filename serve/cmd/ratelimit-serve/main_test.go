@@ -369,6 +369,7 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -log xml":                         {2, "text or json"},
 		"-config GOOD -none":                            {2, "-none"},
 		"-config GOOD -store http://x":                  {1, "must begin with redis://"},
+		"-config GOOD -store pg://x":                    {1, "postgres://user@host/database"},
 		"-config GOOD -store redis://:/secret@h":        {1, "no host"},
 		"-config GOOD -store memory: -store-file URL":   {2, "cannot be combined"},
 		"-config GOOD -store-file URL":                  {1, "no host"},
