@@ -144,6 +144,52 @@ func TestAFirstChargesWhereThereIsRoom(t *testing.T) {
 	require.Zero(t, left(t, a, "key"), "which has just as many left")
 }
 
+// A limit that counts calls is not charged, so it needs no room for the events.
+func TestAFirstChargesWhereThereIsRoomBesideCountedCalls(t *testing.T) {
+	s := memory(t, newClock())
+	requests := newLimiter(t, "token_bucket", s, ratelimit.PerDay(60), ratelimit.WithName("requests"), ratelimit.CountCalls())
+	tokens := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1000), ratelimit.WithName("tokens"))
+	credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1000), ratelimit.WithName("credits"))
+	first := newFirst(t, all(t, requests, tokens), credits)
+	for _, want := range [][2]int{{400, 1000}, {400, 400}} {
+		_, err := ratelimit.Charge(t.Context(), first, "key", 600)
+		require.NoError(t, err)
+		require.Equal(t, want, [2]int{left(t, tokens, "key"), left(t, credits, "key")})
+	}
+}
+
+// What is around a First does not change which of its limiters a Settle charges.
+func TestASettleThroughOtherLimitersGoesToTheLimiterThatWasCharged(t *testing.T) {
+	for what, around := range map[string]func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter{
+		"an All":  func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter { return all(t, other, first) },
+		"a First": func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter { return newFirst(t, first, other) },
+		"a First last": func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter {
+			return newFirst(t, newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(1)), first)
+		},
+		"an own answer": func(t *testing.T, first, _ ratelimit.Limiter) ratelimit.Limiter {
+			a, err := ratelimit.NewAround(first, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+				r, err := c.Inside(ctx)
+				return ratelimit.Result{Allowed: r.Allowed}, err
+			})
+			require.NoError(t, err)
+			return a
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := memory(t, newClock())
+			plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("plan"))
+			credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(100), ratelimit.WithName("credits"))
+			other := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1000), ratelimit.WithName("other"))
+			reserved, r, err := ratelimit.Reserve(t.Context(), around(t, newFirst(t, plan, credits), other), "key", 8)
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			_, err = reserved.Settle(t.Context(), 13)
+			require.NoError(t, err)
+			require.Equal(t, [2]int{0, 100}, [2]int{left(t, plan, "key"), left(t, credits, "key")})
+		})
+	}
+}
+
 // Limits on several stores, and those of other packages, are asked one after the other.
 func TestAFirstOfSeveralStoresAsksInTurn(t *testing.T) {
 	a := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(1))
@@ -328,6 +374,28 @@ func TestWaitersOfAFirstAreServedByAllItsLimiters(t *testing.T) {
 		group.Wait()
 		require.Less(t, time.Since(began), 9*time.Second)
 		require.Zero(t, peek(t, two, "key").Remaining+left(t, one, "key"))
+	})
+}
+
+// The Limit of one limiter does not end the wait for events that another one admits.
+func TestAWaiterOfAFirstIsNotRefusedByTheLimitOfAnotherLimiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		small := newLimiter(t, "token_bucket", mem, ratelimit.PerSecond(1), ratelimit.WithName("small"))
+		large := newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(20), ratelimit.WithName("large"))
+		first := newFirst(t, small, large)
+		require.True(t, allowN(t, first, 20).Allowed)
+		require.True(t, allow(t, first, "key").Allowed)
+		var group sync.WaitGroup
+		for _, n := range []int{1, 1, 1, 20} {
+			group.Go(func() {
+				_, err := ratelimit.Wait(t.Context(), first, "key", n)
+				assert.NoError(t, err, "%d events", n)
+			})
+			synctest.Wait()
+		}
+		group.Wait()
 	})
 }
 
