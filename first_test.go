@@ -410,6 +410,28 @@ func TestAFirstOnAStoreWithoutListsAsksInTurn(t *testing.T) {
 	}
 }
 
+// sameKeyOnly is a store that decides only on equal keys together, as a cluster does.
+type sameKeyOnly struct{ store.Store }
+
+func (sameKeyOnly) Together(key, other string) bool { return key == other }
+
+// A call that a First cannot make together changes no later call, of any limiter.
+func TestAFirstThatAsksInTurnChangesNoOtherCall(t *testing.T) {
+	mem := memory(t, newClock())
+	elsewhere := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "elsewhere", nil })
+	first := newFirst(t, newLimiter(t, "token_bucket", sameKeyOnly{mem}, ratelimit.PerDay(1000)),
+		newLimiter(t, "token_bucket", sameKeyOnly{mem}, ratelimit.PerDay(1000), ratelimit.WithName("elsewhere"), elsewhere, ratelimit.WithReserved(500)))
+	free := newLimiter(t, "token_bucket", mem, ratelimit.PerDay(2000), ratelimit.WithName("free"))
+	spent := newLimiter(t, "token_bucket", mem, ratelimit.PerDay(1), ratelimit.WithName("spent"))
+	require.True(t, allow(t, spent, "key").Allowed)
+	both := all(t, free, spent)
+	for range 100 {
+		require.True(t, allow(t, first, "key").Allowed)
+		require.False(t, allow(t, both, "key").Allowed)
+	}
+	require.Equal(t, 2000, left(t, free, "key"))
+}
+
 // Two limits of an All that share their counts are decided one after the other.
 func TestAFirstOfLimitsThatShareTheirCountsAsksInTurn(t *testing.T) {
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
