@@ -148,7 +148,8 @@ func (r *Result) tells(inner *Result) bool {
 	for m != nil && m != inner.mark {
 		m = m.under
 	}
-	return inner.Charged() > 0 && m == inner.mark && r.at == inner.at && r.period == inner.period && r.n == inner.n && r.rate == inner.rate
+	return inner.Charged() > 0 && m == inner.mark && r.at == inner.at && r.period == inner.period && r.n == inner.n && r.rate == inner.rate &&
+		r.ResetAfter == inner.ResetAfter && r.Limit == inner.Limit // of which a receipt is made
 }
 
 // admitted reports whether the limiter inside has admitted the call.

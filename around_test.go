@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 type decider = func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error)
@@ -170,6 +171,31 @@ func TestARefundGoesToWhatTheLimiterInsideHasCharged(t *testing.T) {
 	require.True(t, r.Allowed)
 	require.NoError(t, lenient.Refund(t.Context(), "key", r, 5))
 	require.Zero(t, peek(t, l, "key").Remaining)
+}
+
+func TestARefundReachesTheChargeWhateverFieldsChange(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
+		one := newLimiter(t, algorithm, s, ratelimit.PerHour(10), ratelimit.WithName("one"))
+		two := newLimiter(t, algorithm, s, ratelimit.PerDay(10), ratelimit.WithName("two"))
+		for _, l := range []ratelimit.Limiter{one, all(t, one, two), newFirst(t, one, two)} {
+			for what, change := range map[string]func(r *ratelimit.Result){
+				"Limit":      func(r *ratelimit.Result) { r.Limit = 1 },
+				"Remaining":  func(r *ratelimit.Result) { r.Remaining = 0 },
+				"ResetAfter": func(r *ratelimit.Result) { r.ResetAfter += time.Minute },
+				"no reset":   func(r *ratelimit.Result) { r.ResetAfter = 0 },
+				"Delay":      func(r *ratelimit.Result) { r.Delay = time.Second },
+			} {
+				a := newAround(t, l, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+					r, err := c.Inside(ctx)
+					change(&r)
+					return r, err
+				})
+				r := allowN(t, a, 3)
+				require.NoError(t, a.Refund(t.Context(), "key", r, 3))
+				require.Equal(t, [2]int{10, 10}, [2]int{left(t, one, "key"), left(t, two, "key")}, "%T: %s", l, what)
+			}
+		}
+	})
 }
 
 func TestACallAsksInsideOnce(t *testing.T) {

@@ -129,17 +129,32 @@ func (f *First) Charge(ctx context.Context, key string, n int) (Result, error) {
 // payer returns which limiter a Charge of n events is for.
 func (f *First) payer(ctx context.Context, key string, n int) (int, error) {
 	settled, _ := ctx.Value(settling{}).(Result)
-	if i, _ := f.chosen(settled); i >= 0 {
+	if i := f.charged(settled); i >= 0 {
 		return i, nil
 	}
 	last := len(f.limiters) - 1
 	for i, l := range f.limiters[:last] {
 		r, err := l.Peek(ctx, key)
-		if err != nil || r.Allowed && r.Remaining >= n {
+		if err != nil || r.Allowed && r.fits(l, n) {
 			return i, err
 		}
 	}
 	return last, nil
+}
+
+// fits reports whether a Charge of n events of l has room, according to r, which l returned. A limit that counts
+// calls is not charged.
+func (r *Result) fits(l Limiter, n int) bool {
+	j := r.joined()
+	if j == nil {
+		return r.Remaining >= see.Events(l, n)
+	}
+	for i := range j.parts {
+		if p := &j.parts[i]; j.voters.has(i) && !p.fits(p.Limiter, n) {
+			return false
+		}
+	}
+	return true
 }
 
 // parts returns the parts of a Result, with no limiter asked yet.
@@ -174,6 +189,26 @@ func (f *First) chosen(r Result) (i int, own Result) {
 		return i, j.parts[i].Result
 	}
 	return -1, own
+}
+
+// charged returns which limiter r charged, also if r is of a limiter around f. It returns -1 if that is not known.
+func (f *First) charged(r Result) int {
+	if i, own := f.chosen(r); own.Allowed && i >= 0 {
+		return i
+	}
+	for m := r.mark; m != nil; m = m.under {
+		switch note := m.note.(type) {
+		case *answered:
+			return f.charged(note.charged)
+		case *joined:
+			for _, p := range note.parts {
+				if i := f.charged(p.Result); i >= 0 {
+					return i
+				}
+			}
+		}
+	}
+	return -1
 }
 
 // errFirstLocal: after an outage, a fallback knows how many events of a key it admitted, but not by which limiter.

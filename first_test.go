@@ -144,6 +144,52 @@ func TestAFirstChargesWhereThereIsRoom(t *testing.T) {
 	require.Zero(t, left(t, a, "key"), "which has just as many left")
 }
 
+// A limit that counts calls is not charged, so it needs no room for the events.
+func TestAFirstChargesWhereThereIsRoomBesideCountedCalls(t *testing.T) {
+	s := memory(t, newClock())
+	requests := newLimiter(t, "token_bucket", s, ratelimit.PerDay(60), ratelimit.WithName("requests"), ratelimit.CountCalls())
+	tokens := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1000), ratelimit.WithName("tokens"))
+	credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1000), ratelimit.WithName("credits"))
+	first := newFirst(t, all(t, requests, tokens), credits)
+	for _, want := range [][2]int{{400, 1000}, {400, 400}} {
+		_, err := ratelimit.Charge(t.Context(), first, "key", 600)
+		require.NoError(t, err)
+		require.Equal(t, want, [2]int{left(t, tokens, "key"), left(t, credits, "key")})
+	}
+}
+
+// What is around a First does not change which of its limiters a Settle charges.
+func TestASettleThroughOtherLimitersGoesToTheLimiterThatWasCharged(t *testing.T) {
+	for what, around := range map[string]func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter{
+		"an All":  func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter { return all(t, other, first) },
+		"a First": func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter { return newFirst(t, first, other) },
+		"a First last": func(t *testing.T, first, other ratelimit.Limiter) ratelimit.Limiter {
+			return newFirst(t, newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(1)), first)
+		},
+		"an own answer": func(t *testing.T, first, _ ratelimit.Limiter) ratelimit.Limiter {
+			a, err := ratelimit.NewAround(first, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+				r, err := c.Inside(ctx)
+				return ratelimit.Result{Allowed: r.Allowed}, err
+			})
+			require.NoError(t, err)
+			return a
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := memory(t, newClock())
+			plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("plan"))
+			credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(100), ratelimit.WithName("credits"))
+			other := newLimiter(t, "token_bucket", s, ratelimit.PerDay(1000), ratelimit.WithName("other"))
+			reserved, r, err := ratelimit.Reserve(t.Context(), around(t, newFirst(t, plan, credits), other), "key", 8)
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			_, err = reserved.Settle(t.Context(), 13)
+			require.NoError(t, err)
+			require.Equal(t, [2]int{0, 100}, [2]int{left(t, plan, "key"), left(t, credits, "key")})
+		})
+	}
+}
+
 // Limits on several stores, and those of other packages, are asked one after the other.
 func TestAFirstOfSeveralStoresAsksInTurn(t *testing.T) {
 	a := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(1))
@@ -331,6 +377,28 @@ func TestWaitersOfAFirstAreServedByAllItsLimiters(t *testing.T) {
 	})
 }
 
+// The Limit of one limiter does not end the wait for events that another one admits.
+func TestAWaiterOfAFirstIsNotRefusedByTheLimitOfAnotherLimiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		small := newLimiter(t, "token_bucket", mem, ratelimit.PerSecond(1), ratelimit.WithName("small"))
+		large := newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(20), ratelimit.WithName("large"))
+		first := newFirst(t, small, large)
+		require.True(t, allowN(t, first, 20).Allowed)
+		require.True(t, allow(t, first, "key").Allowed)
+		var group sync.WaitGroup
+		for _, n := range []int{1, 1, 1, 20} {
+			group.Go(func() {
+				_, err := ratelimit.Wait(t.Context(), first, "key", n)
+				assert.NoError(t, err, "%d events", n)
+			})
+			synctest.Wait()
+		}
+		group.Wait()
+	})
+}
+
 // A store that cannot decide on keys together is asked for one limiter after the other.
 func TestAFirstOnAStoreWithoutListsAsksInTurn(t *testing.T) {
 	s := withoutJoint{Store: memory(t, newClock())}
@@ -340,6 +408,28 @@ func TestAFirstOnAStoreWithoutListsAsksInTurn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, r.Allowed)
 	}
+}
+
+// sameKeyOnly is a store that decides only on equal keys together, as a cluster does.
+type sameKeyOnly struct{ store.Store }
+
+func (sameKeyOnly) Together(key, other string) bool { return key == other }
+
+// A call that a First cannot make together changes no later call, of any limiter.
+func TestAFirstThatAsksInTurnChangesNoOtherCall(t *testing.T) {
+	mem := memory(t, newClock())
+	elsewhere := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "elsewhere", nil })
+	first := newFirst(t, newLimiter(t, "token_bucket", sameKeyOnly{mem}, ratelimit.PerDay(1000)),
+		newLimiter(t, "token_bucket", sameKeyOnly{mem}, ratelimit.PerDay(1000), ratelimit.WithName("elsewhere"), elsewhere, ratelimit.WithReserved(500)))
+	free := newLimiter(t, "token_bucket", mem, ratelimit.PerDay(2000), ratelimit.WithName("free"))
+	spent := newLimiter(t, "token_bucket", mem, ratelimit.PerDay(1), ratelimit.WithName("spent"))
+	require.True(t, allow(t, spent, "key").Allowed)
+	both := all(t, free, spent)
+	for range 100 {
+		require.True(t, allow(t, first, "key").Allowed)
+		require.False(t, allow(t, both, "key").Allowed)
+	}
+	require.Equal(t, 2000, left(t, free, "key"))
 }
 
 // Two limits of an All that share their counts are decided one after the other.

@@ -211,10 +211,9 @@ func (d *decision) request(ctx context.Context, list *decision) (together bool, 
 	for i := range d.requests {
 		r := d.requests[i]
 		r.Else = i == 0
-		if first := append(list.requests, r)[0].Key; !d.group[0].core.joint.Together(first, r.Key) {
+		if list.requests = append(list.requests, r); !d.group[0].core.joint.Together(list.requests[0].Key, r.Key) {
 			return false, nil
 		}
-		list.requests = append(list.requests, r)
 	}
 	return true, nil
 }

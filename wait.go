@@ -138,7 +138,11 @@ func (a *asker) answer() queue.Answer {
 	if !r.Allowed && (d.Elsewhere || parts != nil) { // otherwise r has no more information than d
 		d.Info = *r
 	}
-	if parts == nil || see.Alternatives(a.limiter) { // alternatives do not decide together
+	switch {
+	case parts == nil:
+		return d
+	case see.Alternatives(a.limiter): // they do not decide together, and another one may have a larger Limit
+		d.Elsewhere = true
 		return d
 	}
 	for i := range parts {

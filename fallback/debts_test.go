@@ -230,6 +230,32 @@ func TestTheLimitersOfAFirstPayWhatEachOwes(t *testing.T) {
 	}
 }
 
+// What one limiter of a First inside an All has no room for, another one pays.
+func TestAFirstInsideAnAllPaysWithTheLimiterThatHasRoom(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			s := &testkit.Unreliable{Store: mem}
+			plan := newLimiter(t, algorithm, s, ratelimit.PerDay(1), ratelimit.WithName("plan"))
+			credits := newLimiter(t, algorithm, s, ratelimit.PerDay(6), ratelimit.WithName("credits"))
+			tokens := newLimiter(t, algorithm, s, ratelimit.PerDay(100), ratelimit.WithName("tokens"))
+			first, err := ratelimit.NewFirst(plan, credits)
+			require.NoError(t, err)
+			lim := failover(t, all(t, first, tokens), fallback.FailTo(inMemory(t, algorithm, ratelimit.PerDay(5))))
+			require.True(t, allow(t, plan, "key").Allowed)
+			require.True(t, allowN(t, credits, 3).Allowed)
+			s.Down.Store(true)
+			require.Equal(t, 5, admitted(t, lim, 5), algorithm)
+			s.Down.Store(false)
+			time.Sleep(time.Second) // after which a breaker probes
+			require.False(t, allow(t, lim, "key").Allowed, "%s: 3 of 5 are paid", algorithm)
+			require.Zero(t, peek(t, credits, "key").Remaining, algorithm)
+			require.True(t, lim.Owes("key"), algorithm)
+		})
+	}
+}
+
 func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}

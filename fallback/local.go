@@ -219,14 +219,38 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 		case r.Allowed:
 			return due, nil
 		}
-		for i, part := range each(f.limiter, r) {
-			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // otherwise it was not asked
-				n := limits[min(i, len(limits)-1)].part(&due)
-				*n = min(*n, part.Remaining)
-			}
+		if err := f.fit(ctx, key, r, limits, &due); err != nil {
+			return charge{}, err
 		}
 	}
 	return charge{}, nil
+}
+
+// fit lowers due to what limits, which have denied it as r, have room for. The parts of a First are none of limits,
+// so if there is one, each limit is asked.
+func (f *Limiter) fit(ctx context.Context, key string, r ratelimit.Result, limits []owing, due *charge) error {
+	if !see.Alternatives(f.limiter) {
+		for i, part := range each(f.limiter, r) {
+			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // otherwise it was not asked
+				n := limits[min(i, len(limits)-1)].part(due)
+				*n = min(*n, part.Remaining)
+			}
+		}
+		return nil
+	}
+	for _, l := range limits {
+		p, err := l.Peek(ctx, key)
+		if err != nil {
+			return err
+		}
+		s, err := tallyOf(ctx, l.Limiter, key, p)
+		if err != nil {
+			return err
+		}
+		n := l.part(due)
+		*n = min(*n, s.room)
+	}
+	return nil
 }
 
 // isFirst reports whether l itself is a First.

@@ -77,6 +77,25 @@ func TestAFirstTellsTheSameTimeInEachField(t *testing.T) {
 	}
 }
 
+// A First that admits has the numbers of the limiter that was charged, although a limit that was not has fewer left.
+func TestAFirstTellsOfTheLimiterThatWasCharged(t *testing.T) {
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }))
+	require.NoError(t, err)
+	window := func(name string, l ratelimit.Limit) ratelimit.Limiter {
+		return ratelimit.Must(ratelimit.NewFixedWindow(mem, l, ratelimit.WithName(name)))
+	}
+	plan, err := ratelimit.NewAll(window("hour", ratelimit.PerHour(1)), window("day", ratelimit.PerDay(2)))
+	require.NoError(t, err)
+	first, err := ratelimit.NewFirst(plan, window("credits", ratelimit.PerDay(100)))
+	require.NoError(t, err)
+	h := httplimit.Middleware(first, httplimit.WithHeaders(httplimit.Draft7))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, want := range []string{"limit=1, remaining=0, reset=3600", "limit=100, remaining=99, reset=86400", "limit=100, remaining=98, reset=86400"} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.Equal(t, want, w.Header().Get("RateLimit"))
+	}
+}
+
 func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	onItsOwnStore := func(name string, rate int) ratelimit.Limiter {

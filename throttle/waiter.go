@@ -169,7 +169,7 @@ func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result,
 	}
 	denial := w.denial(r, r.Remaining > 0, 0)
 	denial.Allowed, denial.Delay = false, 0
-	if n > denial.Limit && denial.Limit > 0 {
+	if n > denial.Limit && denial.Limit > 0 && !see.Alternatives(w.limiter) { // another limiter of a First may have a larger one
 		denial.RetryAfter = ratelimit.Never
 	}
 	return denial, nil

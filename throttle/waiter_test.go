@@ -782,6 +782,28 @@ func TestATurnThatIsGivenBackSaysWhatTheLimitsAre(t *testing.T) {
 	})
 }
 
+// The events may be more than the Limit of the limiter that admits again first.
+func TestACallThatFindsNoPlaceBeforeAFirstIsNotDeniedForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, err := ratelimit.NewFirst(inMemory(t, "token_bucket", ratelimit.PerMinute(5)), inMemory(t, "token_bucket", ratelimit.PerHour(100)))
+		require.NoError(t, err)
+		spend(t, first, 100)
+		spend(t, first, 5)
+		full := waiter(t, first, time.Hour, throttle.WithMaxWaiting(1))
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = full.Allow(ctx, "key") })
+		synctest.Wait()
+		time.Sleep(2 * time.Second) // so that the last answer is old
+		r, err := full.AllowN(t.Context(), "key", 20)
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Less(t, r.RetryAfter, time.Hour)
+		cancel()
+		wg.Wait()
+	})
+}
+
 // farAway is a store so slow that two calls overlap.
 type farAway struct{ store.Store }
 

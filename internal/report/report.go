@@ -222,10 +222,18 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 		return decides && !decided || decides == decided && part.RetryAfter > other.RetryAfter
 	case slots(p) != slots(o):
 		return slots(o)
+	case d.has(part) != d.has(other):
+		return d.has(part)
 	case part.Remaining != other.Remaining:
 		return part.Remaining < other.Remaining
 	}
 	return d.admitted(part, p) > d.admitted(other, o)
+}
+
+// has reports whether the numbers of the Result are those of part. Of a [ratelimit.First], limits that were not
+// charged may have fewer events left.
+func (d *Decision) has(part *ratelimit.Result) bool {
+	return part.Remaining == d.Result.Remaining && part.Limit == d.Result.Limit
 }
 
 // Part returns the decision of the i-th policy, if it is known. A limit that was not asked, because

@@ -219,7 +219,7 @@ func (r *request) charged(reply store.Reply) int64 {
 	switch {
 	case !reply.OK() || renews:
 	case r.is("upto"):
-		return max(1, min(r.n, reply.Available(r.rule, r.limit)))
+		return max(1, min(r.n, reply.Available(r.rule, r.limit)-r.reserved))
 	case r.is("take"), r.is("shadow"):
 		return r.n
 	}

@@ -113,3 +113,29 @@ func TestChargesAfterADeadlineAreRefunded(t *testing.T) {
 		})
 	}
 }
+
+// What an AllowUpTo of such a caller has charged is what fits besides the reserved events.
+func TestOnlyChargedEventsAreRefundedIfOthersAreReserved(t *testing.T) {
+	t.Parallel()
+	server, proxy := clusterOfOne(t)
+	for name, client := range kinds(t, proxy.Addr(), false) {
+		t.Run(name, func(t *testing.T) {
+			prefix, limit := redisstore.WithPrefix(redistest.Prefix(t)), ratelimit.PerDay(100)
+			low := ratelimit.Must(ratelimit.NewFixedWindow(newStore(t, client, prefix), limit, ratelimit.WithReserved(50)))
+			seen := ratelimit.Must(ratelimit.NewFixedWindow(newStore(t, server.Client(t), prefix), limit))
+			granted, _, err := ratelimit.AllowUpTo(t.Context(), low, "k", 47)
+			require.NoError(t, err)
+			require.Equal(t, 47, granted)
+			proxy.Delay(300 * time.Millisecond)
+			defer proxy.Delay(0)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			_, _, err = ratelimit.AllowUpTo(ctx, low, "k", 7) // charges 3
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Eventually(t, func() bool {
+				r, err := seen.Peek(t.Context(), "k")
+				return err == nil && r.Remaining == 53
+			}, 10*time.Second, time.Millisecond)
+		})
+	}
+}
