@@ -7,6 +7,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -119,16 +120,18 @@ func newFlow(ctx context.Context, stream any, l ratelimit.Limiter, key string) (
 	return flow{ctx, l, key}, store.CheckCall(context.WithoutCancel(ctx), key, 1)
 }
 
-// most returns how many of n bytes can be admitted at the same time. It returns 1 if none ever can,
-// so that the wait returns the error.
+// most returns how many of n bytes can be admitted at the same time. If none ever can, the wait returns the error.
 func (f *flow) most(n int) int {
 	var room [4]ratelimit.Policy
 	policies, err := ratelimit.AppendPolicies(f.ctx, room[:0], f.limiter, f.key)
 	if err != nil { // the wait returns it too
 		return n
 	}
+	either := see.Alternatives(f.limiter)
 	for _, p := range policies {
-		n = min(n, max(1, p.Quota))
+		if p.Quota > 0 || !either { // otherwise another limiter of a First may admit more
+			n = min(n, max(1, p.Quota))
+		}
 	}
 	return n
 }

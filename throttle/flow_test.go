@@ -191,3 +191,21 @@ func TestReadersAndWritersRefuseWhatCannotWork(t *testing.T) {
 		}
 	})
 }
+
+// A First goes on to its second limiter if the first one admits nothing, and so do the bytes.
+func TestBytesFlowInPiecesOfTheLimiterOfAFirstThatAdmitsAny(t *testing.T) {
+	of := ratelimit.Limit{Rate: 1 << 20, Period: time.Second, Burst: 1 << 10}
+	l := ratelimit.Must(ratelimit.NewFirst(inMemory(t, "token_bucket", ratelimit.PerSecond(0)), inMemory(t, "token_bucket", of)))
+	var to counting
+	n, err := writer(t, t.Context(), &to, l).Write(make([]byte, 1500))
+	require.NoError(t, err)
+	require.Equal(t, 1500, n)
+	require.Equal(t, 1<<10, to.most)
+	n, err = reader(t, t.Context(), strings.NewReader(strings.Repeat("x", 1500)), l).Read(make([]byte, 1500))
+	require.NoError(t, err)
+	require.Equal(t, 1<<10, n)
+
+	none := ratelimit.Must(ratelimit.NewFirst(inMemory(t, "token_bucket", ratelimit.PerSecond(0))))
+	_, err = writer(t, t.Context(), &to, none).Write(make([]byte, 1500))
+	require.ErrorIs(t, err, ratelimit.ErrNever)
+}
