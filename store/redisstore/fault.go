@@ -215,7 +215,7 @@ func (r *request) is(name string) bool {
 // charged returns how many events of reply can be refunded, provided that all requests that vote are OK. The events
 // of a Charge have already happened, and the renewal of a slot charges nothing.
 func (r *request) charged(reply store.Reply) int64 {
-	renews := r.rule.Held && r.op != "take" && r.op != "shadow"
+	renews := r.rule.Held && strings.Contains(r.op, " ") // the number of the slot follows
 	switch {
 	case !reply.OK() || renews:
 	case r.is("upto"):

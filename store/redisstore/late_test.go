@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -136,6 +137,44 @@ func TestOnlyChargedEventsAreRefundedIfOthersAreReserved(t *testing.T) {
 				r, err := seen.Peek(t.Context(), "k")
 				return err == nil && r.Remaining == 53
 			}, 10*time.Second, time.Millisecond)
+		})
+	}
+}
+
+// So is a slot that an AllowUpTo of such a caller has taken.
+func TestASlotOfACallerThatLeftIsReleased(t *testing.T) {
+	t.Parallel()
+	server, proxy := clusterOfOne(t)
+	for name, client := range kinds(t, proxy.Addr(), false) {
+		t.Run(name, func(t *testing.T) {
+			prefix := redisstore.WithPrefix(redistest.Prefix(t))
+			slots := ratelimit.Must(inflight.New(newStore(t, client, prefix), 10, time.Hour))
+			seen := ratelimit.Must(inflight.New(newStore(t, server.Client(t), prefix), 10, time.Hour))
+			_, _, err := ratelimit.AllowUpTo(t.Context(), slots, "k", 7) // takes one slot
+			require.NoError(t, err)
+			free := func() int {
+				r, err := seen.Peek(context.Background(), "k")
+				if err != nil {
+					return -1
+				}
+				return r.Remaining
+			}
+			require.Equal(t, 9, free())
+			proxy.Delay(300 * time.Millisecond)
+			defer proxy.Delay(0)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() {
+				_, _, err := ratelimit.AllowUpTo(ctx, slots, "k", 7)
+				ended <- err
+			}()
+			require.Eventually(t, func() bool { return free() == 8 || len(ended) > 0 }, 20*time.Second, 100*time.Microsecond)
+			cancel()
+			left := 9
+			if err := <-ended; err == nil {
+				left = 8 // the caller was told
+			}
+			require.Eventually(t, func() bool { return free() == left }, 10*time.Second, time.Millisecond)
 		})
 	}
 }
