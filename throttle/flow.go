@@ -68,7 +68,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 	if r.err != nil {
 		return 0, r.err
 	}
-	n, err := r.from.Read(p[:r.most(len(p))])
+	n, err := r.from.Read(p[:r.most(r.limiter, len(p))])
 	for admitted := 0; admitted < n; {
 		more, err := r.wait(n - admitted)
 		if err != nil {
@@ -120,10 +120,18 @@ func newFlow(ctx context.Context, stream any, l ratelimit.Limiter, key string) (
 	return flow{ctx, l, key}, store.CheckCall(context.WithoutCancel(ctx), key, 1)
 }
 
-// most returns how many of n bytes can be admitted at the same time. If none ever can, the wait returns the error.
-func (f *flow) most(n int) int {
+// most returns how many of n bytes l can admit at the same time. If it never admits any, the wait returns the error.
+func (f *flow) most(l ratelimit.Limiter, n int) int {
+	if see.Calls(l) { // a call for any number of bytes is one event of the limits that count calls
+		if !see.Behind(l).Calls {
+			for _, inside := range see.Inside(l) {
+				n = f.most(inside, n)
+			}
+		}
+		return n
+	}
 	var room [4]ratelimit.Policy
-	policies, err := ratelimit.AppendPolicies(f.ctx, room[:0], f.limiter, f.key)
+	policies, err := ratelimit.AppendPolicies(f.ctx, room[:0], l, f.key)
 	if err != nil { // the wait returns it too
 		return n
 	}
@@ -138,7 +146,7 @@ func (f *flow) most(n int) int {
 
 // wait waits for some of n bytes.
 func (f *flow) wait(n int) (admitted int, err error) {
-	admitted = f.most(n)
+	admitted = f.most(f.limiter, n)
 	_, err = ratelimit.Wait(f.ctx, f.limiter, f.key, admitted)
 	return admitted, err
 }

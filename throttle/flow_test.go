@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -208,4 +209,22 @@ func TestBytesFlowInPiecesOfTheLimiterOfAFirstThatAdmitsAny(t *testing.T) {
 	none := ratelimit.Must(ratelimit.NewFirst(inMemory(t, "token_bucket", ratelimit.PerSecond(0))))
 	_, err = writer(t, t.Context(), &to, none).Write(make([]byte, 1500))
 	require.ErrorIs(t, err, ratelimit.ErrNever)
+}
+
+// A limit that counts calls admits any number of bytes in one.
+func TestBytesFlowInPiecesOfTheLimitThatCountsThem(t *testing.T) {
+	of := ratelimit.Limit{Rate: 1 << 20, Period: time.Second, Burst: 1 << 10}
+	calls := inMemory(t, "token_bucket", ratelimit.PerHour(1000), ratelimit.CountCalls())
+	l := ratelimittest.All(t, calls, inMemory(t, "token_bucket", of))
+	var to counting
+	n, err := writer(t, t.Context(), &to, l).Write(make([]byte, 1500))
+	require.NoError(t, err)
+	require.Equal(t, 1500, n)
+	require.Equal(t, 1<<10, to.most)
+	n, err = reader(t, t.Context(), strings.NewReader(strings.Repeat("x", 1500)), calls).Read(make([]byte, 1500))
+	require.NoError(t, err)
+	require.Equal(t, 1500, n)
+	r, err := calls.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, 1000-3, r.Remaining)
 }
