@@ -101,6 +101,8 @@ func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 		return k, errors.New("it must not have a path, because a cluster has only one database")
 	case path != "" && notNumber != nil:
 		return k, errors.New("its path is not the number of a database: in a user name or password, write / as %2F")
+	case path != "" && query.Has("db"):
+		return k, errors.New("it has a path and the parameter db, and each is the number of a database: remove one of them")
 	case isCluster:
 		return urlKind{parse: cluster}, nil
 	case query.Has("master_name"):
@@ -127,10 +129,21 @@ func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error
 		q[k.needed] = query[k.needed]
 	}
 	alone.RawQuery = q.Encode()
-	if _, err := k.parse(&alone); err != nil {
+	if _, err := k.parse(&alone); err != nil || isCount(name) && !validCount(values[0]) {
 		return fmt.Errorf("the parameter %s is unknown, or its value is invalid", name)
 	}
 	return nil
+}
+
+// isCount reports whether the value of the parameter is the number of a database, or how many bytes, connections or
+// dials there may be. A client panics if such a number is negative or very large, and a cluster's does so later.
+func isCount(name string) bool {
+	return name == "db" || strings.HasSuffix(name, "_size") || strings.HasSuffix(name, "_conns") || strings.HasSuffix(name, "_dials")
+}
+
+func validCount(text string) bool {
+	_, err := strconv.ParseUint(text, 10, 24)
+	return err == nil
 }
 
 func single(u *url.URL) (func() redis.UniversalClient, error) {
