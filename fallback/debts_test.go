@@ -121,6 +121,31 @@ func TestDebtsOfAFirstThatCountsCallsAreItsCalls(t *testing.T) {
 	}
 }
 
+func TestDebtsOfAFirstAreTheCallsAndEventsOfAnAllInIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		s := &testkit.Unreliable{Store: mem}
+		plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("plan"), ratelimit.CountCalls())
+		tokens := newLimiter(t, "token_bucket", s, ratelimit.PerDay(100), ratelimit.WithName("tokens"))
+		credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(20), ratelimit.WithName("credits"))
+		first, err := ratelimit.NewFirst(all(t, plan, tokens), credits)
+		require.NoError(t, err)
+		lim := failover(t, first, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerDay(50))))
+		s.Down.Store(true)
+		for range 4 {
+			require.True(t, allowN(t, lim, 3).Allowed)
+		}
+		s.Down.Store(false)
+		time.Sleep(time.Second) // after which a breaker probes
+		require.True(t, allow(t, lim, "key").Allowed)
+		require.Equal(t, 10-5, peek(t, plan, "key").Remaining)
+		require.Equal(t, 100-13, peek(t, tokens, "key").Remaining)
+		require.Equal(t, 20, peek(t, credits, "key").Remaining)
+		require.False(t, lim.Owes("key"))
+	})
+}
+
 func TestDebtsWithoutRoomStayOwedWhileTheyAreHeldLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}
