@@ -19,6 +19,7 @@ type decision struct {
 	parts   []Part // of the entries, in their order
 	watched bool   // whether an entry has observers
 	since   time.Time
+	calls   int // to stores and other limiters so far
 
 	// The current call to a store.
 	group    []*entry
@@ -48,8 +49,8 @@ type entry struct {
 	decided  bool
 	skipped  bool  // a shadow that has failed
 	err      error // of the call that should have decided the entry
-	charged  bool
-	request  int // index in the decision's requests, while in the group; -1 if it is not asked with the group
+	charged  int   // by which call of the decision; 0 if nothing is charged
+	request  int   // index in the decision's requests, while in the group; -1 if it is not asked with the group
 }
 
 // votes reports whether denying e denies the whole decision.
@@ -77,7 +78,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // begin returns an empty decision. The caller must call end.
 func begin(how asking, all *All) *decision {
 	d := decisions.Get().(*decision)
-	d.how, d.n, d.denied, d.all, d.watched = how, 0, false, all, false
+	d.how, d.n, d.denied, d.all, d.watched, d.calls = how, 0, false, all, false, 0
 	d.entries, d.parts = d.arrays.entries[:0], d.arrays.parts[:0]
 	return d
 }
@@ -323,22 +324,26 @@ func (d *decision) tell(ctx context.Context) {
 	}
 }
 
-// giveBack refunds what was charged before an entry denied or failed, even if ctx has ended.
+// giveBack refunds what was charged before an entry denied or failed, the last charge first, even if ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
-	for i := len(d.entries) - 1; i >= 0; i-- {
-		e := &d.entries[i]
-		if !e.charged || e.result.uncounted() {
-			continue
+	for call := d.calls; call > 0; call-- {
+		for i := len(d.entries) - 1; i >= 0; i-- {
+			if e := &d.entries[i]; e.charged == call && !e.result.uncounted() {
+				e.giveBack(context.WithoutCancel(ctx))
+			}
 		}
-		ctx, err := context.WithoutCancel(ctx), error(nil)
-		if e.core != nil { // under the limit of the charge, without asking for it again
-			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.core.receipt(*e.result, int64(e.n)))
-		} else {
-			err = e.limiter.Refund(ctx, e.key, *e.result, e.n)
-		}
-		if err == nil {
-			*e.result = e.result.without(e.n, e.n)
-		}
+	}
+}
+
+func (e *entry) giveBack(ctx context.Context) {
+	var err error
+	if e.core != nil { // under the limit of the charge, without asking for it again
+		err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.core.receipt(*e.result, int64(e.n)))
+	} else {
+		err = e.limiter.Refund(ctx, e.key, *e.result, e.n)
+	}
+	if err == nil {
+		*e.result = e.result.without(e.n, e.n)
 	}
 }
 

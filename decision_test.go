@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -634,5 +635,23 @@ func TestALookSeesWhatTheAsksBeforeItHaveCharged(t *testing.T) {
 		left := []int{r.Parts()[0].Remaining, r.Parts()[2].Remaining, r.Parts()[4].Remaining}
 		require.Equal(t, []int{5, 1, 0}, left, algorithm)
 		require.False(t, r.Parts()[4].Allowed)
+	}
+}
+
+// A leaky bucket refunds only its last events, so what was charged last must go back first.
+func TestADeniedDecideChargesNothingToALeakyBucketAskedTwice(t *testing.T) {
+	mem, other := ratelimit.Must(memstore.New()), ratelimit.Must(memstore.New())
+	x := ratelimit.Must(ratelimit.NewLeakyBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("x")))
+	plan := ratelimit.Must(ratelimit.NewLeakyBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("plan")))
+	far := ratelimit.Must(ratelimit.NewLeakyBucket(other, ratelimit.PerHour(1)))
+	all, err := ratelimit.NewAll(x, ratelimit.Must(ratelimit.NewFirst(plan)), plan, far)
+	require.NoError(t, err)
+	for _, admitted := range []bool{true, false, false} {
+		r, err := all.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, admitted, r.Allowed)
+		left, err := plan.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 8, left.Remaining)
 	}
 }

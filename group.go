@@ -10,7 +10,7 @@ import (
 // decideGroup decides on first, and on the entries that its store can decide in the same call. If all
 // of them are shadows, their failure is ignored.
 func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
-	if first.core == nil {
+	if d.calls++; first.core == nil {
 		d.group = append(d.arrays.group[:0], first)
 		err = d.askOther(ctx, first)
 	} else {
@@ -65,7 +65,9 @@ func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
 		*e.result, err = d.how.ask(ctx, e.limiter, e.key, e.n)
 	}
 	e.decided = err == nil
-	e.charged = e.decided && e.result.Allowed && e.n > 0 && d.how.what != toPeek
+	if e.decided && e.result.Allowed && e.n > 0 && d.how.what != toPeek {
+		e.charged = d.calls
+	}
 	d.denied = d.denied || e.decided && e.votes() && !e.result.Allowed
 	return err
 }
@@ -182,7 +184,9 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	if charged > 0 && !e.core.rule.LastOnly {
 		req.N -= int64(e.n)
 	}
-	e.charged = charged > 0
+	if charged > 0 {
+		e.charged = d.calls
+	}
 }
 
 // request appends the requests of d to those of list, as an alternative. It returns false if one call cannot decide

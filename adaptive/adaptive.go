@@ -309,5 +309,8 @@ func (l *Limit) set(rate int) {
 	if rise := int64(l.ceiling.Burst) - burst; rise > 0 { // the product is below 2^62
 		burst += rise * int64(rate-l.floor.Rate) / int64(l.ceiling.Rate-l.floor.Rate)
 	}
+	if rate > 0 && l.ceiling.Burst > 0 { // a Burst of 0 would mean the Rate, which may be more than the ceiling's Burst
+		burst = max(burst, 1)
+	}
 	l.state.Store(uint64(rate)<<32 | uint64(burst))
 }

@@ -227,6 +227,19 @@ func TestTheLargestRatesStayInRange(t *testing.T) {
 	})
 }
 
+// From a floor of 0, a small part of the ceiling's Burst is less than an event, and a Burst of 0 means the Rate.
+func TestTheBurstNeverExceedsTheCeilings(t *testing.T) {
+	before := 0
+	for rate := 1; rate <= 10; rate++ {
+		l, err := adaptive.New(ratelimit.PerSecond(0), ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 2}, func() float64 { return 0.7 }, adaptive.WithStart(rate))
+		require.NoError(t, err)
+		burst := l.Current().Burst
+		require.GreaterOrEqual(t, burst, max(1, before), "at a Rate of %d", rate)
+		require.LessOrEqual(t, burst, 2)
+		before = burst
+	}
+}
+
 func TestTheBurstMovesWithTheRateInProportion(t *testing.T) {
 	l := func(rate, burst int) ratelimit.Limit {
 		return ratelimit.Limit{Rate: rate, Period: time.Minute, Burst: burst}

@@ -89,6 +89,63 @@ func TestDebtsOfAFirstAreChargedToOneOfItsLimiters(t *testing.T) {
 	})
 }
 
+// A plan that counts calls is charged with the calls of an outage, and what it has no room for, with its events, is
+// charged to the credits.
+func TestDebtsOfAFirstThatCountsCallsAreItsCalls(t *testing.T) {
+	for _, test := range []struct{ plan, calls, n, fromPlan, credits int }{
+		{10, 4, 1, 5, 0}, // and one that pays
+		{10, 4, 3, 5, 0},
+		{3, 4, 1, 3, 2},
+		{3, 4, 3, 3, 4},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			s := &testkit.Unreliable{Store: mem}
+			plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(test.plan), ratelimit.WithName("plan"), ratelimit.CountCalls())
+			credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(20), ratelimit.WithName("credits"))
+			first, err := ratelimit.NewFirst(plan, credits)
+			require.NoError(t, err)
+			lim := failover(t, first, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerDay(50))))
+			s.Down.Store(true)
+			for range test.calls {
+				require.True(t, allowN(t, lim, test.n).Allowed)
+			}
+			s.Down.Store(false)
+			time.Sleep(time.Second) // after which a breaker probes
+			require.True(t, allow(t, lim, "key").Allowed)
+			require.Equal(t, test.plan-test.fromPlan, peek(t, plan, "key").Remaining, "%+v", test)
+			require.Equal(t, 20-test.credits, peek(t, credits, "key").Remaining, "%+v", test)
+			require.False(t, lim.Owes("key"))
+		})
+	}
+}
+
+func TestDebtsOfAFirstAreTheCallsAndEventsOfAnAllInIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		s := &testkit.Unreliable{Store: mem}
+		plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("plan"), ratelimit.CountCalls())
+		tokens := newLimiter(t, "token_bucket", s, ratelimit.PerDay(100), ratelimit.WithName("tokens"))
+		credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(20), ratelimit.WithName("credits"))
+		first, err := ratelimit.NewFirst(all(t, plan, tokens), credits)
+		require.NoError(t, err)
+		lim := failover(t, first, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerDay(50))))
+		s.Down.Store(true)
+		for range 4 {
+			require.True(t, allowN(t, lim, 3).Allowed)
+		}
+		s.Down.Store(false)
+		time.Sleep(time.Second) // after which a breaker probes
+		require.True(t, allow(t, lim, "key").Allowed)
+		require.Equal(t, 10-5, peek(t, plan, "key").Remaining)
+		require.Equal(t, 100-13, peek(t, tokens, "key").Remaining)
+		require.Equal(t, 20, peek(t, credits, "key").Remaining)
+		require.False(t, lim.Owes("key"))
+	})
+}
+
 func TestDebtsWithoutRoomStayOwedWhileTheyAreHeldLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}

@@ -2,6 +2,7 @@ package fallback
 
 import (
 	"context"
+	"errors"
 	"math"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -73,8 +74,8 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 			due = due.still(s.held)
 		}
 	}
-	granted, err := f.pay(ctx, key, due)
-	if err != nil {
+	granted, err := pay(ctx, f.limiter, key, due)
+	if err != nil && !errors.Is(err, errUncounted) {
 		return err // after a lost reply it may be charged again, which is better than not at all
 	}
 	paid = charge{owed.events - due.events + granted.events, owed.calls - due.calls + granted.calls}
@@ -195,11 +196,20 @@ func owingOf(l ratelimit.Limiter) (limits []owing) {
 // denial shows how much room there is.
 const payTries = 3
 
-// pay charges the limiter with as much of due as it has room for.
-func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted charge, err error) {
-	limits := owingOf(f.limiter)
+// errUncounted means that a limiter admits without counting. What is owed is then charged when it counts again.
+var errUncounted = errors.New("fallback: the limiter does not count")
+
+// pay charges l with as much of due as it has room for.
+func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge) (granted charge, err error) {
+	if isFirst(l) {
+		return payInTurn(ctx, l, key, due)
+	}
+	limits := owingOf(l)
 	if len(limits) == 1 && !limits[0].calls && due.events > 0 {
-		n, err := payInTurn(ctx, limits[0].Limiter, key, due.events)
+		n, r, err := ratelimit.AllowUpTo(ctx, limits[0].Limiter, key, due.events)
+		if err == nil && uncounted(r) { // checked with the current limit, which may have changed
+			return charge{}, errUncounted
+		}
 		return charge{n, due.calls}, err
 	}
 	for range payTries + len(limits) {
@@ -214,23 +224,25 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 		}
 		r, err := ratelimit.Decide(ctx, asks...)
 		switch {
-		case err != nil, r.Allowed && uncounted(r):
+		case err != nil:
 			return charge{}, err
+		case r.Allowed && uncounted(r):
+			return charge{}, errUncounted
 		case r.Allowed:
 			return due, nil
 		}
-		if err := f.fit(ctx, key, r, limits, &due); err != nil {
+		if err := fit(ctx, l, key, r, limits, &due); err != nil {
 			return charge{}, err
 		}
 	}
 	return charge{}, nil
 }
 
-// fit lowers due to what limits, which have denied it as r, have room for. The parts of a First are none of limits,
-// so if there is one, each limit is asked.
-func (f *Limiter) fit(ctx context.Context, key string, r ratelimit.Result, limits []owing, due *charge) error {
-	if !see.Alternatives(f.limiter) {
-		for i, part := range each(f.limiter, r) {
+// fit lowers due to what limits, those of from, which have denied it as r, have room for. The parts of a First are none
+// of limits, so if there is one, each limit is asked.
+func fit(ctx context.Context, from ratelimit.Limiter, key string, r ratelimit.Result, limits []owing, due *charge) error {
+	if !see.Alternatives(from) {
+		for i, part := range each(from, r) {
 			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // otherwise it was not asked
 				n := limits[min(i, len(limits)-1)].part(due)
 				*n = min(*n, part.Remaining)
@@ -259,28 +271,30 @@ func isFirst(l ratelimit.Limiter) bool {
 	return k != nil && k.Alternatives
 }
 
-// payInTurn charges l with as many of n events as it has room for. The limiters of a First are charged as n calls
-// for one event would charge them. If one of them fails, what was charged until then is paid.
-func payInTurn(ctx context.Context, l ratelimit.Limiter, key string, n int) (paid int, err error) {
-	payers := []ratelimit.Limiter{l}
-	if isFirst(l) {
-		payers = see.Inside(l)
-	}
-	for _, l := range payers {
-		granted, r, err := ratelimit.AllowUpTo(ctx, l, key, n-paid)
-		switch {
-		case err != nil && paid > 0:
-			return paid, nil
+// payInTurn charges the limiters of first in their order, as the calls would have charged them, until due is paid.
+// If one of them fails, what was charged until then is paid.
+func payInTurn(ctx context.Context, first ratelimit.Limiter, key string, due charge) (paid charge, err error) {
+	left := due
+	for _, l := range see.Inside(first) {
+		granted, err := pay(ctx, l, key, left)
+		rest := charge{left.events - granted.events, left.calls - granted.calls}
+		switch k := see.Behind(l); {
+		case err != nil && left == due:
+			return charge{}, err
 		case err != nil:
-			return 0, err
-		case uncounted(r): // checked with the current limit, which may have changed
-			return paid, nil
+			return charge{due.events - left.events, due.calls - left.calls}, nil
+		case k.Calls:
+			left = left.still(charge{-1, rest.calls})
+		case k.Algorithm != "":
+			left = left.still(charge{rest.events, -1})
+		default:
+			left = rest
 		}
-		if paid += granted; paid == n {
+		if left == (charge{}) {
 			break
 		}
 	}
-	return paid, nil
+	return charge{due.events - left.events, due.calls - left.calls}, nil
 }
 
 // part returns the part of c that l is charged with.
