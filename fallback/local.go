@@ -282,7 +282,7 @@ func payInTurn(ctx context.Context, first ratelimit.Limiter, key string, due cha
 		case err != nil && left == due:
 			return charge{}, err
 		case err != nil:
-			return charge{due.events - left.events, due.calls - left.calls}, nil
+			return charge{due.events - left.events, due.calls - left.calls}, nil //nolint:nilerr // the next call pays the rest, or returns the error
 		case k.Calls:
 			left = left.still(charge{-1, rest.calls})
 		case k.Algorithm != "":
