@@ -42,17 +42,20 @@ func NeedFull(t testing.TB) {
 // OneGoroutine skips t with -short, because t takes long and has no races to detect.
 func OneGoroutine(t testing.TB) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("one goroutine races with nobody")
-	}
+	skipShort(t, "one goroutine races with nobody")
 }
 
 // OthersRace skips t with -short, because t takes long, and other tests run the same code under the
 // race detector.
 func OthersRace(t testing.TB) {
 	t.Helper()
+	skipShort(t, "other tests show the race detector the same")
+}
+
+func skipShort(t testing.TB, why string) {
+	t.Helper()
 	if testing.Short() {
-		t.Skip("other tests show the race detector the same")
+		t.Skip(why)
 	}
 }
 

@@ -91,7 +91,7 @@ func (c *Config[C]) WithClientAddr(k Key[C]) error {
 
 // WithRefund sets Refunds. given reports whether the option has a function.
 func (c *Config[C]) WithRefund(given bool) error {
-	c.Refunds = true
+	c.Refunds = given
 	return Given(given, "WithRefund")
 }
 
