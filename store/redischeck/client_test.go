@@ -92,6 +92,7 @@ func settings(t *testing.T, s *redisstore.Store) string {
 }
 
 func TestADialTimeoutThatOutlastsAFailoverIsFound(t *testing.T) {
+	t.Parallel()
 	found := func(dial time.Duration) string {
 		client := redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}, DialTimeout: dial,
@@ -107,6 +108,7 @@ func TestADialTimeoutThatOutlastsAFailoverIsFound(t *testing.T) {
 }
 
 func TestOptionsOverTLSThatMakeCallsWaitAreFound(t *testing.T) {
+	t.Parallel()
 	waits := "may wait until its deadline"
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	old := &tls.Config{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12}

@@ -121,6 +121,7 @@ func TestAStoreThatNewHasNotMadeIsAnError(t *testing.T) {
 
 // The servers behind some clients are not known.
 func TestServersThatAreNotKnown(t *testing.T) {
+	t.Parallel()
 	gone := redistest.Start(t)
 	gone.Kill()
 	queue, err := redis.NewClient(&redis.Options{Addr: gone.Addr()}).AsyncAutoPipeline()

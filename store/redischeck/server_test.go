@@ -132,6 +132,7 @@ func TestOldVersionsOfRedisAndValkeyAreFound(t *testing.T) {
 }
 
 func TestATimeoutThatIsShortForTheDistanceIsFound(t *testing.T) {
+	t.Parallel()
 	const ms = time.Millisecond
 	for _, c := range []struct {
 		trip, timeout time.Duration
@@ -194,6 +195,7 @@ func TestEvictionResetsLimits(t *testing.T) {
 
 // A deadline that is shorter than a round trip is none that a server could keep.
 func TestDeadlinesThatAreShortForTheDistanceAreFound(t *testing.T) {
+	t.Parallel()
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
 	proxy.Delay(200 * time.Millisecond)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})

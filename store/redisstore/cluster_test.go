@@ -190,6 +190,7 @@ func TestACallLooksForItsServerWhileItHasTime(t *testing.T) {
 
 // What Ready has made and measured is for the servers that calls use, whatever the client's options.
 func TestReadyKnowsTheServersThatCallsUse(t *testing.T) {
+	t.Parallel()
 	for name, client := range severals(t) {
 		s, err := redisstore.New(client)
 		require.NoError(t, err)

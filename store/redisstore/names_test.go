@@ -62,6 +62,7 @@ func TestKeysAreEvenlyAmongTheTags(t *testing.T) {
 
 // The slots that Redis computes are these.
 func TestSlotsAreThoseOfRedis(t *testing.T) {
+	t.Parallel()
 	client := redistest.StartCluster(t, 1, 0).Masters[0].Client(t)
 	for _, key := range []string{"", "a", "123456789", "{a}b", "x{}y", "x{", "{{a}}", "x{=user:42}", "x{#ab}c{d}", "rl:2:fixed_window:=n:{17}=user{1}", strings.Repeat("é", 100)} {
 		want, err := client.ClusterKeySlot(t.Context(), key).Result()

@@ -169,6 +169,7 @@ func TestReadyOfAllClients(t *testing.T) {
 
 // Of some clients it is not known which servers are behind them.
 func TestReadyOfUnknownServers(t *testing.T) {
+	t.Parallel()
 	gone := redistest.Start(t)
 	gone.Kill()
 	queue, err := redis.NewClient(&redis.Options{Addr: gone.Addr()}).AsyncAutoPipeline()
