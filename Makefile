@@ -21,7 +21,7 @@ bench: ## one key, each algorithm, in memory and on Redis
 fuzz: ## each fuzz target for TIME
 	.ci/fuzz $(or $(TIME),1m)
 
-soak: ## some 60 limiters whose servers break 200 times an hour, for TIME
+soak: ## some 90 limiters whose servers break 200 times an hour, for TIME
 	RATELIMIT_SOAK=$(or $(TIME),3h) go test -C internal/suite -timeout 100h -count=1 -v -run Soak
 
 release: ## tags VERSION, such as v0.2.0, and pushes the tags

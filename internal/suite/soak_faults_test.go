@@ -13,10 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/suite/internal/pgtest"
+	"github.com/ratelimit-go/ratelimit/store/pgstore"
 )
 
 // fault is what breaks, and what came of it.
@@ -36,9 +39,7 @@ func (s *soak) addServer(t *testing.T, whole bool) {
 	proxy := redistest.StartProxy(t, server.Addr())
 	admin := server.Client(t)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
-	p := &place{name: "server", client: client, store: newSoakStore(t, client)}
-	p.servers = func(context.Context) []*redis.Client { return []*redis.Client{admin} }
-	s.places = append(s.places, p)
+	p := s.addRedis(t, "server", client, func(context.Context) []*redis.Client { return []*redis.Client{admin} })
 	s.addFaults(p, false, map[string]func(ctx context.Context){
 		"replies 20 ms late": func(ctx context.Context) {
 			proxy.Delay(20 * time.Millisecond)
@@ -73,13 +74,7 @@ func (s *soak) addServer(t *testing.T, whole bool) {
 			rest(ctx, time.Second)
 			admin.ConfigSet(ctx, "maxmemory", "0")
 		},
-		"2,000 callers at once": func(ctx context.Context) {
-			var all sync.WaitGroup
-			for range 2_000 {
-				all.Go(func() { _, _ = p.probe.Allow(context.WithoutCancel(ctx), "flood") })
-			}
-			all.Wait()
-		},
+		"2,000 callers at once": func(ctx context.Context) { p.flood(ctx) },
 	})
 	if !whole { // what follows takes long
 		return
@@ -91,6 +86,14 @@ func (s *soak) addServer(t *testing.T, whole bool) {
 			server.Restart(t)
 		},
 	})
+}
+
+func (p *place) flood(ctx context.Context) {
+	var all sync.WaitGroup
+	for range 2_000 {
+		all.Go(func() { _, _ = p.probe.Allow(context.WithoutCancel(ctx), "flood") })
+	}
+	all.Wait()
 }
 
 // rest lets d pass, or less if ctx ends.
@@ -112,9 +115,7 @@ func (s *soak) addCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 3)
 	nodes := newNodes(t, append(slices.Clone(cluster.Masters), cluster.Replicas...))
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
-	p := &place{name: "cluster", client: client, store: newSoakStore(t, client)}
-	p.servers = func(ctx context.Context) []*redis.Client { return nodes.clients(ctx, "master") }
-	s.places = append(s.places, p)
+	p := s.addRedis(t, "cluster", client, nodes.masters)
 	s.addFaults(p, true, map[string]func(ctx context.Context){
 		"a replica takes over": func(ctx context.Context) {
 			replicas := nodes.clients(ctx, "slave")
@@ -134,9 +135,7 @@ func (s *soak) addSentinel(t *testing.T) {
 		MasterName: redistest.MasterName, SentinelAddrs: group.Addrs(),
 		ContextTimeoutEnabled: true, DialTimeout: 500 * time.Millisecond,
 	})
-	p := &place{name: "sentinel", client: client, store: newSoakStore(t, client)}
-	p.servers = func(ctx context.Context) []*redis.Client { return nodes.clients(ctx, "master") }
-	s.places = append(s.places, p)
+	p := s.addRedis(t, "sentinel", client, nodes.masters)
 	watch := redis.NewSentinelClient(&redis.Options{Addr: group.Sentinels[0].Addr()})
 	t.Cleanup(func() { _ = watch.Close() })
 	s.addFaults(p, true, map[string]func(ctx context.Context){
@@ -159,9 +158,7 @@ func (s *soak) addRing(t *testing.T) {
 		HeartbeatFn:           func(context.Context, *redis.Client) bool { return true },
 		ContextTimeoutEnabled: true,
 	})
-	p := &place{name: "ring", client: client, store: newSoakStore(t, client)}
-	p.servers = func(context.Context) []*redis.Client { return admins }
-	s.places = append(s.places, p)
+	p := s.addRedis(t, "ring", client, func(context.Context) []*redis.Client { return admins })
 	s.addFaults(p, false, map[string]func(ctx context.Context){
 		"a shard stops for 1 s": func(ctx context.Context) {
 			shard := shards[rand.N(len(shards))]
@@ -177,6 +174,47 @@ func (s *soak) addRing(t *testing.T) {
 			rest(ctx, 200*time.Millisecond)
 			shard.Restart(t)
 		},
+	})
+}
+
+// addPostgres adds Postgres behind a proxy. What it has committed it keeps, even if it is killed.
+func (s *soak) addPostgres(t *testing.T) {
+	server := pgtest.Start(t, "fsync=off") // the processes are killed, and not the machine
+	proxy := redistest.StartProxy(t, server.Addr())
+	pool, err := pgxpool.New(t.Context(), pgtest.URL(proxy.Addr())+"&pool_max_conns=16")
+	require.NoError(t, err)
+	admin, err := pgxpool.New(t.Context(), server.URL())
+	require.NoError(t, err)
+	onPostgres, err := pgstore.New(pool)
+	require.NoError(t, err)
+	require.NoError(t, onPostgres.Migrate(t.Context()))
+	p := &place{
+		name: "postgres", store: onPostgres,
+		connections: func() float64 { return float64(pool.Stat().TotalConns()) },
+		close:       func() { pool.Close(); admin.Close() },
+		lasting:     func(ctx context.Context) []string { return rowsThatStay(ctx, admin) },
+	}
+	s.addPlace(t, p)
+	exec := func(ctx context.Context, sql string) { _, _ = admin.Exec(context.WithoutCancel(ctx), sql) }
+	s.addFaults(p, false, map[string]func(ctx context.Context){
+		"replies 20 ms late": func(ctx context.Context) {
+			proxy.Delay(20 * time.Millisecond)
+			rest(ctx, 2*time.Second)
+			proxy.Delay(0)
+		},
+		"replies held back for 1 s": func(ctx context.Context) { proxy.Hold(); rest(ctx, time.Second); proxy.Release() },
+		"all connections cut":       func(context.Context) { proxy.Cut() },
+		"all connections half open": func(context.Context) { proxy.Mute() },
+		"all sessions ended": func(ctx context.Context) {
+			exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+		},
+		"the table locked for 1 s": func(ctx context.Context) { exec(ctx, "BEGIN; LOCK TABLE ratelimit; SELECT pg_sleep(1); COMMIT") },
+		"all rows locked for 1 s": func(ctx context.Context) {
+			exec(ctx, "BEGIN; SELECT FROM ratelimit FOR UPDATE; SELECT pg_sleep(1); COMMIT")
+		},
+		"the table rewritten":       func(ctx context.Context) { exec(ctx, "VACUUM FULL ratelimit") },
+		"killed, and started again": func(ctx context.Context) { server.Kill(); rest(ctx, 200*time.Millisecond); server.Restart(t) },
+		"2,000 callers at once":     func(ctx context.Context) { p.flood(ctx) },
 	})
 }
 
@@ -208,6 +246,8 @@ func (all nodes) with(ctx context.Context, role string) (found nodes) {
 	}
 	return found
 }
+
+func (all nodes) masters(ctx context.Context) []*redis.Client { return all.clients(ctx, "master") }
 
 func (all nodes) clients(ctx context.Context, role string) (found []*redis.Client) {
 	for _, n := range all.with(ctx, role) {
@@ -255,7 +295,7 @@ func (s *soak) watchMasters(ctx context.Context) {
 	last := map[*place][]*redis.Client{}
 	for ; ctx.Err() == nil; rest(ctx, watchPause) {
 		for _, p := range s.places {
-			if p.client == nil {
+			if p.servers == nil {
 				continue
 			}
 			masters := p.servers(ctx)
@@ -363,7 +403,7 @@ func (s *soak) measure(t *testing.T, ctx context.Context, pause time.Duration) {
 		if rest(ctx, pause); ctx.Err() != nil {
 			return
 		}
-		if slices.ContainsFunc(s.places, func(p *place) bool { return p.client != nil && !p.isCalm() }) {
+		if slices.ContainsFunc(s.places, func(p *place) bool { return p.probe != nil && !p.isCalm() }) {
 			continue
 		}
 		runtime.GC()
@@ -374,8 +414,11 @@ func (s *soak) measure(t *testing.T, ctx context.Context, pause time.Duration) {
 			time.Since(began), float64(m.HeapAlloc) - connectionBuffers*connections, float64(runtime.NumGoroutine()), connections,
 		})
 		for _, p := range s.places {
-			if p.client != nil {
-				noKeyLivesForEver(t, ctx, p)
+			if p.lasting == nil {
+				continue // in memory, where heap tells
+			}
+			for _, what := range p.lasting(ctx) {
+				t.Errorf("%s: %s", p.name, what)
 			}
 		}
 	}
@@ -384,22 +427,34 @@ func (s *soak) measure(t *testing.T, ctx context.Context, pause time.Duration) {
 // connections is how many the clients have.
 func (s *soak) connections() (n float64) {
 	for _, p := range s.places {
-		if p.client != nil {
-			n += float64(p.client.PoolStats().TotalConns)
+		if p.connections != nil {
+			n += p.connections()
 		}
 	}
 	return n
 }
 
-func noKeyLivesForEver(t *testing.T, ctx context.Context, p *place) {
-	for _, server := range p.servers(ctx) {
+func keysWithoutTTL(ctx context.Context, servers []*redis.Client) (found []string) {
+	for _, server := range servers {
 		keys := server.Scan(ctx, 0, "*", 1000).Iterator()
 		for keys.Next(ctx) {
 			if ttl, err := server.PTTL(ctx, keys.Val()).Result(); err == nil && ttl == -1 {
-				t.Errorf("%s: %q has no TTL", p.name, keys.Val())
+				found = append(found, fmt.Sprintf("%q has no TTL", keys.Val()))
 			}
 		}
 	}
+	return found
+}
+
+// rowsThatStay finds rows that do not end, and more rows than calls of some minutes leave.
+func rowsThatStay(ctx context.Context, pool *pgxpool.Pool) (found []string) {
+	var all, endless int
+	err := pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE ends > extract(epoch FROM now() + interval '10 minutes') * 1e6)
+		FROM ratelimit`).Scan(&all, &endless)
+	if err == nil && (all > 30_000 || endless > 0) {
+		found = append(found, fmt.Sprintf("%d rows, of which %d do not end", all, endless))
+	}
+	return found
 }
 
 // slope is the growth of y a second by least squares, and the standard error of that.

@@ -27,10 +27,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// TestSoak has some 60 limiters decide for as long as RATELIMIT_SOAK says, such as 3h, while their
-// servers break 200 times an hour: on one server, a cluster, a Sentinel and a Ring, and in memory. A
-// referee of each key counts what is admitted over its limit. Without the variable a full run has
-// the one server break for some seconds.
+// TestSoak has some 90 limiters decide for as long as RATELIMIT_SOAK says, such as 3h, while their
+// servers break 200 times an hour: on one Redis server, a cluster, a Sentinel and a Ring, on Postgres,
+// and in memory. A referee of each key counts what is admitted over its limit. Without the variable a
+// full run has the one Redis server break for some seconds.
 func TestSoak(t *testing.T) {
 	long, pause := 8*time.Second, 100*time.Millisecond
 	text := os.Getenv("RATELIMIT_SOAK")
@@ -86,11 +86,14 @@ type soak struct {
 
 // place is where limiters count, and what befalls it.
 type place struct {
-	name    string
-	store   store.Store
-	client  redis.UniversalClient // nil in memory
-	servers func(ctx context.Context) []*redis.Client
-	probe   ratelimit.Limiter
+	name        string
+	store       store.Store
+	probe       ratelimit.Limiter                         // nil in memory, where nothing breaks
+	servers     func(ctx context.Context) []*redis.Client // the masters of Redis, or nil
+	connections func() float64
+	close       func()
+	// lasting returns what is kept although nobody needs it any more.
+	lasting func(ctx context.Context) []string
 
 	mu      sync.Mutex    // protects what follows
 	masters int           // how many there are at first
@@ -134,20 +137,32 @@ func newSoak(t *testing.T, whole bool) *soak {
 		s.addCluster(t)
 		s.addSentinel(t)
 		s.addRing(t)
+		s.addPostgres(t)
 	}
 	for _, p := range s.places {
 		s.addSubjects(t, p)
-		if p.client != nil {
-			p.probe = newLimiter(t, "token_bucket", p.store, ratelimit.PerSecond(1_000_000), ratelimit.WithName("probe"))
-		}
 	}
 	return s
 }
 
-func newSoakStore(t *testing.T, client redis.UniversalClient) store.Store {
-	s, err := redisstore.New(client)
+// addPlace adds a place where servers break.
+func (s *soak) addPlace(t *testing.T, p *place) {
+	p.probe = newLimiter(t, "token_bucket", p.store, ratelimit.PerSecond(1_000_000), ratelimit.WithName("probe"))
+	s.places = append(s.places, p)
+}
+
+// addRedis adds the place that client reaches, and returns it.
+func (s *soak) addRedis(t *testing.T, name string, client redis.UniversalClient, servers func(ctx context.Context) []*redis.Client) *place {
+	onRedis, err := redisstore.New(client)
 	require.NoError(t, err)
-	return s
+	p := &place{
+		name: name, store: onRedis, servers: servers,
+		connections: func() float64 { return float64(client.PoolStats().TotalConns) },
+		close:       func() { require.NoError(t, client.Close()) },
+		lasting:     func(ctx context.Context) []string { return keysWithoutTTL(ctx, servers(ctx)) },
+	}
+	s.addPlace(t, p)
+	return p
 }
 
 // addSubjects adds the limiters that count at p.
@@ -176,7 +191,7 @@ func (s *soak) addSubjects(t *testing.T, p *place) {
 	both, err := inflight.New(p.store, soakSlots, soakLife, ratelimit.WithName("both"))
 	require.NoError(t, err)
 	add("slots and a rate", all(t, newLimiter(t, "token_bucket", p.store, rate, ratelimit.WithName("rate")), both), true, slotJudge)
-	if p.client == nil {
+	if p.probe == nil {
 		return
 	}
 	leases, err := lease.New(p.store, 50*time.Millisecond)
@@ -366,8 +381,8 @@ func (s *soak) close(t *testing.T) {
 		require.NoError(t, leases.Close(t.Context()))
 	}
 	for _, p := range s.places {
-		if p.client != nil {
-			require.NoError(t, p.client.Close())
+		if p.close != nil {
+			p.close()
 		}
 	}
 }
