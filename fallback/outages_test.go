@@ -28,7 +28,7 @@ func TestAcrossOutagesSeveralCallersKeepToOneLimit(t *testing.T) {
 	const callers = 8
 	for _, algorithm := range algorithms {
 		worst := map[string]float64{}
-		for seed := range uint64(effort.Of(3, 30)) {
+		for seed := range uint64(effort.Of(1, 30)) {
 			for name, make := range map[string]func(inner, local ratelimit.Limiter) ratelimit.Limiter{
 				"naive": func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFallback{inner, local} },
 				"failover": func(inner, local ratelimit.Limiter) ratelimit.Limiter {

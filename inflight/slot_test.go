@@ -448,7 +448,7 @@ func TestNeverMoreThanThereAre(t *testing.T) {
 		}
 		var inside, most, turns atomic.Int64
 		var all sync.WaitGroup
-		end := time.Now().Add(time.Duration(effort.Of(40, 80, 240)) * time.Second)
+		end := time.Now().Add(time.Duration(effort.Of(20, 80, 240)) * time.Second)
 		for i := range 64 {
 			all.Go(func() {
 				random := rand.New(rand.NewPCG(uint64(i), 5))

@@ -75,7 +75,7 @@ func playMove(t *testing.T, c *choices) *story {
 			steps = steps[1:]
 		}
 	}
-	order := moveOrders[choose(effort.Of(3, 4, len(moveOrders)))]
+	order := moveOrders[choose(effort.Of(2, 4, len(moveOrders)))]
 	broken, alone := false, len(order) == 1
 	apart := !alone && choose(2) == 1
 	cluster.before = func() {

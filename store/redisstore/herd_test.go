@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
@@ -106,7 +107,7 @@ func TestASlowServerServesWhatItCan(t *testing.T) {
 				const batch = 8 // calls at least in a script, of which each after the first costs a quarter
 				can := int(time.Second * batch / (3 * time.Millisecond * (batch + 3) / 4))
 				h.servedIn(2 * time.Second)
-				for range 5 {
+				for range effort.Of(2, 5) {
 					n := h.servedIn(time.Second)
 					t.Logf("%d of %d", n, can)
 					require.Greater(t, n, can/c.part)
