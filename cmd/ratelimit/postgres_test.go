@@ -320,12 +320,17 @@ func TestRowsTellTheirAlgorithm(t *testing.T) {
 		require.Equal(t, spent, h.spent, row.Limit)
 		require.Equal(t, time.UnixMicro(row.Ends).Sub(at).Truncate(time.Hour) > 0, h.reset >= time.Hour, row.Limit)
 		seen[algorithm] = true
+		if algorithm == inflight.Algorithm {
+			var h held
+			require.NoError(t, h.readRow(rules, row.Value, row.Ends, row.Ends-1))
+			require.Equal(t, 1, h.spent, "one of them has ended")
+		}
 		if algorithm == "sliding_log" {
 			shifted := append(binary.AppendVarint([]byte{formShifted}, -time.Hour.Microseconds()), row.Value...)
 			var h held
-			require.NoError(t, h.readRow(rules, shifted, row.Ends, at.Add(-time.Hour).UnixMicro()))
+			require.NoError(t, h.readRow(rules, shifted, row.Ends, at.Add(-20*time.Minute).UnixMicro()))
 			require.Equal(t, 4, h.spent)
-			require.Equal(t, time.Hour, h.reset)
+			require.Equal(t, 20*time.Minute, h.reset)
 		}
 	}
 	require.Len(t, seen, len(algorithmsOfRows))
