@@ -34,10 +34,10 @@ its whole limit is available again, and when the store forgets it. The spend is 
 itself would report, under the limit that last counted it. On Redis, key walks through all keys of
 the server with SCAN. On Postgres, it uses the index of the table.
 
-"?" stands for what the store does not know. This is the rate of a named sliding log. A row on
-Postgres has a hash of its limiter instead of the name, whose first digits are listed. They are the
-same for all keys of the limiter. Key tells the algorithm from the content of a row, where bucket is
-a token_bucket or a leaky_bucket. The zone of a calendar is not in the row.
+"?" stands for what the store does not know, such as the rate of a named sliding log. A row on
+Postgres has a hash of its limiter instead of the name. Key lists the first digits of the hash, which
+are the same for all keys of the limiter. It finds the algorithm by the content of the row, where
+bucket is a token_bucket or a leaky_bucket.
 
 For a ban, the limit is the number of denials that lead to it. The spend is the number of denials
 that count, which is all of them while the key is banned. The whole limit is available again when
