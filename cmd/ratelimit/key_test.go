@@ -122,7 +122,7 @@ func TestKeyListsTheLimitersThatHoldAKeyAndForgetsIt(t *testing.T) {
 			charge(t, newStore(t, client, "other"), "fixed_window", "20/h", "", key, 1)
 			before := client.DBSize(t.Context()).Val()
 
-			args := []string{"key", "-redis", address, "-prefix", prefix, key}
+			args := []string{"key", "-store", address, "-prefix", prefix, key}
 			got := command(t, nil, args...)
 			require.Equal(t, result{0, listed, ""}, result{got.code, columns(got.stdout), got.stderr}, key)
 			require.Equal(t, before, client.DBSize(t.Context()).Val(), "a list changes nothing")
@@ -140,7 +140,7 @@ func TestKeyListsTheLimitersThatHoldAKeyAndForgetsIt(t *testing.T) {
 func TestKeySaysWhenItIsWholeAgain(t *testing.T) {
 	client := startRedis(t)
 	charge(t, newStore(t, client, "rl"), "token_bucket", "10/h", "costs", "user:42", 5)
-	got := command(t, nil, "key", "-redis", "redis://"+client.Options().Addr+"/0", "user:42")
+	got := command(t, nil, "key", "-store", "redis://"+client.Options().Addr+"/0", "user:42")
 	require.Regexp(t, `\ncosts +token_bucket +10/h +5 +(30m0s|29m5\S*s) +(30m0s|29m5\S*s)\n$`, got.stdout)
 }
 
@@ -153,7 +153,7 @@ func TestKeyListsBansAndLiftsThem(t *testing.T) {
 		Denials: 3, Within: 10 * time.Minute, For: 15 * time.Minute, Most: 24 * time.Hour,
 	}, ratelimit.WithName("login"))
 	require.NoError(t, err)
-	args := []string{"key", "-redis", client.Options().Addr, "user:42"}
+	args := []string{"key", "-store", client.Options().Addr, "user:42"}
 	for range 2 { // the second round is as the first: its ban was lifted, and is forgotten
 		_, err = b.Strike(t.Context(), "user:42", 2)
 		require.NoError(t, err)
@@ -187,7 +187,7 @@ func TestKeyForgetsOneAlgorithmAlone(t *testing.T) {
 		require.NoError(t, err)
 	}
 	key := func(args ...string) result {
-		return command(t, nil, append(append([]string{"key", "-redis", client.Options().Addr}, args...), "user:42")...)
+		return command(t, nil, append(append([]string{"key", "-store", client.Options().Addr}, args...), "user:42")...)
 	}
 	const head = "limiter algorithm limit spent whole again in expires in\n"
 	require.Equal(t, head+"login fixed_window 1/d 1 # #\n", columns(key("-algorithm", "fixed_window").stdout))
@@ -228,7 +228,7 @@ func TestKeyListsSlotsAndFreesThem(t *testing.T) {
 		require.NoError(t, err)
 		return []int{a.Remaining, b.Remaining}
 	}
-	args := []string{"-redis", client.Options().Addr, "user:42"}
+	args := []string{"-store", client.Options().Addr, "user:42"}
 	got := command(t, nil, append([]string{"key"}, args...)...)
 	host, err := os.Hostname()
 	require.NoError(t, err)
@@ -276,7 +276,7 @@ func TestKeyListsABanThatIsOver(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.Strike(t.Context(), "user:42", 1)
 	require.NoError(t, err)
-	got := command(t, nil, "key", "-redis", client.Options().Addr, "user:42")
+	got := command(t, nil, "key", "-store", client.Options().Addr, "user:42")
 	require.Contains(t, columns(got.stdout), "\nban ban 1/m 0 # #\n", got.stderr)
 }
 
@@ -295,7 +295,7 @@ func TestKeyShowsCalendars(t *testing.T) {
 	require.NoError(t, err)
 	_, err = l.AllowN(t.Context(), "user:42", 6)
 	require.NoError(t, err)
-	got := command(t, nil, "key", "-redis", client.Options().Addr, "user:42")
+	got := command(t, nil, "key", "-store", client.Options().Addr, "user:42")
 	require.Equal(t, `limiter algorithm limit spent whole again in expires in
 days fixed_window 100/day in Asia/Kolkata 7 # #
 plan fixed_window 10000/month from 31 in America/Sao_Paulo 2500 # #
@@ -312,7 +312,7 @@ func TestKeyShowsTheLimitThatTheKeyWasCountedUnder(t *testing.T) {
 	require.NoError(t, err)
 	_, err = l.AllowN(t.Context(), "user:42", 6)
 	require.NoError(t, err)
-	got := command(t, nil, "key", "-redis", client.Options().Addr, "user:42")
+	got := command(t, nil, "key", "-store", client.Options().Addr, "user:42")
 	require.Contains(t, columns(got.stdout), "\napi sliding_window 7/d 6 # #\n")
 }
 
@@ -334,7 +334,7 @@ func TestKeyShowsWhatItCannotRead(t *testing.T) {
 	} {
 		require.NoError(t, client.Set(t.Context(), key, value, 0).Err())
 	}
-	got := command(t, nil, "key", "-redis", address, "-reset", "user:42")
+	got := command(t, nil, "key", "-store", address, "-reset", "user:42")
 	require.Zero(t, got.code, got.stderr)
 	text := columns(got.stdout)
 	require.Equal(t, 1+7+6+1, strings.Count(text, "\n"), text)
@@ -356,7 +356,7 @@ func TestKeyFindsTheNodeOfACluster(t *testing.T) {
 	defer cluster.Close()
 	for _, url := range []string{address, "redis://" + address, "redis+cluster://" + address} {
 		chargeAll(t, newStore(t, cluster, "rl"), "user:42")
-		got := command(t, nil, "key", "-redis", url, "-reset", "user:42")
+		got := command(t, nil, "key", "-store", url, "-reset", "user:42")
 		require.Equal(t, listed+"reset in 6 limiters\n", columns(got.stdout), got.stderr)
 	}
 }
@@ -375,7 +375,7 @@ func TestKeyTakesURLs(t *testing.T) {
 	sentinel := startRedis(t, conf, "--sentinel").Options().Addr
 	url := "redis://:secret@" + address + "/0"
 	require.NoError(t, os.WriteFile(file, []byte(url+"\n"), 0o600))
-	for _, args := range [][]string{{"-redis", url}, {"-redis-file", file}, {"-redis", "redis://" + sentinel + "?master_name=m&password=secret"}} {
+	for _, args := range [][]string{{"-store", url}, {"-store-file", file}, {"-store", "redis://" + sentinel + "?master_name=m&password=secret"}} {
 		require.Eventually(t, func() bool { // a Sentinel must find the server first
 			got := command(t, nil, append(append([]string{"key"}, args...), "user:42")...)
 			return got.code == 0 && columns(got.stdout) == listed
@@ -385,23 +385,23 @@ func TestKeyTakesURLs(t *testing.T) {
 		"redis://:/secret@h": "no host", "redis://:?secret@h": "no host", "redis://:#secret@h:1": "a #", "redis://u:%secret@h": "cannot be parsed",
 		"redis://:secret@h/x": "number of a database", "redis://:secret@h?x=y": "the parameter x", "redis:secret:1": "must begin with redis://", "memory:": "must begin with redis://",
 	} {
-		got := command(t, nil, "key", "-redis", url, "user:42")
+		got := command(t, nil, "key", "-store", url, "user:42")
 		require.Equal(t, 2, got.code, url)
 		require.Contains(t, got.stderr, want, url)
 		require.NotContains(t, got.stdout+got.stderr, "secret", url)
 	}
-	got := command(t, nil, "key", "-redis", address, "-redis-file", file, "user:42")
+	got := command(t, nil, "key", "-store", address, "-store-file", file, "user:42")
 	require.Equal(t, 2, got.code)
 	require.Contains(t, got.stderr, "not both")
-	require.Equal(t, 1, command(t, nil, "key", "-redis-file", file+"x", "user:42").code)
+	require.Equal(t, 1, command(t, nil, "key", "-store-file", file+"x", "user:42").code)
 }
 
 func TestKeyFailsWithoutAServer(t *testing.T) {
-	got := command(t, nil, "key", "-redis", "127.0.0.1:1", "user:42")
+	got := command(t, nil, "key", "-store", "127.0.0.1:1", "user:42")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stderr, "connection refused")
 	client := startRedis(t)
-	got = command(t, nil, "key", "-redis", client.Options().Addr, "-prefix", "{", "user:42")
+	got = command(t, nil, "key", "-store", client.Options().Addr, "-prefix", "{", "user:42")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stderr, "brace")
 }

@@ -1,5 +1,5 @@
 // Ratelimit tries limits on past traffic, checks configuration files, and shows the state that
-// Redis holds of a key. See [README.md].
+// Redis or Postgres holds of a key. See [README.md].
 //
 // [README.md]: https://github.com/ratelimit-go/ratelimit/tree/main/cmd/ratelimit
 package main
@@ -25,7 +25,7 @@ usage: ratelimit <command> [flags] [arguments]
 	suggest  reads an access log and suggests limits that deny only a few clients
 	check    reports the errors in a configuration file, and explains its limits
 	schema   prints the JSON Schema of configuration files, for editors
-	key      lists the limiters on Redis that hold a key, and can reset it
+	key      lists the limiters on Redis or Postgres that hold a key, and can reset it
 	version  prints the versions of this command, of the library and of Go
 
 "ratelimit <command> -h" lists the flags of a command.

@@ -115,7 +115,7 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		"key":                                                         "which key?",
 		"key a b":                                                     "which key?",
 		"key user:42 -reset":                                          "flags come first",
-		"key -redis http://localhost user:42":                         "must begin with redis://",
+		"key -store http://localhost user:42":                         "must begin with redis://",
 	} {
 		t.Run(args, func(t *testing.T) {
 			words := strings.Fields(args)

@@ -84,7 +84,7 @@ func denied(t *testing.T) []string {
 	for _, a := range spans.Ended()[20].Attributes() {
 		fmt.Fprintf(&attributes, "%s=%s\n", a.Key, a.Value.String())
 	}
-	held, err := exec.CommandContext(t.Context(), tool, "key", "-redis", redis.Addr(), "user:customer-1").CombinedOutput()
+	held, err := exec.CommandContext(t.Context(), tool, "key", "-store", redis.Addr(), "user:customer-1").CombinedOutput()
 	require.NoError(t, err, "%s", held)
 	return []string{
 		fields + "\n" + problem + "\n", grep(logged.String(), "denied"), grep(metrics, `(decisions|denied_by).*limiter="search".* 1$`),

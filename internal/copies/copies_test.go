@@ -26,12 +26,12 @@ const (
 var update = flag.Bool("update", false, "write the copies instead of comparing them")
 
 func TestModulesHaveTheirCopies(t *testing.T) {
-	for original, module := range map[string]string{
-		"internal/clientip/clientip.go":                  "serve",
-		"internal/yamltree/yamltree.go":                  "serve",
-		"store/pgstore/internal/pgtest/pgtest.go":        "internal/suite",
-		"store/pgstore/internal/pgtest/process_linux.go": "internal/suite",
-		"store/pgstore/internal/pgtest/process_other.go": "internal/suite",
+	for original, modules := range map[string][]string{
+		"internal/clientip/clientip.go":                  {"serve"},
+		"internal/yamltree/yamltree.go":                  {"serve"},
+		"store/pgstore/internal/pgtest/pgtest.go":        {"internal/suite", "cmd/ratelimit"},
+		"store/pgstore/internal/pgtest/process_linux.go": {"internal/suite", "cmd/ratelimit"},
+		"store/pgstore/internal/pgtest/process_other.go": {"internal/suite", "cmd/ratelimit"},
 	} {
 		text, err := os.ReadFile(filepath.Join(root, original))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -39,16 +39,18 @@ func TestModulesHaveTheirCopies(t *testing.T) {
 		}
 		require.NoError(t, err)
 		_, name, _ := strings.Cut("/"+original, "/internal/")
-		want, copied := fmt.Sprintf(header, path.Dir(original))+string(text), filepath.Join(root, module, "internal", name)
-		if *update {
-			require.NoError(t, os.WriteFile(copied, []byte(want), 0o644))
+		for _, module := range modules {
+			want, copied := fmt.Sprintf(header, path.Dir(original))+string(text), filepath.Join(root, module, "internal", name)
+			if *update {
+				require.NoError(t, os.WriteFile(copied, []byte(want), 0o644))
+			}
+			got, err := os.ReadFile(copied)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // as above
+			}
+			require.NoError(t, err)
+			require.Equal(t, want, string(got), "run go generate ./internal/copies")
 		}
-		got, err := os.ReadFile(copied)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // as above
-		}
-		require.NoError(t, err)
-		require.Equal(t, want, string(got), "run go generate ./internal/copies")
 	}
 }
 

@@ -60,6 +60,7 @@ func init() {
 //
 // To add cases, add to limiters and run go test -run StoredRowsStay -update, which never changes a row that is there. If
 // one must change, give it a new form (the first byte of its value), and keep reading the old form.
+// The command "ratelimit key" reads values too.
 func TestStoredRowsStay(t *testing.T) {
 	t.Parallel()
 	var rows []kept
