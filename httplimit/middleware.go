@@ -196,12 +196,11 @@ func (c *config) costs(r *http.Request) int {
 // fail answers a request for which there is no decision. A configuration error never lets a request
 // through.
 func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, err error) {
-	switch end := r.Context().Err(); {
-	case end == nil || !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded):
+	switch end := guard.Ended(r.Context(), err); {
 	case errors.Is(end, context.Canceled):
 		w.WriteHeader(clientClosedRequest)
 		return
-	default: // nobody waits for the handler, so by must not call it
+	case end != nil: // nobody waits for next, so by must not call it
 		WriteError(w, end)
 		return
 	}
