@@ -81,6 +81,9 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	for _, l := range a.limiters {
 		kind = queue.Joint(kind, queuesOf(l).Kind)
 	}
+	if kind == queue.Leaky && len(a.members) > 1 && !a.plain { // the ResetAfter of a denial may count events that were refunded
+		kind = queue.Turns
+	}
 	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Key: a.keyFunc(), Local: a.local})
 	return a, nil
 }

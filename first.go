@@ -128,8 +128,7 @@ func (f *First) Charge(ctx context.Context, key string, n int) (Result, error) {
 
 // payer returns which limiter a Charge of n events is for.
 func (f *First) payer(ctx context.Context, key string, n int) (int, error) {
-	settled, _ := ctx.Value(settling{}).(Result)
-	if i := f.charged(settled); i >= 0 {
+	if i := f.charged(see.Settled[Result](ctx)); i >= 0 {
 		return i, nil
 	}
 	last := len(f.limiters) - 1
@@ -165,9 +164,6 @@ func (f *First) parts() []Part {
 	}
 	return parts
 }
-
-// settling is the context key of the Result for which a Settle charges more events.
-type settling struct{}
 
 // Refund gives n events back to the limiter that was charged.
 func (f *First) Refund(ctx context.Context, key string, charged Result, n int) error {

@@ -399,6 +399,28 @@ func TestAWaiterOfAFirstIsNotRefusedByTheLimitOfAnotherLimiter(t *testing.T) {
 	})
 }
 
+// A queue that counts calls does not take the events that a limit has left for calls.
+func TestAWaiterOfAFirstBesideCountedCallsWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		requests := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1000), ratelimit.WithName("requests"), ratelimit.CountCalls())
+		first := newFirst(t,
+			newLimiter(t, "sliding_log", mem, ratelimit.PerMinute(100), ratelimit.WithName("plan")),
+			newLimiter(t, "fixed_window", mem, ratelimit.PerMinute(50), ratelimit.WithName("credits")))
+		for name, l := range map[string]ratelimit.Limiter{"calls first": ratelimit.Must(ratelimit.NewAll(requests, first)), "calls last": ratelimit.Must(ratelimit.NewAll(first, requests))} {
+			var group sync.WaitGroup
+			for range 8 { // 40 of 100 and 50 at once, and then 100 and 50 a minute
+				group.Go(func() {
+					_, err := ratelimit.Wait(t.Context(), l, name, 40)
+					assert.NoError(t, err, name)
+				})
+			}
+			group.Wait()
+		}
+	})
+}
+
 // A store that cannot decide on keys together is asked for one limiter after the other.
 func TestAFirstOnAStoreWithoutListsAsksInTurn(t *testing.T) {
 	s := withoutJoint{Store: memory(t, newClock())}

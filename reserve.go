@@ -69,7 +69,7 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	rest := r.reserved - actual
 	switch {
 	case rest < 0:
-		return Charge(context.WithValue(ctx, settling{}, r.charged), r.limiter, r.key, -rest)
+		return Charge(see.Settling(ctx, r.charged), r.limiter, r.key, -rest)
 	case rest > 0:
 		if err := r.limiter.Refund(ctx, r.key, r.charged, rest); err != nil {
 			return Result{}, err

@@ -143,6 +143,7 @@ func (a *asker) answer() queue.Answer {
 		return d
 	case see.Alternatives(a.limiter): // they do not decide together, and another one may have a larger Limit
 		d.Elsewhere = true
+		d.Remaining /= a.n / see.Events(a.limiter, a.n) // the queue may count calls
 		return d
 	}
 	for i := range parts {

@@ -617,6 +617,24 @@ func TestSeveralLimitsHaveTheirTurnsInOneScript(t *testing.T) {
 	require.Equal(t, 987, peek(t, lim, "key").Parts()[2].Remaining)
 }
 
+// An All that asks its leaky buckets one after the other reports, in a denial, a bucket that has taken the call's events and given them back.
+func TestAWaiterIsNotRefusedForEventsThatWereRefunded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := ratelimit.Must(memstore.New())
+		slow := newLimiter(t, "leaky_bucket", mem, ratelimit.Limit{Rate: 4, Period: time.Second, Burst: 40}, ratelimit.WithName("slow"))
+		small := newLimiter(t, "leaky_bucket", mem, ratelimit.Limit{Rate: 16, Period: time.Second, Burst: 9}, ratelimit.WithName("small"))
+		l := ratelimit.Must(ratelimit.NewAll(slow, ratelimit.Must(fallback.New(small, fallback.FailClosed()))))
+		_, err := l.AllowN(t.Context(), "key", 8) // for 2 s, and 0.5 s
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err = ratelimit.Wait(ctx, l, "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, 2*time.Second, time.Since(began))
+	})
+}
+
 func TestPartsOnOneStateHaveTheirTurnsTogether(t *testing.T) {
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
 		inner := newLimiter(t, algorithm, s, ratelimit.PerMinute(10))

@@ -69,7 +69,7 @@ func (c *config) limiterFailed(ctx context.Context, fullMethod string, err error
 
 // handled returns what handler returns for err, unless err means that ctx has ended.
 func (c *config) handled(ctx context.Context, fullMethod string, err error, handler ErrorHandler) error {
-	if end := ctx.Err(); end != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+	if end := guard.Ended(ctx, err); end != nil {
 		return status.FromContextError(end).Err()
 	}
 	said := handler(ctx, fullMethod, err)

@@ -161,6 +161,24 @@ func TestARequestDoesNotWaitForEver(t *testing.T) {
 	})
 }
 
+// A request whose deadline passes while it waits is not served, even by an ErrorHandler that fails open.
+func TestARequestIsNotServedAfterItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, callers = 2, 8
+		var served atomic.Int64
+		limit := httplimit.Middleware(slots(t, memory(t), n), global, httplimit.WithSlots(inflight.WaitUpTo(5*time.Second)), httplimit.WithErrorHandler(letThrough))
+		h := http.TimeoutHandler(limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			served.Add(1)
+			time.Sleep(2 * time.Second)
+		})), time.Second, "")
+		for range callers {
+			go h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+		}
+		time.Sleep(time.Minute)
+		require.EqualValues(t, n, served.Load())
+	})
+}
+
 func TestARequestHoldsASlotUntilItsHandlerIsDone(t *testing.T) {
 	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {
 		l, all := holding(t, s)

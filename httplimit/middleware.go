@@ -54,7 +54,8 @@ import (
 //   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed])
 //   - that of [WithKeyErrorHandler] or [WithErrorHandler] if there is no decision; the default is
 //     [WriteError]
-//   - 499, for logs, if the client has disconnected
+//   - 499, for logs, if the client has disconnected, or 503 if the request's deadline has passed, such
+//     as that of an [http.TimeoutHandler] outside
 //
 // If an argument is invalid, such as a nil limiter, the middleware answers every request with 500,
 // and the server's ErrorLog has the reason once. [New] returns that error instead. Errors of the
@@ -195,8 +196,12 @@ func (c *config) costs(r *http.Request) int {
 // fail answers a request for which there is no decision. A configuration error never lets a request
 // through.
 func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, err error) {
-	if hasGone(r, err) {
+	switch end := guard.Ended(r.Context(), err); {
+	case errors.Is(end, context.Canceled):
 		w.WriteHeader(clientClosedRequest)
+		return
+	case end != nil: // nobody waits for next, so by must not call it
+		WriteError(w, end)
 		return
 	}
 	next := h.next

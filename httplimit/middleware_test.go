@@ -352,17 +352,21 @@ func TestWhyThereIsNoDecisionIsSaidOnceAMinute(t *testing.T) {
 	})
 }
 
-func TestAClientThatHasGoneIsNoOutage(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+func TestARequestThatHasEndedIsNoOutage(t *testing.T) {
+	noOutage := httplimit.WithErrorHandler(func(http.ResponseWriter, *http.Request, http.Handler, error) { t.Error("an outage") })
+	r, said := saying(get(alice))
+	gone, cancel := context.WithCancel(r.Context())
 	cancel()
-	h := protect(t, window(t, memory(t), ratelimit.PerHour(1)), httplimit.WithErrorHandler(
-		func(http.ResponseWriter, *http.Request, http.Handler, error) { t.Error("an outage") }))
-	require.Equal(t, 499, serve(h, get(alice).WithContext(ctx)).StatusCode)
-
-	ctx, cancel = context.WithTimeout(t.Context(), -1)
+	late, cancel := context.WithTimeout(r.Context(), -1) // our own deadline
 	defer cancel()
-	h = protect(t, window(t, memory(t), ratelimit.PerHour(1)))
-	require.Equal(t, http.StatusServiceUnavailable, serve(h, get(alice).WithContext(ctx)).StatusCode, "our own deadline")
+	for _, h := range []http.Handler{
+		protect(t, window(t, memory(t), ratelimit.PerHour(1)), noOutage),
+		protect(t, window(t, memory(t), ratelimit.PerHour(1))),
+	} {
+		require.Equal(t, 499, serve(h, r.WithContext(gone)).StatusCode)
+		require.Equal(t, http.StatusServiceUnavailable, serve(h, r.WithContext(late)).StatusCode)
+	}
+	require.Empty(t, said.String())
 }
 
 func TestTheDecisionIsInTheContextOnRequest(t *testing.T) {

@@ -118,7 +118,7 @@ func WithKeyErrorHandler(h ErrorHandler) ServerOption {
 
 // WithErrorHandler lets h answer requests if the limiter returns an error, such as
 // [ratelimit.ErrStore]. The default is [WriteError]. h is not called if the client has
-// disconnected.
+// disconnected, or if the request's deadline has passed.
 //
 // A handler that calls next fails open. A fallback that wraps the limiter can do that too; it also
 // has other answers to an outage, and does not call a store that is down. For a configuration

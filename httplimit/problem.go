@@ -1,8 +1,6 @@
 package httplimit
 
 import (
-	"context"
-	"errors"
 	"net/http"
 	"strconv"
 
@@ -159,9 +157,4 @@ func statusOf(err error) int {
 		return http.StatusInternalServerError
 	}
 	return http.StatusServiceUnavailable
-}
-
-// hasGone reports whether err only means that the client of r has disconnected.
-func hasGone(r *http.Request, err error) bool {
-	return errors.Is(err, context.Canceled) && r.Context().Err() != nil
 }

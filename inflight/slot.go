@@ -47,7 +47,7 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 	ctx = context.WithoutCancel(ctx)
 	switch {
 	case actual > estimate:
-		_, err := ratelimit.Charge(ctx, h.limiter, h.key, actual-estimate)
+		_, err := ratelimit.Charge(see.Settling(ctx, h.charged), h.limiter, h.key, actual-estimate)
 		return err
 	case actual < estimate:
 		return h.limiter.Refund(ctx, h.key, h.charged, estimate-actual)

@@ -786,3 +786,30 @@ func TestAReleaseInAnOutageGivesBackNoRate(t *testing.T) {
 		require.Equal(t, 99, free(t, here))
 	})
 }
+
+// A Settle above the estimate charges the limiter of a First that the estimate was charged to, and not the first one with room.
+func TestSettleChargesTheLimiterOfAFirstThatPaidTheEstimate(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	limit := func(name string, n int) *ratelimit.FixedWindow {
+		return ratelimit.Must(ratelimit.NewFixedWindow(mem, ratelimit.PerDay(n), ratelimit.WithName(name)))
+	}
+	plan, credits := limit("plan", 10), limit("credits", 100)
+	first := ratelimit.Must(ratelimit.NewFirst(plan, credits))
+	slots := ratelimit.Must(inflight.New(mem, 2, time.Minute))
+	for name, l := range map[string]ratelimit.Limiter{
+		"all":      ratelimit.Must(ratelimit.NewAll(first, slots)),
+		"fallback": ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(slots, first)), fallback.FailClosed())),
+	} {
+		t.Run(name, func(t *testing.T) {
+			slot, _, err := inflight.Hold(t.Context(), l, name, 12) // too much for the plan
+			require.NoError(t, err)
+			defer slot.Release()
+			require.NoError(t, slot.Settle(t.Context(), 15))
+			for paid, left := range map[*ratelimit.FixedWindow]int{plan: 10, credits: 85} {
+				r, err := paid.Peek(t.Context(), name)
+				require.NoError(t, err)
+				require.Equal(t, left, r.Remaining, paid.Name())
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,18 @@ func (m *KeyMaker[C]) FaultOf(err error) Fault {
 		return Misconfigured
 	}
 	return Unavailable
+}
+
+// Ended returns the error of a call's context if err only means that it has ended, or that its deadline has passed, even
+// if its own timer is late. Otherwise, it returns nil.
+func Ended(ctx context.Context, err error) error {
+	if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return nil
+	}
+	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // Alarm limits how often a recurring problem is logged, to once per minute.

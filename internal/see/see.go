@@ -365,6 +365,19 @@ func PartOf(ctx context.Context) Part {
 	return p
 }
 
+type settlingKey struct{}
+
+// Settling returns a context whose Charge adds to what was charged, which is a ratelimit.Result.
+func Settling(ctx context.Context, charged any) context.Context {
+	return context.WithValue(ctx, settlingKey{}, charged)
+}
+
+// Settled returns the Result to which a Charge with ctx adds, or the zero R if there is none.
+func Settled[R any](ctx context.Context) R {
+	charged, _ := ctx.Value(settlingKey{}).(R)
+	return charged
+}
+
 // IgnoresContext reports whether l is known not to use the context. Limiters of other packages may
 // use it.
 func IgnoresContext[L any](l L) bool {
