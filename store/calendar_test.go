@@ -95,6 +95,7 @@ func TestBadCalendars(t *testing.T) {
 		{store.Day, 0, "/Europe/Berlin", "is not a name"},
 		{store.Day, 0, "Europe/Berlin ", "is not a name"},
 		{store.Day, 0, strings.Repeat("x", 65), "is not a name"},
+		{store.Day, 0, strings.Repeat("x", 64), "is unknown on this machine"},
 		{store.Day, 0, "Atlantis/Capital", "is unknown on this machine"},
 		{store.Day, 0, "localtime", "differs between machines"},
 		{store.Day, 0, "LocalTime", "differs between machines"}, // as good a name, where files have no case
@@ -107,6 +108,9 @@ func TestBadCalendars(t *testing.T) {
 		calendar := store.NewCalendar(c.unit, c.from, c.zone)
 		if err := calendar.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v from %d in %q: %v, want %q", c.unit, c.from, c.zone, err, c.want)
+		}
+		if calendar.Unit() != c.unit || calendar.From() != c.from || calendar.Zone() != c.zone {
+			t.Errorf("%v from %d in %q: %v from %d in %q", c.unit, c.from, c.zone, calendar.Unit(), calendar.From(), calendar.Zone())
 		}
 	}
 }
@@ -200,6 +204,27 @@ func TestEqualCalendarsAreOne(t *testing.T) {
 	}
 	if l := (store.Limit{Rate: 5, Period: 1e6, Burst: 5}).TurnBefore(1); l.Calendar() != nil || l.Before() != 1 || l.TurnBefore(0).Before() != 0 {
 		t.Errorf("%+v: %v", l, l.Calendar())
+	}
+}
+
+func TestEachCalendarOfAZoneIsAnother(t *testing.T) {
+	for unit, from := range map[store.Unit][2]int{store.Day: {0, 0}, store.Week: {0, 6}, store.Month: {1, 31}} {
+		for day := from[0]; day <= from[1]; day++ {
+			c := store.NewCalendar(unit, day, "Asia/Kathmandu")
+			if l := c.In(store.Limit{Rate: 5, Burst: 5}); c.Err() != nil || c.Unit() != unit || c.From() != day || l.Calendar() != c {
+				t.Errorf("%v from %d: %v, and %v of a limit", unit, day, c, l.Calendar())
+			}
+		}
+	}
+}
+
+// A clock may be set to before 1970.
+func TestWindowsWithoutACalendar(t *testing.T) {
+	l := store.Limit{Rate: 5, Period: 10, Burst: 5}
+	for at, want := range map[int64]int64{-11: -20, -10: -10, -1: -10, 0: 0, 9: 0, 10: 10} {
+		if start, end := l.Window(at); start != want || end != want+10 {
+			t.Errorf("%d: %d to %d, want %d to %d", at, start, end, want, want+10)
+		}
 	}
 }
 
