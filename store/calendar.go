@@ -298,7 +298,9 @@ func (c *Calendar) Edges(t int64) [6]int64 {
 // edgesAround computes the edges around t, in Unix seconds, and remembers them.
 func (c *Calendar) edgesAround(t int64) *[6]int64 {
 	edges := &[6]int64{3: math.MinInt64, 4: math.MinInt64, 5: math.MinInt64}
-	for n := c.index(t) - 4; edges[3] <= t; n++ { // 2 would do, but the index may be one too high, and a date that is skipped has the edge of the next
+	// It begins 2 windows earlier than it has to, because the index may be one too high, and a date that is skipped
+	// has the edge of the next one.
+	for n := c.index(t) - 4; edges[3] <= t; n++ {
 		if edge := c.edge(n); edge > edges[5] {
 			copy(edges[:], edges[1:])
 			edges[5] = edge

@@ -207,12 +207,41 @@ func TestEqualCalendarsAreOne(t *testing.T) {
 	}
 }
 
-func TestEachCalendarOfAZoneIsAnother(t *testing.T) {
-	for unit, from := range map[store.Unit][2]int{store.Day: {0, 0}, store.Week: {0, 6}, store.Month: {1, 31}} {
-		for day := from[0]; day <= from[1]; day++ {
-			c := store.NewCalendar(unit, day, "Asia/Kathmandu")
-			if l := c.In(store.Limit{Rate: 5, Burst: 5}); c.Err() != nil || c.Unit() != unit || c.From() != day || l.Calendar() != c {
-				t.Errorf("%v from %d: %v, and %v of a limit", unit, day, c, l.Calendar())
+func TestEachCalendarIsAnother(t *testing.T) {
+	zones := []string{"Asia/Kathmandu", "Asia/Katmandu", "Asia/Pyongyang"}
+	for range 2 { // the first zone has its calendars still when there are others
+		for _, zone := range zones {
+			for unit, from := range map[store.Unit][2]int{store.Day: {0, 0}, store.Week: {0, 6}, store.Month: {1, 31}} {
+				for day := from[0]; day <= from[1]; day++ {
+					c := store.NewCalendar(unit, day, zone)
+					if l := c.In(store.Limit{Rate: 5, Burst: 5}); c.Err() != nil || c.Unit() != unit || c.From() != day || c.Zone() != zone || l.Calendar() != c {
+						t.Errorf("%v from %d in %s: %v, and %v of a limit: %v", unit, day, zone, c, l.Calendar(), c.Err())
+					}
+				}
+			}
+		}
+	}
+}
+
+// A calendar remembers the windows of the time that it was asked for last.
+func TestWindowsAreTheSameAfterAnyOther(t *testing.T) {
+	const day = 24 * 3600
+	c := store.NewCalendar(store.Day, 0, "UTC")
+	var times []int64
+	for n := int64(20_000); n < 20_009; n++ {
+		times = append(times, n*day*1e6, (n+1)*day*1e6-1)
+	}
+	for _, before := range times {
+		for _, at := range times {
+			c.Window(0)
+			c.Window(before)
+			today := at / (day * 1e6) * day
+			if start, end := c.Window(at); start != today*1e6 || end != (today+day)*1e6 {
+				t.Errorf("%d after %d: %d to %d", at, before, start, end)
+			}
+			c.Edges(before)
+			if got, want := c.Edges(at), [6]int64{today - 2*day, today - day, today, today + day, today + 2*day, today + 3*day}; got != want {
+				t.Errorf("%d after %d: %v, want %v", at, before, got, want)
 			}
 		}
 	}
