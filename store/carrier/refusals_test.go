@@ -164,6 +164,27 @@ func TestACallersOwnDeadlineIsNotAFailureOfTheStore(t *testing.T) {
 	}
 }
 
+// A refused call is told that nothing was sent, and why.
+func TestTheErrorOfARefusedCall(t *testing.T) {
+	for want, state := range map[string]func(p *Carrier[int]){
+		"ratelimit: store failed: overloaded: nothing was sent: no connection was free in time": func(*Carrier[int]) {},
+		"ratelimit: store failed: timeout: nothing was sent: a round trip takes longer than the call has left": func(p *Carrier[int]) {
+			p.forecast.roundTrip.Store(int64(p.timeout + 1))
+			p.distance.probed = time.Now()
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := full(t)
+			state(p)
+			b := p.Begin(t.Context())
+			require.EqualError(t, p.Admit(&b), want)
+			time.Sleep(time.Second)
+		})
+	}
+	require.ErrorIs(t, failFull, store.ErrOverloaded)
+	require.ErrorIs(t, failFar, store.ErrTimeout)
+}
+
 // A store that has failed is the reason, however near a caller's own deadline is. Callers that come back at once are held then, too.
 func TestACallersOwnDeadlineHidesNoOutage(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
