@@ -122,3 +122,21 @@ func TestWhatIsAskedOfOneKey(t *testing.T) {
 		require.Equal(t, store.Reply{}, reply, "on an error replies mean nothing")
 	}
 }
+
+// Stores hash keys with the ID, and may use either half.
+func TestTheIDOfANamespace(t *testing.T) {
+	a, b := &store.Rule{Name: "a"}, &store.Rule{Name: "b"}
+	ns := store.NewNamespace(a, "name")
+	hi, lo := ns.ID()
+	require.NotEqual(t, hi, lo)
+	same := store.NewNamespace(&store.Rule{Name: "a"}, "name")
+	require.True(t, ns.Equal(same))
+	sameHi, sameLo := same.ID()
+	require.Equal(t, []uint64{hi, lo}, []uint64{sameHi, sameLo})
+	for _, other := range []*store.Namespace{store.NewNamespace(b, "name"), store.NewNamespace(a, "other"), store.NewNamespace(&store.Rule{Name: "an"}, "ame")} {
+		require.False(t, ns.Equal(other))
+		otherHi, otherLo := other.ID()
+		require.NotEqual(t, hi, otherHi)
+		require.NotEqual(t, lo, otherLo)
+	}
+}
