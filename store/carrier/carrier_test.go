@@ -681,14 +681,16 @@ func TestACarrierIsIdleAnHourAfterItsLastCall(t *testing.T) {
 			}
 			u.c.Warmed(1, ms)
 			rest(t, u.c)
-			for _, ahead := range []bool{false, true} {
-				b := u.c.Begin(t.Context())
-				b.Ahead = ahead
-				require.NoError(t, u.c.Admit(&b))
+			one, other := u.c.Begin(t.Context()), u.c.Begin(t.Context())
+			other.Ahead = true
+			for _, b := range []*carrier.Budget{&one, &other} {
+				require.NoError(t, u.c.Admit(b))
 				require.False(t, u.c.Idle(), name)
-				b.Leave()
-				require.True(t, u.c.Idle(), name)
 			}
+			one.Leave()
+			require.False(t, u.c.Idle(), name)
+			other.Leave()
+			require.True(t, u.c.Idle(), name)
 		})
 	}
 }

@@ -185,6 +185,16 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 	})
 }
 
+func TestConnectionsAreReliedOnForAMinute(t *testing.T) {
+	for rests, want := range map[time.Duration]bool{time.Minute: false, time.Minute + 1: true} {
+		now := time.Now()
+		c := conns{ready: 1, used: now.Add(-rests)}
+		require.Equal(t, want, c.expire(now))
+		require.Equal(t, want, c.ready == 0)
+		require.False(t, c.expire(now) && want, "there are none any more")
+	}
+}
+
 // A server counts as silent after a second, or twice the timeout if that is longer.
 func TestAServerIsSilentIfItHasNotAnsweredForLong(t *testing.T) {
 	for timeout, silence := range map[time.Duration]time.Duration{250 * ms: time.Second, 2 * time.Second: 4 * time.Second} {
@@ -503,6 +513,9 @@ func TestWhenATripWasHeldUp(t *testing.T) {
 			require.Equal(t, want, p.window.calls, "%+v, and %v", c, over)
 		}
 	}
+	config := plain()
+	config.Slack = 1
+	require.EqualValues(t, 1, made(t, config).config.Slack, "the default is for none")
 }
 
 // The estimates follow what trips take: that of all by a quarter of the difference, and that of the short ones quickly down
