@@ -32,6 +32,18 @@ func TestAPlainReplyNeedsNoRule(t *testing.T) {
 	}
 }
 
+func TestWhichOutcomesAdmit(t *testing.T) {
+	for outcome, want := range map[store.Outcome]bool{
+		store.Denied: false, store.DeniedPlainly: false, store.DeniedByCache: false, store.DeniedByLease: false, store.NotAsked: false,
+		store.Admitted: true, store.AdmittedPlainly: true, store.AdmittedByLease: true,
+	} {
+		require.Equal(t, want, outcome.OK(), outcome)
+		require.Equal(t, outcome != store.Denied && outcome != store.Admitted, outcome.Plain(), outcome)
+	}
+	require.Equal(t, store.Admitted, store.AdmittedIf(true))
+	require.Equal(t, store.Denied, store.AdmittedIf(false))
+}
+
 // Stores that wrap others and decide by a different limit answer in plain numbers.
 func TestAReplyInPlainNumbers(t *testing.T) {
 	const room = 10 // events
