@@ -298,8 +298,8 @@ func (c *Calendar) Edges(t int64) [6]int64 {
 // edgesAround computes the edges around t, in Unix seconds, and remembers them.
 func (c *Calendar) edgesAround(t int64) *[6]int64 {
 	edges := &[6]int64{3: math.MinInt64, 4: math.MinInt64, 5: math.MinInt64}
-	// It begins 2 windows earlier than it has to, because the index may be one too high, and a date that is skipped
-	// has the edge of the next one.
+	// The loop begins two windows early, because the index may be one too high, and a date that is skipped has the edge
+	// of the next one.
 	for n := c.index(t) - 4; edges[3] <= t; n++ {
 		if edge := c.edge(n); edge > edges[5] {
 			copy(edges[:], edges[1:])
@@ -312,7 +312,7 @@ func (c *Calendar) edgesAround(t int64) *[6]int64 {
 
 const secondsPerDay = 24 * 3600
 
-// index returns the number of the window whose date is that of t in UTC, or of one beside it.
+// index returns the number of the window of t, or of one next to it.
 func (c *Calendar) index(t int64) int64 {
 	switch c.unit {
 	case Day:
@@ -325,7 +325,7 @@ func (c *Calendar) index(t int64) int64 {
 }
 
 // date returns the midnight at which the date of window n begins, in the seconds that a clock in
-// the zone shows. Days are counted from 1970, weeks from the first that begins there, and months from the year 0.
+// the zone shows. Days and weeks are counted from 1970, and months from the year 0.
 func (c *Calendar) date(n int64) int64 {
 	switch c.unit {
 	case Day:

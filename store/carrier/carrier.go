@@ -234,7 +234,7 @@ func (cr *Carrier[C]) Stats() Stats {
 func (cr *Carrier[C]) Idle() bool {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
-	return cr.forecast.admitted.Load()+cr.forecast.ahead.Load() == 0 && time.Since(cr.began) > time.Hour && time.Since(cr.base) > time.Hour
+	return cr.forecast.admitted.Load()+cr.forecast.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
 }
 
 // waiting returns how many calls wait.
@@ -247,7 +247,7 @@ func (cr *Carrier[C]) Warmed(conns int, took time.Duration) {
 	now := time.Now()
 	cr.pulse.beat()
 	cr.conns.reached = true
-	cr.conns.ready, cr.conns.used, cr.began = conns, now, now
+	cr.conns.ready, cr.conns.used = conns, now
 	cr.length = took
 	cr.distance.probed = now.Add(-took)
 	cr.distance.add(cr.distance.probed, now)
