@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -296,20 +297,13 @@ func (c *Calendar) Edges(t int64) [6]int64 {
 
 // edgesAround computes the edges around t, in Unix seconds, and remembers them.
 func (c *Calendar) edgesAround(t int64) *[6]int64 {
-	n := c.index(t)
-	for c.edge(n+1) <= t { // the clocks were set back to the previous date, or skip one
-		n++
-	}
-	edges := new([6]int64)
-	edges[2] = c.edge(n)
-	for i, n := 3, n+1; i < len(edges); n++ { // a date that is skipped has the edge of the next
-		if edges[i] = c.edge(n); edges[i] > edges[i-1] {
-			i++
-		}
-	}
-	for i, n := 1, n-1; i >= 0; n-- {
-		if edges[i] = c.edge(n); edges[i] < edges[i+1] {
-			i--
+	edges := &[6]int64{3: math.MinInt64, 4: math.MinInt64, 5: math.MinInt64}
+	// The loop begins two windows early, because the index may be one too high, and a date that is skipped has the edge
+	// of the next one.
+	for n := c.index(t) - 4; edges[3] <= t; n++ {
+		if edge := c.edge(n); edge > edges[5] {
+			copy(edges[:], edges[1:])
+			edges[5] = edge
 		}
 	}
 	c.last.Store(edges)
@@ -318,40 +312,29 @@ func (c *Calendar) edgesAround(t int64) *[6]int64 {
 
 const secondsPerDay = 24 * 3600
 
-// index returns the number of the last window whose date is not after the date of t. Days are
-// counted from 1970, weeks from the first that begins in 1970, and months from the year 0.
+// index returns the number of the window of t, or of one next to it.
 func (c *Calendar) index(t int64) int64 {
-	_, offset := time.Unix(t, 0).In(c.zone).Zone()
-	local := t + int64(offset)
 	switch c.unit {
 	case Day:
-		return floorDiv(local, secondsPerDay)
+		return floorDiv(t, secondsPerDay)
 	case Week:
-		return floorDiv(floorDiv(local, secondsPerDay)-c.firstOfWeeks(), 7)
+		return floorDiv(t, 7*secondsPerDay)
 	}
-	year, month, _ := time.Unix(local, 0).UTC().Date()
-	n := int64(year)*12 + int64(month) - 1
-	if c.date(n) > local {
-		n--
-	}
-	return n
+	year, month, _ := time.Unix(t, 0).UTC().Date()
+	return int64(year)*12 + int64(month)
 }
 
-// firstOfWeeks returns the first day of 1970, from 0, on which a week begins.
-func (c *Calendar) firstOfWeeks() int64 { return int64(c.from+7-int(time.Thursday)) % 7 }
-
 // date returns the midnight at which the date of window n begins, in the seconds that a clock in
-// the zone shows.
+// the zone shows. Days and weeks are counted from 1970, and months from the year 0.
 func (c *Calendar) date(n int64) int64 {
 	switch c.unit {
 	case Day:
 		return n * secondsPerDay
 	case Week:
-		return (n*7 + c.firstOfWeeks()) * secondsPerDay
+		return (n*7 + int64(c.from-int(time.Thursday))) * secondsPerDay
 	}
-	year, month := int(floorDiv(n, 12)), time.Month(n-12*floorDiv(n, 12)+1)
-	last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day()
-	return time.Date(year, month, min(c.from, last), 0, 0, 0, 0, time.UTC).Unix()
+	last := time.Date(0, time.Month(n+1), 0, 0, 0, 0, 0, time.UTC)
+	return last.Unix() - int64(max(0, last.Day()-c.from))*secondsPerDay
 }
 
 // edge returns the first instant at which the zone's date is that of window n or later, in Unix

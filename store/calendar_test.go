@@ -95,6 +95,7 @@ func TestBadCalendars(t *testing.T) {
 		{store.Day, 0, "/Europe/Berlin", "is not a name"},
 		{store.Day, 0, "Europe/Berlin ", "is not a name"},
 		{store.Day, 0, strings.Repeat("x", 65), "is not a name"},
+		{store.Day, 0, strings.Repeat("x", 64), "is unknown on this machine"},
 		{store.Day, 0, "Atlantis/Capital", "is unknown on this machine"},
 		{store.Day, 0, "localtime", "differs between machines"},
 		{store.Day, 0, "LocalTime", "differs between machines"}, // as good a name, where files have no case
@@ -107,6 +108,9 @@ func TestBadCalendars(t *testing.T) {
 		calendar := store.NewCalendar(c.unit, c.from, c.zone)
 		if err := calendar.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v from %d in %q: %v, want %q", c.unit, c.from, c.zone, err, c.want)
+		}
+		if calendar.Unit() != c.unit || calendar.From() != c.from || calendar.Zone() != c.zone {
+			t.Errorf("%v from %d in %q: %v from %d in %q", c.unit, c.from, c.zone, calendar.Unit(), calendar.From(), calendar.Zone())
 		}
 	}
 }
@@ -200,6 +204,56 @@ func TestEqualCalendarsAreOne(t *testing.T) {
 	}
 	if l := (store.Limit{Rate: 5, Period: 1e6, Burst: 5}).TurnBefore(1); l.Calendar() != nil || l.Before() != 1 || l.TurnBefore(0).Before() != 0 {
 		t.Errorf("%+v: %v", l, l.Calendar())
+	}
+}
+
+func TestEachCalendarIsAnother(t *testing.T) {
+	zones := []string{"Asia/Kathmandu", "Asia/Katmandu", "Asia/Pyongyang"}
+	for range 2 { // the first zone has its calendars still when there are others
+		for _, zone := range zones {
+			for unit, from := range map[store.Unit][2]int{store.Day: {0, 0}, store.Week: {0, 6}, store.Month: {1, 31}} {
+				for day := from[0]; day <= from[1]; day++ {
+					c := store.NewCalendar(unit, day, zone)
+					if l := c.In(store.Limit{Rate: 5, Burst: 5}); c.Err() != nil || c.Unit() != unit || c.From() != day || c.Zone() != zone || l.Calendar() != c {
+						t.Errorf("%v from %d in %s: %v, and %v of a limit: %v", unit, day, zone, c, l.Calendar(), c.Err())
+					}
+				}
+			}
+		}
+	}
+}
+
+// A calendar remembers the windows of the time that it was asked for last.
+func TestWindowsAreTheSameAfterAnyOther(t *testing.T) {
+	const day = 24 * 3600
+	c := store.NewCalendar(store.Day, 0, "UTC")
+	var times []int64
+	for n := int64(20_000); n < 20_009; n++ {
+		times = append(times, n*day*1e6, (n+1)*day*1e6-1)
+	}
+	for _, before := range times {
+		for _, at := range times {
+			c.Window(0)
+			c.Window(before)
+			today := at / (day * 1e6) * day
+			if start, end := c.Window(at); start != today*1e6 || end != (today+day)*1e6 {
+				t.Errorf("%d after %d: %d to %d", at, before, start, end)
+			}
+			c.Edges(before)
+			if got, want := c.Edges(at), [6]int64{today - 2*day, today - day, today, today + day, today + 2*day, today + 3*day}; got != want {
+				t.Errorf("%d after %d: %v, want %v", at, before, got, want)
+			}
+		}
+	}
+}
+
+// A clock may be set to before 1970.
+func TestWindowsWithoutACalendar(t *testing.T) {
+	l := store.Limit{Rate: 5, Period: 10, Burst: 5}
+	for at, want := range map[int64]int64{-11: -20, -10: -10, -1: -10, 0: 0, 9: 0, 10: 10} {
+		if start, end := l.Window(at); start != want || end != want+10 {
+			t.Errorf("%d: %d to %d, want %d to %d", at, start, end, want, want+10)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,5 +67,76 @@ func TestAlternativesAreDecidedUntilOneIsAdmitted(t *testing.T) {
 				require.Equal(t, i >= decided, r.Outcome == store.NotAsked, "admitted: %d, reply %d", admitted, i)
 			}
 		}
+	}
+}
+
+func TestInvalidCallsAreRefused(t *testing.T) {
+	longest := strings.Repeat("k", store.MaxKey)
+	require.NoError(t, store.CheckCall(t.Context(), "k", 1))
+	require.NoError(t, store.CheckCall(t.Context(), longest, 1<<31-1))
+	require.ErrorIs(t, store.CheckCall(t.Context(), longest+"k", 1), store.ErrInvalidKey)
+	require.ErrorIs(t, store.CheckCall(t.Context(), "", 1), store.ErrInvalidKey)
+	require.ErrorIs(t, store.CheckCall(t.Context(), "k", 0), store.ErrInvalidN)
+	require.ErrorIs(t, store.CheckCall(t.Context(), "k", -1), store.ErrInvalidN)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, store.CheckCall(ctx, "k", 1), context.Canceled)
+}
+
+// decider is a store of which only Decide is called.
+type decider struct {
+	store.Store
+	decide func([]store.Request, []store.Reply) error
+}
+
+func (d decider) Decide(_ context.Context, requests []store.Request, replies []store.Reply) error {
+	return d.decide(requests, replies)
+}
+
+func TestWhatIsAskedOfOneKey(t *testing.T) {
+	ns, l := store.NewNamespace(&store.Rule{Name: "rule"}, "name"), store.Limit{Rate: 10, Period: 1e6, Burst: 10}
+	for want, ask := range map[store.Request]func(store.Store) (store.Reply, error){
+		{Namespace: ns, Key: "k", Limit: l, N: 5, Op: store.OpUpTo}: func(s store.Store) (store.Reply, error) {
+			return store.TakeUpTo(t.Context(), s, ns, "k", l, 5)
+		},
+		{Namespace: ns, Key: "k", Limit: l, N: 5, Op: store.OpLook}: func(s store.Store) (store.Reply, error) {
+			return store.Peek(t.Context(), s, ns, "k", l, 5)
+		},
+		{Namespace: ns, Key: "k", Limit: l, N: 5, Op: store.OpOverdraw, Most: 6}: func(s store.Store) (store.Reply, error) {
+			return store.Overdraw(t.Context(), s, ns, "k", l, 5, 6)
+		},
+	} {
+		var err error
+		s := decider{decide: func(requests []store.Request, replies []store.Reply) error {
+			require.Equal(t, []store.Request{want}, requests)
+			require.Equal(t, []store.Reply{{}}, replies, "the reply to an earlier call")
+			replies[0] = store.Reply{Outcome: store.Admitted, X: 1, Y: 2, Z: 3}
+			return err
+		}}
+		reply, failed := ask(s)
+		require.NoError(t, failed)
+		require.Equal(t, store.Reply{Outcome: store.Admitted, X: 1, Y: 2, Z: 3}, reply)
+		err = store.ErrUnavailable
+		reply, failed = ask(s)
+		require.ErrorIs(t, failed, store.ErrUnavailable)
+		require.Equal(t, store.Reply{}, reply, "on an error replies mean nothing")
+	}
+}
+
+// Stores hash keys with the ID, and may use either half.
+func TestTheIDOfANamespace(t *testing.T) {
+	a, b := &store.Rule{Name: "a"}, &store.Rule{Name: "b"}
+	ns := store.NewNamespace(a, "name")
+	hi, lo := ns.ID()
+	require.NotEqual(t, hi, lo)
+	same := store.NewNamespace(&store.Rule{Name: "a"}, "name")
+	require.True(t, ns.Equal(same))
+	sameHi, sameLo := same.ID()
+	require.Equal(t, []uint64{hi, lo}, []uint64{sameHi, sameLo})
+	for _, other := range []*store.Namespace{store.NewNamespace(b, "name"), store.NewNamespace(a, "other"), store.NewNamespace(&store.Rule{Name: "an"}, "ame")} {
+		require.False(t, ns.Equal(other))
+		otherHi, otherLo := other.ID()
+		require.NotEqual(t, hi, otherHi)
+		require.NotEqual(t, lo, otherLo)
 	}
 }

@@ -234,7 +234,7 @@ func (cr *Carrier[C]) Stats() Stats {
 func (cr *Carrier[C]) Idle() bool {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
-	return cr.trips+cr.late+cr.waiting() == 0 && cr.forecast.admitted.Load()+cr.forecast.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
+	return cr.forecast.admitted.Load()+cr.forecast.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
 }
 
 // waiting returns how many calls wait.

@@ -236,6 +236,15 @@ func (s *server) send(ctx context.Context, t *carrier.Trip[call]) error {
 	return nil
 }
 
+// alone makes a call on its caller's goroutine.
+func (s *server) alone(b carrier.Budget, c call) (call, bool, error) {
+	if err := s.connect(b); err != nil {
+		return c, false, err
+	}
+	err := s.make(b.End, []*call{&c})
+	return c, true, err
+}
+
 // suffer has the server suffer from what f does.
 func (s *server) suffer(f func()) {
 	s.mu.Lock()
@@ -525,9 +534,191 @@ func TestCallsMadeForACallerThatLeftAreRefundedOnce(t *testing.T) {
 		thaw := s.freeze()
 		require.ErrorIs(t, u.do(context.Background()), store.ErrTimeout, "the store's own timeout is no end of a context")
 		thaw()
+		time.Sleep(time.Second)
+		thaw = s.freeze()
+		s.refuses.Store(true)
+		ctx, leave := context.WithTimeout(t.Context(), 100*ms)
+		defer leave()
+		require.Equal(t, context.DeadlineExceeded, u.do(ctx))
+		thaw()
 		u.end()
-		require.Len(t, s.back, 3)
+		require.Len(t, s.back, 3, "the server has refused it")
 	})
+}
+
+// The same holds if calls go alone.
+func TestACallThatWentAloneIsRefundedIfItsCallerLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		err          error
+		sent, leaves bool
+		back         int
+		want         error
+	}{
+		"left":          {context.Canceled, true, true, 1, context.Canceled},
+		"left before":   {context.Canceled, false, true, 0, context.Canceled},
+		"answered":      {errNo, true, true, 0, errNo},
+		"timed out":     {context.DeadlineExceeded, true, false, 0, store.ErrTimeout},
+		"not connected": {context.DeadlineExceeded, false, false, 0, store.ErrUnavailable},
+	} {
+		for _, refunds := range []bool{true, false} {
+			ctx, leave := context.WithCancel(t.Context())
+			config, back := newServer().config(), 0
+			config.Send = nil
+			config.Alone = func(_ carrier.Budget, one call) (call, bool, error) {
+				if c.leaves {
+					leave()
+				}
+				return one, c.sent, c.err
+			}
+			if config.GiveBack = nil; refunds {
+				config.GiveBack = func(call) { back++ }
+			} else {
+				c.back = 0
+			}
+			require.ErrorIs(t, newUsers(t, nil, config).do(ctx), c.want, name)
+			require.Equal(t, c.back, back, name)
+			leave()
+		}
+	}
+}
+
+// The call may have run, and nobody has refunded it.
+func TestATimeoutStaysOneIfTheContextEndsThen(t *testing.T) {
+	for name, change := range map[string]func(*server, *carrier.Config[call]){
+		"shared": func(*server, *carrier.Config[call]) {},
+		"alone":  func(s *server, c *carrier.Config[call]) { c.Send, c.Alone = nil, s.alone },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer()
+			config := s.config()
+			change(s, &config)
+			u := newUsers(t, s, config)
+			require.NoError(t, u.do(t.Context()))
+			thaw := s.freeze()
+			ctx, leave := context.WithCancel(t.Context())
+			b := u.c.Begin(ctx)
+			require.NoError(t, u.c.Admit(&b))
+			_, err := u.c.Do(b, call{number: 2})
+			leave()
+			var f *carrier.Failure
+			require.ErrorAs(t, err, &f, name)
+			require.ErrorIs(t, b.Fail(f), store.ErrTimeout, name)
+			b.Leave()
+			thaw()
+			u.end()
+			require.Empty(t, s.back)
+		})
+	}
+}
+
+// A call may begin with one carrier, and be admitted by another.
+func TestACallLeavesTheCarrierThatAdmitsIt(t *testing.T) {
+	s := newServer()
+	one, other := newUsers(t, s, s.config()).c, newUsers(t, s, s.config()).c
+	for _, ahead := range []bool{false, true} {
+		b := one.Begin(t.Context())
+		b.Ahead = ahead
+		require.NoError(t, other.Admit(&b))
+		require.Equal(t, []int64{0, 1}, []int64{one.Stats().UnderWay, other.Stats().UnderWay})
+		b.Leave()
+		require.Equal(t, []int64{0, 0}, []int64{one.Stats().UnderWay, other.Stats().UnderWay})
+	}
+}
+
+func TestWhatACarrierKnowsOfItsCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		s.cost = 0
+		u := newUsers(t, s, s.config())
+		for range 2 {
+			require.NoError(t, u.do(t.Context()))
+			synctest.Wait()
+		}
+		require.Equal(t, carrier.Stats{RoundTrip: s.way}, u.c.Stats())
+		thaw := s.freeze()
+		ctx, leave := context.WithCancel(t.Context())
+		for range 2 {
+			u.all.Go(func() { _ = u.do(ctx) })
+			synctest.Wait()
+		}
+		require.Equal(t, carrier.Stats{UnderWay: 2, Waiting: 1, Trips: 2, Busy: 1, RoundTrip: s.way}, u.c.Stats(), "a connection is made for the one that waits")
+		leave()
+		time.Sleep(timeout)
+		synctest.Wait()
+		require.Equal(t, 2, u.c.Stats().Late)
+		thaw()
+		u.end()
+		require.Zero(t, u.c.Stats().Late)
+	})
+}
+
+// A carrier is idle after an hour without a call, whether calls have worked or not.
+func TestACarrierIsIdleAnHourAfterItsLastCall(t *testing.T) {
+	rest := func(t *testing.T, c *carrier.Carrier[call]) {
+		time.Sleep(time.Hour)
+		require.False(t, c.Idle())
+		time.Sleep(time.Nanosecond)
+		require.True(t, c.Idle())
+	}
+	for name, change := range map[string]func(*server, *carrier.Config[call]){
+		"shared":      func(*server, *carrier.Config[call]) {},
+		"alone":       func(s *server, c *carrier.Config[call]) { c.Send, c.Alone = nil, s.alone },
+		"unreachable": func(s *server, _ *carrier.Config[call]) { s.gone = true },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer()
+			config := s.config()
+			change(s, &config)
+			u := newUsers(t, s, config)
+			rest(t, u.c)
+			for range 2 {
+				err := u.do(t.Context())
+				require.Equal(t, s.gone, err != nil, name)
+				time.Sleep(time.Hour - timeout)
+				require.False(t, u.c.Idle(), name)
+				time.Sleep(timeout + 1)
+				require.True(t, u.c.Idle(), name)
+			}
+			u.c.Warmed(1, ms)
+			rest(t, u.c)
+			one, other := u.c.Begin(t.Context()), u.c.Begin(t.Context())
+			other.Ahead = true
+			for _, b := range []*carrier.Budget{&one, &other} {
+				require.NoError(t, u.c.Admit(b))
+				require.False(t, u.c.Idle(), name)
+			}
+			one.Leave()
+			require.False(t, u.c.Idle(), name)
+			other.Leave()
+			require.True(t, u.c.Idle(), name)
+		})
+	}
+}
+
+// With OneFirst, no connection is made while the first is, and others once it has worked.
+func TestTheFirstConnectionIsMadeAlone(t *testing.T) {
+	for first, want := range map[bool]int{true: 1, false: 2} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer()
+			s.way = ms
+			config := s.config()
+			config.OneFirst = first
+			u := newUsers(t, s, config)
+			calls := func() {
+				for range 2 {
+					u.all.Go(func() { _ = u.do(t.Context()) })
+					synctest.Wait()
+				}
+			}
+			calls()
+			require.Equal(t, want, s.total)
+			u.all.Wait()
+			synctest.Wait()
+			calls()
+			require.Greater(t, s.total, 1)
+			u.end()
+		})
+	}
 }
 
 // Callers who leave take nothing from those who stay.
@@ -716,14 +907,7 @@ func TestCallsThatAllGoAloneAreRefusedInTime(t *testing.T) {
 			s := newServer()
 			s.way, s.cost, s.size = ms, ms, 1<<20
 			config := s.config()
-			config.Send = nil
-			config.Alone = func(b carrier.Budget, c call) (call, bool, error) {
-				if err := s.connect(b); err != nil {
-					return c, false, err
-				}
-				err := s.make(b.End, []*call{&c})
-				return c, true, err
-			}
+			config.Send, config.Alone = nil, s.alone
 			u := newUsers(t, s, config)
 			u.press(callers, patient)
 			u.servedIn(6 * time.Second) // at first nobody knows what it can do
@@ -768,4 +952,6 @@ func TestACarrierChecksItsConfig(t *testing.T) {
 		_, err := carrier.New(config)
 		require.ErrorIs(t, err, store.ErrInvalidOption, what)
 	}
+	_, err := carrier.New(carrier.Config[call]{Timeout: 1, Conns: 1, Means: means, Alone: s.alone})
+	require.NoError(t, err)
 }

@@ -22,11 +22,11 @@ const rested = time.Minute
 // release records how the use of a connection ended: whether the connection is good, and if not, whether
 // others may be lost too.
 func (c *conns) release(good, lost bool, now time.Time) {
+	c.used = now
 	switch {
 	case good:
 		c.reached = true
 		c.ready++
-		c.used = now
 		c.dials.worked()
 	case lost:
 		c.ready = 0

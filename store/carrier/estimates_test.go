@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -271,6 +272,54 @@ func TestAPauseOfTheProcessCountsOnce(t *testing.T) {
 	require.Zero(t, p.until(now.Add(tick)))
 	require.Equal(t, 40*ms, p.until(now.Add(tick+40*ms)))
 	require.Equal(t, 50*ms, p.until(now.Add(tick+50*ms)), "nothing counts twice")
+}
+
+// If all calls go alone, one of those that are in progress at the same time counts like a full trip, if they fill the window: a fast
+// one makes it larger and a slow one smaller. It begins anew if the store's own timeout is over, unless this process stood still.
+func TestACallSpeaksForThoseThatAllGoAlone(t *testing.T) {
+	const before = 160
+	for _, c := range []struct {
+		err          error
+		own          bool
+		took, paused time.Duration
+		running      int
+		want         int
+	}{
+		{nil, true, 7 * ms, 0, 145, 2 * before}, {nil, true, 7 * ms, 0, 144, before},
+		{answer("ERR no"), true, 7 * ms, 0, 145, 2 * before},
+		{nil, true, 14 * ms, 0, 145, 2 * before}, {nil, true, 14*ms + 1, 0, 145, before * 3 / 4},
+		{context.DeadlineExceeded, true, 250 * ms, 0, 145, least(mostTrips)}, {context.DeadlineExceeded, false, 250 * ms, 0, 145, before},
+		{context.DeadlineExceeded, true, 250 * ms, 125*ms - 1, 145, least(mostTrips)}, {context.DeadlineExceeded, true, 250 * ms, 125 * ms, 145, before},
+		{io.EOF, true, 250 * ms, 0, 145, before},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			config := plain()
+			config.Send = nil
+			p, now := made(t, config), time.Now()
+			p.distance, p.window.calls = distance{least: 10 * ms, since: now, probed: now}, before
+			p.pauses.total, p.paused = 3*time.Second, 3*time.Second
+			time.Sleep(ms)
+			_, _, began := p.enter(p.Begin(t.Context()), 0)
+			p.mu.Lock()
+			p.trips = c.running
+			p.mu.Unlock()
+			time.Sleep(c.took)
+			p.mu.Lock()
+			p.pauses.total += c.paused
+			p.mu.Unlock()
+			for range 2 { // the second one began no later
+				p.measure(began, c.err, c.own)
+				require.Equal(t, c.want, p.window.calls, "%+v", c)
+			}
+			if p.answered(c.err) {
+				require.Equal(t, min(c.took, 10*ms), p.distance.is())
+			}
+			p.mu.Lock()
+			p.trips = 0
+			p.mu.Unlock()
+			time.Sleep(tick)
+		})
+	}
 }
 
 // How long a trip took that all have left says how long the server stood still, and not how much time a

@@ -2,6 +2,8 @@ package carrier
 
 import (
 	"context"
+	"errors"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,7 +65,7 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 			e.admitted.Store(c.inside)
 			e.room.Store(c.room)
 			e.perCall.Store(int64(ms))
-			begun, ctx, wait, inside := time.Now(), t.Context(), time.Duration(0), c.inside
+			begun, ctx, wait, inside, seen := time.Now(), t.Context(), time.Duration(0), c.inside, p.refusal.retriers.seen.Load()
 			if c.left > 0 {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithDeadline(ctx, begun.Add(c.left))
@@ -86,6 +88,7 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 			require.GreaterOrEqual(t, time.Since(begun), wait)
 			require.LessOrEqual(t, time.Since(begun), wait+waves.MostApart)
 			require.Equal(t, got == tooFar, p.Stats().TooShort == 1)
+			require.Equal(t, got == noRoom, p.refusal.retriers.seen.Load() > seen, "nobody else may come back at once")
 			time.Sleep(time.Second) // so that all timers have run
 		})
 	}
@@ -158,6 +161,56 @@ func TestACallersOwnDeadlineIsNotAFailureOfTheStore(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A refused call is told that nothing was sent, and why.
+func TestTheErrorOfARefusedCall(t *testing.T) {
+	for want, state := range map[string]func(p *Carrier[int]){
+		"ratelimit: store failed: overloaded: nothing was sent: no connection was free in time": func(*Carrier[int]) {},
+		"ratelimit: store failed: timeout: nothing was sent: a round trip takes longer than the call has left": func(p *Carrier[int]) {
+			p.forecast.roundTrip.Store(int64(p.timeout + 1))
+			p.distance.probed = time.Now()
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := full(t)
+			state(p)
+			b := p.Begin(t.Context())
+			require.EqualError(t, p.Admit(&b), want)
+			time.Sleep(time.Second)
+		})
+	}
+	require.ErrorIs(t, failFull, store.ErrOverloaded)
+	require.ErrorIs(t, failFar, store.ErrTimeout)
+}
+
+// A store that has failed is the reason, however near a caller's own deadline is. Callers that come back at once are held then, too.
+func TestACallersOwnDeadlineHidesNoOutage(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
+	for what, outage := range map[string]func(p *Carrier[int]){
+		"all connections are waiting for a server that does not answer": func(*Carrier[int]) { time.Sleep(time.Hour) },
+		"no connection was made: dial: refused":                         func(p *Carrier[int]) { p.pulse.undialed(refused) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := full(t)
+			outage(p)
+			p.refusal.jitter = latest
+			p.refusal.retriers.heldLoops()
+			p.forecast.admitted.Store(20)
+			p.forecast.room.Store(10)
+			p.forecast.perCall.Store(int64(ms))
+			begun := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+			defer cancel()
+			b := p.Begin(ctx)
+			err := p.Admit(&b)
+			require.ErrorIs(t, err, store.ErrUnavailable)
+			require.ErrorContains(t, err, what)
+			require.GreaterOrEqual(t, time.Since(begun), 5*ms)
+			require.NoError(t, ctx.Err(), "the reason comes before the end of its context")
+			time.Sleep(time.Second)
+		})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,6 +114,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 	}{
 		{nil, false, 3}, {answer("ERR no"), false, 3},
 		{context.DeadlineExceeded, true, 2}, {context.DeadlineExceeded, false, 0}, {io.EOF, true, 0}, {io.EOF, false, 0},
+		{context.Canceled, true, 2}, {&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, true, 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
@@ -183,6 +185,32 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 	})
 }
 
+func TestConnectionsAreReliedOnForAMinute(t *testing.T) {
+	for rests, want := range map[time.Duration]bool{time.Minute: false, time.Minute + 1: true} {
+		now := time.Now()
+		c := conns{ready: 1, used: now.Add(-rests)}
+		require.Equal(t, want, c.expire(now))
+		require.Equal(t, want, c.ready == 0)
+		require.False(t, c.expire(now) && want, "there are none any more")
+	}
+}
+
+// A server counts as silent after a second, or twice the timeout if that is longer.
+func TestAServerIsSilentIfItHasNotAnsweredForLong(t *testing.T) {
+	for timeout, silence := range map[time.Duration]time.Duration{250 * ms: time.Second, 2 * time.Second: 4 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			p := far(t)
+			p.timeout = timeout
+			time.Sleep(ms)
+			p.pulse.beat()
+			time.Sleep(silence)
+			require.False(t, p.silent(), timeout)
+			time.Sleep(time.Nanosecond)
+			require.True(t, p.silent(), timeout)
+		})
+	}
+}
+
 // Hanging dials leave half of the pool to others, until a connection works.
 func TestDialsLeaveHalfOfAPoolUntilAConnectionWorks(t *testing.T) {
 	for size, most := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 20: 10} {
@@ -194,6 +222,38 @@ func TestDialsLeaveHalfOfAPoolUntilAConnectionWorks(t *testing.T) {
 			}
 			c.release(true, false, now)
 		}
+	}
+}
+
+// The other half of the pool follows one by one, over the time that a dial lasts, but at least one each second.
+func TestTheOtherDialsFollowOneByOne(t *testing.T) {
+	for _, c := range []struct {
+		size           int
+		timeout, pause time.Duration
+	}{{20, 5 * time.Second, 500 * ms}, {20, time.Minute, time.Second}, {3, time.Second, 500 * ms}, {2, 500 * ms, 500 * ms}, {1, 500 * ms, 500 * ms}} {
+		now, d := time.Now(), newDials(c.size, c.timeout)
+		for d.may(now) {
+			d.begin(now)
+		}
+		for range 3 {
+			require.False(t, d.may(now.Add(c.pause-1)), "%+v", c)
+			now = now.Add(c.pause)
+			require.True(t, d.may(now), "%+v", c)
+			d.begin(now)
+		}
+	}
+}
+
+// A client whose dials have failed refuses to dial for a while. Calls then wait for a connection in use, if there is one.
+func TestAfterAFailedDialCallsWaitForConnectionsInUse(t *testing.T) {
+	for _, c := range []struct {
+		busy int
+		ago  time.Duration
+		want bool
+	}{{0, 0, true}, {1, 0, false}, {1, untilDial - 1, false}, {1, untilDial, true}} {
+		p, now := far(t), time.Now()
+		p.conns.busy, p.conns.failed = c.busy, now.Add(-c.ago)
+		require.Equal(t, c.want, p.conns.mayDial(now), "%+v", c)
 	}
 }
 
@@ -453,6 +513,9 @@ func TestWhenATripWasHeldUp(t *testing.T) {
 			require.Equal(t, want, p.window.calls, "%+v, and %v", c, over)
 		}
 	}
+	config := plain()
+	config.Slack = 1
+	require.EqualValues(t, 1, made(t, config).config.Slack, "the default is for none")
 }
 
 // The estimates follow what trips take: that of all by a quarter of the difference, and that of the short ones quickly down
@@ -718,6 +781,20 @@ func TestThisProcessIsWatchedWhileTripsAreUnderWay(t *testing.T) {
 		p.pauses.due = time.Now().Add(-30 * ms)
 		p.tick()
 		require.Equal(t, 30*ms, p.pauses.total)
+	})
+}
+
+func TestThisProcessIsWatchedIfAllCallsGoAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		config := plain()
+		config.Send = nil
+		p := made(t, config)
+		_, _, began := p.enter(p.Begin(t.Context()), 0)
+		require.Equal(t, began.Add(tick), p.pauses.due)
+		p.exit(began, nil)
+		time.Sleep(tick)
+		synctest.Wait()
+		require.Zero(t, p.pauses)
 	})
 }
 

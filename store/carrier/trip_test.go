@@ -288,17 +288,20 @@ func TestAllTripsBeginThatMay(t *testing.T) {
 
 // A connection that is in the pool beyond those in use has its handshake: the dial of it does not hang.
 func TestAHandshakeIsNoHangingDial(t *testing.T) {
-	config := plain()
-	config.Pool = func() (idle, total int) { return 0, 1 }
-	p := made(t, config)
-	for made, want := range map[bool]int{true: 1, false: 0} {
-		p.conns.ready, p.conns.busy, p.conns.dials.vain = 0, 0, 1
-		if made {
+	for _, c := range []struct {
+		made              bool
+		busy, total, want int
+	}{{true, 0, 1, 1}, {false, 0, 1, 0}, {false, 0, 0, 1}, {false, 1, 2, 0}, {false, 1, 1, 1}} {
+		config := plain()
+		config.Pool = func() (idle, total int) { return 0, c.total }
+		p := made(t, config)
+		p.conns.busy, p.conns.dials.vain = c.busy, 1
+		if c.made {
 			p.conns.ready = 1
 		}
-		p.begin(made)
-		p.abandon(&Trip[int]{made: made, begun: time.Now()})
-		require.Equal(t, want, p.conns.dials.vain)
+		p.begin(c.made)
+		p.abandon(&Trip[int]{made: c.made, begun: time.Now()})
+		require.Equal(t, c.want, p.conns.dials.vain, "%+v", c)
 	}
 }
 
@@ -387,6 +390,19 @@ func TestABatchWhoseCallerHasLeftIsNotUsedAgain(t *testing.T) {
 	<-bt.done
 	require.NoError(t, wait[0]())
 	require.Len(t, bt.calls, 2)
+}
+
+// The trip of a caller that leaves may end at the same time. What ran is refunded then, too.
+func TestACallWhoseTripHasEndedIsRefunded(t *testing.T) {
+	config, back := plain(), []int(nil)
+	config.GiveBack = func(call int) { back = append(back, call) }
+	p := made(t, config)
+	tr := carried(p, 2)
+	tr.ended, tr.list[0].calls[1].err = true, answer("ERR no")
+	p.forsake(tr.list[0], 0)
+	p.forsake(tr.list[0], 1)
+	require.Equal(t, []int{1}, back)
+	require.Empty(t, tr.gone)
 }
 
 // A trip takes nobody whose time is up, though his timer has not fired yet.

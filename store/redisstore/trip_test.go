@@ -129,6 +129,31 @@ func TestAReplyThatIsNotOneIsAnError(t *testing.T) {
 	}
 }
 
+// An alternative that fails has its error in place of its first number, even if those before it were decided.
+func TestAnAlternativeMayFailAfterOthers(t *testing.T) {
+	for at, want := range map[int]string{4: "", 8: "element 8 ", 12: "", 13: "element 13 ", 14: "element 14 "} {
+		calls := []*call{{}, {more: make([]request, 2)}}
+		calls[1].more[1].otherwise = true
+		reply := "*16\r\n"
+		for i := range 16 {
+			if i == at {
+				reply += "$5\r\nERR a\r\n"
+			} else {
+				reply += ":7\r\n"
+			}
+		}
+		g := bundle{calls: calls, requests: 4}
+		if err := g.read([]byte(reply)); want != "" {
+			require.ErrorIs(t, err, errReply)
+			require.ErrorContains(t, err, want)
+		} else {
+			require.NoError(t, err)
+			require.NoError(t, calls[0].err)
+			require.Equal(t, refusal("ERR a"), calls[1].err)
+		}
+	}
+}
+
 // A reply that go-redis takes for one may have a length that no text has.
 func TestALengthThatNoTextHasIsNoPanic(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
@@ -443,6 +468,10 @@ func TestWithoutATimeNothingIsSent(t *testing.T) {
 			}
 		}
 	}
+	v := s.link.whole
+	_, sent, err := v.alone(v.Begin(t.Context()), *grouped(1)[0].calls[0])
+	require.ErrorIs(t, err, errReading)
+	require.False(t, sent)
 }
 
 // inPlace is a hook in place of a server: what it returns is the error of the connection, or of the only command.
@@ -486,8 +515,9 @@ func TestWhatATripSends(t *testing.T) {
 			return io.EOF
 		})
 		groups := grouped(c.sizes...)
-		_, err := s.link.whole.sendBundles(t.Context(), groups)
+		twice, err := s.link.whole.sendBundles(t.Context(), groups)
 		require.Equal(t, io.EOF, err)
+		require.False(t, twice)
 		require.Equal(t, c.want, sent)
 		for _, g := range groups {
 			for _, c := range g.calls {
@@ -495,6 +525,37 @@ func TestWhatATripSends(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A trip for which the server lacks a script takes two round trips, so that it says nothing of how far the server is.
+func TestATripThatSendsAScriptMeasuresNothing(t *testing.T) {
+	for answer, measures := range map[refusal]bool{"NOSCRIPT No matching script": false, "ERR no": true} {
+		s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
+			err := refusal("ERR no")
+			if cmds[0].Name() == "evalsha" {
+				err = answer
+			}
+			cmds[0].SetErr(err)
+			return err
+		})
+		v := s.link.whole
+		for range 10 {
+			b := v.Begin(t.Context())
+			require.NoError(t, v.Admit(&b))
+			_, err := v.Do(b, *grouped(1)[0].calls[0])
+			b.Leave()
+			require.Equal(t, refusal("ERR no"), err)
+		}
+		require.Equal(t, measures, v.Stats().RoundTrip > 0, answer)
+	}
+}
+
+func TestTheCarrierOfAStoreTakesItsRandomTimes(t *testing.T) {
+	asked := 0
+	s := served(t, nil, WithJitter(func(time.Duration) time.Duration { asked++; return 0 }))
+	b := s.link.whole.Begin(t.Context())
+	require.True(t, b.Again(&carrier.Failure{Again: true}))
+	require.Equal(t, 1, asked)
 }
 
 // A hook may fail after some commands have their answers. Those are what their callers are told.
