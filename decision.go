@@ -326,13 +326,19 @@ func (d *decision) tell(ctx context.Context) {
 
 // giveBack refunds what was charged before an entry denied or failed, the last charge first, even if ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
-	for call := d.calls; call > 0; call-- {
-		for i := len(d.entries) - 1; i >= 0; i-- {
-			if e := &d.entries[i]; e.charged == call && !e.result.uncounted() {
-				e.giveBack(context.WithoutCancel(ctx))
-			}
+	for i := range d.turns().lastFirst(len(d.entries)) {
+		if e := &d.entries[i]; e.charged > 0 && !e.result.uncounted() {
+			e.giveBack(context.WithoutCancel(ctx))
 		}
 	}
+}
+
+// turns returns by which call each entry was charged.
+func (d *decision) turns() (t turns) {
+	for i := range d.entries {
+		t |= turns(max(d.entries[i].charged-1, 0)) << (turnBits * i)
+	}
+	return t
 }
 
 func (e *entry) giveBack(ctx context.Context) {
@@ -359,6 +365,7 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 		}
 	}
 	j := join(d.parts, v)
+	j.turns = d.turns()
 	if !d.denied && d.how.what != toPeek {
 		j.charged = d.n
 	}
