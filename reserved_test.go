@@ -89,6 +89,25 @@ func TestReservesThatLeaveNothingOrDoNothingAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
+// The store has decided, although the limit left to this limiter is 0.
+func TestALimitThatIsReservedAsAWholeIsNotARateOf0(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
+		limit := ratelimit.PerMinute(3)
+		low := newLimiter(t, algorithm, s, ratelimit.PerMinute(10), ratelimit.WithReserved(3), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		asked, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: low, Key: "key", N: 1, Reserved: 5})
+		require.NoError(t, err)
+		for _, r := range []ratelimit.Result{allow(t, low, "key"), peek(t, low, "key"), asked, asked.Parts()[0].Result} {
+			require.False(t, r.Allowed)
+			require.Zero(t, r.Limit)
+			require.Equal(t, ratelimit.Never, r.RetryAfter)
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+		}
+		limit = ratelimit.PerMinute(0)
+		require.Equal(t, ratelimit.SourceZeroRate, allow(t, low, "key").Source())
+	})
+}
+
 // What flows into a bucket in the TTL of a lease is admitted late, so others cannot have it at once.
 func TestAReserveMustLeaveWhatALeaseNeeds(t *testing.T) {
 	leased, err := lease.New(ratelimit.Must(memstore.New()), 50*time.Millisecond)
