@@ -221,11 +221,10 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
-	parts, asked, err := f.parts(), false, error(nil)
+	parts, err := f.parts(), error(nil)
 	if f.joint != nil && how.what != toPeek { // a look denies nothing, so no alternative would follow
-		asked, err = f.askTogether(ctx, key, n, how, parts)
-	}
-	if !asked && err == nil {
+		err = f.askTogether(ctx, key, n, how, parts)
+	} else {
 		err = f.askInTurn(ctx, key, n, how, parts)
 	}
 	if err != nil {
@@ -239,9 +238,9 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	return f.result(parts, soonest(parts)), nil
 }
 
-// askTogether asks the store of all limiters in one call. It does nothing and returns false if the store cannot
-// decide on the keys together, or if limits of an All have the same state but need separate requests.
-func (f *First) askTogether(ctx context.Context, key string, n int, how asking, parts []Part) (asked bool, err error) {
+// askTogether asks the store of all limiters in one call. If the store cannot decide on the keys together, or if
+// limits of an All have the same state but need separate requests, it asks one limiter after the other.
+func (f *First) askTogether(ctx context.Context, key string, n int, how asking, parts []Part) (err error) {
 	list := begin(how, nil) // has the requests of all alternatives, and their replies
 	list.requests = list.arrays.requests[:0]
 	var few [4]*decision // on the stack
@@ -254,7 +253,19 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 		}
 	}()
 	if !together {
-		return false, nil
+		for i := range f.limiters {
+			if i == len(alternatives) {
+				alternatives = append(alternatives, f.alternative(i, key, n, how))
+			}
+			d := alternatives[i]
+			if err = d.decide(ctx); err != nil {
+				return err
+			}
+			if d.alone(ctx, &parts[i].Result); !d.denied {
+				return nil
+			}
+		}
+		return nil
 	}
 	replies := list.replies[:len(list.requests)]
 	if len(replies) > 0 {
@@ -267,23 +278,29 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 			err = failed
 		}
 		if d.answer(ctx, own, err, &parts[i].Result); err != nil || !d.denied {
-			return true, err
+			return err
 		}
 	}
-	return true, nil
+	return nil
+}
+
+// alternative begins the decision of limiter i.
+func (f *First) alternative(i int, key string, n int, how asking) *decision {
+	all, _ := f.limiters[i].(*All)
+	d := begin(how, all)
+	for _, m := range f.members[i] {
+		d.add(m, key, n, false)
+	}
+	return d
 }
 
 // alternatives appends one decision per limiter to ds, and their requests to list. It stops after a limiter that
 // admits without the store, or that fails, which matters only if no limiter before it admits. together reports
 // whether one call can decide on the requests.
 func (f *First) alternatives(ctx context.Context, key string, n int, list *decision, ds []*decision) (_ []*decision, together bool, failed error) {
-	for i, l := range f.limiters {
-		all, _ := l.(*All)
-		d := begin(list.how, all)
+	for i := range f.limiters {
+		d := f.alternative(i, key, n, list.how)
 		ds = append(ds, d)
-		for _, m := range f.members[i] {
-			d.add(m, key, n, false)
-		}
 		together, failed = d.request(ctx, list)
 		switch {
 		case failed != nil:
@@ -304,13 +321,8 @@ func (d *decision) answer(ctx context.Context, replies []store.Reply, err error,
 			e.err = err
 		}
 	}
-	d.conclude(ctx, err)
-	switch {
-	case err != nil:
-	case d.all != nil:
-		d.result(ctx, res)
-	default:
-		*res = d.parts[0].Result
+	if d.conclude(ctx, err); err == nil {
+		d.alone(ctx, res)
 	}
 }
 

@@ -459,3 +459,25 @@ func TestWaitersOfAFirstShareTheQueueOfTheKeyThatIsCounted(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, ann, bob)
 }
+
+// A limit function may cost a lookup.
+func TestTheFunctionsOfAFirstAreAskedOnceForACall(t *testing.T) {
+	for name, s := range map[string]store.Store{"together": memory(t, newClock()), "in turn": sameKeyOnly{memory(t, newClock())}} {
+		asked := map[string]int{}
+		lim := func(what string, l ratelimit.Limit) ratelimit.Limiter {
+			return newLimiter(t, "token_bucket", s, l, ratelimit.WithName(what),
+				ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { asked["key of "+what]++; return what, nil }),
+				ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { asked["limit of "+what]++; return l, nil }))
+		}
+		first := newFirst(t, lim("a", ratelimit.PerDay(1)), all(t, lim("b", ratelimit.PerDay(1)), lim("c", ratelimit.PerDay(2))), lim("d", ratelimit.PerDay(2)))
+		for i, want := range []bool{true, true, true, true, false} {
+			clear(asked)
+			r, err := first.Allow(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, want, r.Allowed, "%s, call %d", name, i)
+			for what, times := range asked {
+				require.LessOrEqual(t, times, 1, "%s, call %d: %s", name, i, what)
+			}
+		}
+	}
+}
