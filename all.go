@@ -26,7 +26,9 @@ import (
 // up to n events too few. Events whose refund fails stay charged.
 //
 // The [Result] has the least Remaining of all limits, and the longest ResetAfter, Delay and
-// RetryAfter. See [Result.DeniedBy] and [Result.Parts]. An All keeps no state of its own.
+// RetryAfter. See [Result.DeniedBy] and [Result.Parts]. RetryAfter is an estimate if limits that share their
+// counts ([WithName]) have different Rates, because a count then ages by the limit that read it last. An All
+// keeps no state of its own.
 type All struct {
 	known
 	limiters
