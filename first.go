@@ -225,7 +225,7 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	if f.joint != nil && how.what != toPeek { // a look denies nothing, so no alternative would follow
 		err = f.askTogether(ctx, key, n, how, parts)
 	} else {
-		err = f.askInTurn(ctx, key, n, how, parts)
+		err = f.askInTurn(ctx, key, n, how, parts, 0)
 	}
 	if err != nil {
 		return Result{}, err
@@ -253,19 +253,7 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 		}
 	}()
 	if !together {
-		for i := range f.limiters {
-			if i == len(alternatives) {
-				alternatives = append(alternatives, f.alternative(i, key, n, how))
-			}
-			d := alternatives[i]
-			if err = d.decide(ctx); err != nil {
-				return err
-			}
-			if d.alone(ctx, &parts[i].Result); !d.denied {
-				return nil
-			}
-		}
-		return nil
+		return f.askApart(ctx, key, n, how, alternatives, parts)
 	}
 	replies := list.replies[:len(list.requests)]
 	if len(replies) > 0 {
@@ -284,23 +272,17 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 	return nil
 }
 
-// alternative begins the decision of limiter i.
-func (f *First) alternative(i int, key string, n int, how asking) *decision {
-	all, _ := f.limiters[i].(*All)
-	d := begin(how, all)
-	for _, m := range f.members[i] {
-		d.add(m, key, n, false)
-	}
-	return d
-}
-
 // alternatives appends one decision per limiter to ds, and their requests to list. It stops after a limiter that
 // admits without the store, or that fails, which matters only if no limiter before it admits. together reports
 // whether one call can decide on the requests.
 func (f *First) alternatives(ctx context.Context, key string, n int, list *decision, ds []*decision) (_ []*decision, together bool, failed error) {
-	for i := range f.limiters {
-		d := f.alternative(i, key, n, list.how)
+	for i, l := range f.limiters {
+		all, _ := l.(*All)
+		d := begin(list.how, all)
 		ds = append(ds, d)
+		for _, m := range f.members[i] {
+			d.add(m, key, n, false)
+		}
 		together, failed = d.request(ctx, list)
 		switch {
 		case failed != nil:
@@ -326,9 +308,23 @@ func (d *decision) answer(ctx context.Context, replies []store.Reply, err error,
 	}
 }
 
-// askInTurn asks one limiter after the other, until one admits.
-func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, parts []Part) (err error) {
-	for i, l := range f.limiters {
+// askApart decides on one alternative after the other, until one admits, and then asks the limiters after them.
+func (f *First) askApart(ctx context.Context, key string, n int, how asking, alternatives []*decision, parts []Part) error {
+	for i, d := range alternatives {
+		if err := d.decide(ctx); err != nil {
+			return err
+		}
+		if d.alone(ctx, &parts[i].Result); !d.denied {
+			return nil
+		}
+	}
+	return f.askInTurn(ctx, key, n, how, parts, len(alternatives))
+}
+
+// askInTurn asks one limiter after the other, from the given one on, until one admits.
+func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, parts []Part, from int) (err error) {
+	for i := from; i < len(parts); i++ {
+		l := f.limiters[i]
 		if parts[i].Result, err = how.ask(ctx, l, key, n); err != nil || parts[i].Allowed {
 			return err
 		}
