@@ -26,7 +26,9 @@ import (
 // up to n events too few. Events whose refund fails stay charged.
 //
 // The [Result] has the least Remaining of all limits, and the longest ResetAfter, Delay and
-// RetryAfter. See [Result.DeniedBy] and [Result.Parts]. An All keeps no state of its own.
+// RetryAfter. See [Result.DeniedBy] and [Result.Parts]. RetryAfter is an estimate if limits that share their
+// counts ([WithName]) have different Rates, because a count then ages by the limit that read it last. An All
+// keeps no state of its own.
 type All struct {
 	known
 	limiters
@@ -279,7 +281,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 		only = see.PartOf(ctx)
 	}
 	var errs []error
-	for i := len(j.parts) - 1; i >= 0; i-- { // the last charge first
+	for i := range j.lastFirst() {
 		p, part := &a.members[i], j.parts[i]
 		if only != see.Everything && see.Held(p.limiter) != (only == see.Slots) {
 			continue
@@ -408,12 +410,9 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		return fmt.Errorf("%w: GiveBack was called with %d limits, but the Decide had %d", ErrInvalidN, len(members), len(j.parts))
 	}
 	var errs []error
-	for _, shadow := range [...]bool{true, false} { // the last charge first
-		for i := len(members) - 1; i >= 0; i-- {
-			a, r := of[i], j.parts[i]
-			if a.Shadow == shadow && a.N > 0 && r.Allowed {
-				errs = append(errs, members[i].limiter.Refund(ctx, a.Key, r.Result, a.N))
-			}
+	for i := range j.lastFirst() {
+		if a, r := of[i], j.parts[i]; a.N > 0 && r.Allowed {
+			errs = append(errs, members[i].limiter.Refund(ctx, a.Key, r.Result, a.N))
 		}
 	}
 	return errors.Join(errs...)

@@ -11,15 +11,16 @@ import (
 
 // decision is a call to one or more limits that is being decided.
 type decision struct {
-	how     asking
-	n       int  // events; in a Decide, the most that an entry other than a shadow asks for
-	denied  bool // whether the whole call is denied
-	all     *All // nil for a Decide or a single limiter
-	entries []entry
-	parts   []Part // of the entries, in their order
-	watched bool   // whether an entry has observers
-	since   time.Time
-	calls   int // to stores and other limiters so far
+	how      asking
+	n        int  // events; in a Decide, the most that an entry other than a shadow asks for
+	denied   bool // whether the whole call is denied
+	all      *All // nil for a Decide or a single limiter
+	entries  []entry
+	parts    []Part // of the entries, in their order
+	watched  bool   // whether an entry has observers
+	prepared bool   // whether prepareAll was called
+	since    time.Time
+	calls    int // to stores and other limiters so far
 
 	// The current call to a store.
 	group    []*entry
@@ -78,7 +79,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // begin returns an empty decision. The caller must call end.
 func begin(how asking, all *All) *decision {
 	d := decisions.Get().(*decision)
-	d.how, d.n, d.denied, d.all, d.watched, d.calls = how, 0, false, all, false, 0
+	d.how, d.n, d.denied, d.all, d.watched, d.prepared, d.calls = how, 0, false, all, false, false, 0
 	d.entries, d.parts = d.arrays.entries[:0], d.arrays.parts[:0]
 	return d
 }
@@ -115,6 +116,11 @@ func (d *decision) behindGate(ctx context.Context, res *Result) {
 	entries, parts := d.entries, d.parts
 	defer func() { d.entries, d.parts = entries, parts }()
 	d.entries, d.parts = entries[1:], parts[1:]
+	d.alone(ctx, res)
+}
+
+// alone makes res the result of the entries, which are of an All or of a single limiter.
+func (d *decision) alone(ctx context.Context, res *Result) {
 	if d.all != nil {
 		d.result(ctx, res)
 		return
@@ -208,11 +214,8 @@ func (d *decision) conclude(ctx context.Context, err error) {
 
 // askInTurn asks the entries one group after the other, until one denies.
 func (d *decision) askInTurn(ctx context.Context) error {
-	for i := range d.entries {
-		e := &d.entries[i]
-		if e.err = d.prepare(ctx, e); e.err != nil && !d.skip(e) {
-			return e.err
-		}
+	if err := d.prepareAll(ctx); err != nil {
+		return err
 	}
 	for _, vote := range [...]bool{true, false} { // voters first, so that no shadow takes the room of a limit on the same state
 		for i := range d.entries {
@@ -290,6 +293,21 @@ func (d *decision) skip(e *entry) bool {
 	return e.shadow
 }
 
+// prepareAll prepares the entries, once, so that users' functions are called once.
+func (d *decision) prepareAll(ctx context.Context) error {
+	if d.prepared {
+		return nil
+	}
+	d.prepared = true
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.err = d.prepare(ctx, e); e.err != nil && !d.skip(e) {
+			return e.err
+		}
+	}
+	return nil
+}
+
 // prepare finds the key and the limit of an entry with a core, and decides the entry if that needs
 // no store.
 func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
@@ -326,13 +344,19 @@ func (d *decision) tell(ctx context.Context) {
 
 // giveBack refunds what was charged before an entry denied or failed, the last charge first, even if ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
-	for call := d.calls; call > 0; call-- {
-		for i := len(d.entries) - 1; i >= 0; i-- {
-			if e := &d.entries[i]; e.charged == call && !e.result.uncounted() {
-				e.giveBack(context.WithoutCancel(ctx))
-			}
+	for i := range d.turns().lastFirst(len(d.entries)) {
+		if e := &d.entries[i]; e.charged > 0 && !e.result.uncounted() {
+			e.giveBack(context.WithoutCancel(ctx))
 		}
 	}
+}
+
+// turns returns by which call each entry was charged.
+func (d *decision) turns() (t turns) {
+	for i := range d.entries {
+		t |= turns(max(d.entries[i].charged-1, 0)) << (turnBits * i)
+	}
+	return t
 }
 
 func (e *entry) giveBack(ctx context.Context) {
@@ -359,6 +383,7 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 		}
 	}
 	j := join(d.parts, v)
+	j.turns = d.turns()
 	if !d.denied && d.how.what != toPeek {
 		j.charged = d.n
 	}

@@ -655,3 +655,30 @@ func TestADeniedDecideChargesNothingToALeakyBucketAskedTwice(t *testing.T) {
 		require.Equal(t, 8, left.Remaining)
 	}
 }
+
+// An All and a Decide ask limiters of one store together, and so not always in their order.
+func TestALeakyBucketChargedTwiceGetsAllBack(t *testing.T) {
+	mem := memory(t, newClock())
+	x := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("x")))
+	plan := ratelimit.Must(ratelimit.NewLeakyBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("plan")))
+	faster := ratelimit.Must(ratelimit.NewLeakyBucket(mem, ratelimit.PerHour(20), ratelimit.WithName("plan")))
+	inside := ratelimit.Must(ratelimit.NewFirst(plan))
+	for _, limiters := range [][]ratelimit.Limiter{{plan, plan}, {x, inside, plan}, {plan, inside, plan}, {inside, plan, inside}, {plan, faster, plan}, {x, plan, faster, inside, plan}} {
+		all := ratelimit.Must(ratelimit.NewAll(limiters...))
+		r, err := all.AllowN(t.Context(), "key", 2)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.NoError(t, all.Refund(t.Context(), "key", r, 2))
+		require.Equal(t, 10, peek(t, plan, "key").Remaining, "All %T", limiters)
+		for shadow := range 1 << len(limiters) {
+			asks := make([]ratelimit.Ask, len(limiters))
+			for i, l := range limiters {
+				asks[i] = ratelimit.Ask{Limiter: l, Key: "key", N: 2, Shadow: shadow>>i&1 == 1}
+			}
+			r := decide(t, asks...)
+			require.True(t, r.Allowed)
+			require.NoError(t, ratelimit.GiveBack(t.Context(), r, asks...))
+			require.Equal(t, 10, peek(t, plan, "key").Remaining, "Decide %+v", asks)
+		}
+	}
+}

@@ -217,12 +217,11 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
-	parts, asked, err := f.parts(), false, error(nil)
+	parts, err := f.parts(), error(nil)
 	if f.joint != nil && how.what != toPeek { // a look denies nothing, so no alternative would follow
-		asked, err = f.askTogether(ctx, key, n, how, parts)
-	}
-	if !asked && err == nil {
-		err = f.askInTurn(ctx, key, n, how, parts)
+		err = f.askTogether(ctx, key, n, how, parts)
+	} else {
+		err = f.askInTurn(ctx, key, n, how, parts, 0)
 	}
 	if err != nil {
 		return Result{}, err
@@ -235,9 +234,9 @@ func (f *First) decide(ctx context.Context, key string, n int, how asking) (Resu
 	return f.result(parts, soonest(parts)), nil
 }
 
-// askTogether asks the store of all limiters in one call. It does nothing and returns false if the store cannot
-// decide on the keys together, or if limits of an All have the same state but need separate requests.
-func (f *First) askTogether(ctx context.Context, key string, n int, how asking, parts []Part) (asked bool, err error) {
+// askTogether asks the store of all limiters in one call. If the store cannot decide on the keys together, or if
+// limits of an All have the same state but need separate requests, it asks one limiter after the other.
+func (f *First) askTogether(ctx context.Context, key string, n int, how asking, parts []Part) (err error) {
 	list := begin(how, nil) // has the requests of all alternatives, and their replies
 	list.requests = list.arrays.requests[:0]
 	var few [4]*decision // on the stack
@@ -250,7 +249,7 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 		}
 	}()
 	if !together {
-		return false, nil
+		return f.askApart(ctx, key, n, how, alternatives, parts)
 	}
 	replies := list.replies[:len(list.requests)]
 	if len(replies) > 0 {
@@ -263,10 +262,10 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 			err = failed
 		}
 		if d.answer(ctx, own, err, &parts[i].Result); err != nil || !d.denied {
-			return true, err
+			return err
 		}
 	}
-	return true, nil
+	return nil
 }
 
 // alternatives appends one decision per limiter to ds, and their requests to list. It stops after a limiter that
@@ -300,19 +299,28 @@ func (d *decision) answer(ctx context.Context, replies []store.Reply, err error,
 			e.err = err
 		}
 	}
-	d.conclude(ctx, err)
-	switch {
-	case err != nil:
-	case d.all != nil:
-		d.result(ctx, res)
-	default:
-		*res = d.parts[0].Result
+	if d.conclude(ctx, err); err == nil {
+		d.alone(ctx, res)
 	}
 }
 
-// askInTurn asks one limiter after the other, until one admits.
-func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, parts []Part) (err error) {
-	for i, l := range f.limiters {
+// askApart decides on one alternative after the other, until one admits, and then asks the limiters after them.
+func (f *First) askApart(ctx context.Context, key string, n int, how asking, alternatives []*decision, parts []Part) error {
+	for i, d := range alternatives {
+		if err := d.decide(ctx); err != nil {
+			return err
+		}
+		if d.alone(ctx, &parts[i].Result); !d.denied {
+			return nil
+		}
+	}
+	return f.askInTurn(ctx, key, n, how, parts, len(alternatives))
+}
+
+// askInTurn asks one limiter after the other, from the given one on, until one admits.
+func (f *First) askInTurn(ctx context.Context, key string, n int, how asking, parts []Part, from int) (err error) {
+	for i := from; i < len(parts); i++ {
+		l := f.limiters[i]
 		if parts[i].Result, err = how.ask(ctx, l, key, n); err != nil || parts[i].Allowed {
 			return err
 		}

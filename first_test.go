@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -480,4 +482,55 @@ func TestWaitersOfAFirstShareTheQueueOfTheKeyThatIsCounted(t *testing.T) {
 	bob, err := keyOf(t.Context(), "bob", 1)
 	require.NoError(t, err)
 	require.Equal(t, ann, bob)
+}
+
+// A limit function may cost a lookup.
+func TestTheFunctionsOfAFirstAreAskedOnceForACall(t *testing.T) {
+	for name, s := range map[string]store.Store{"together": memory(t, newClock()), "in turn": sameKeyOnly{memory(t, newClock())}} {
+		asked := map[string]int{}
+		lim := func(what string, l ratelimit.Limit) ratelimit.Limiter {
+			return newLimiter(t, "token_bucket", s, l, ratelimit.WithName(what),
+				ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { asked["key of "+what]++; return what, nil }),
+				ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { asked["limit of "+what]++; return l, nil }))
+		}
+		first := newFirst(t, lim("a", ratelimit.PerDay(1)), all(t, lim("b", ratelimit.PerDay(1)), lim("c", ratelimit.PerDay(2))), lim("d", ratelimit.PerDay(2)))
+		for i, want := range []bool{true, true, true, true, false} {
+			clear(asked)
+			r, err := first.Allow(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, want, r.Allowed, "%s, call %d", name, i)
+			for what, times := range asked {
+				require.LessOrEqual(t, times, 1, "%s, call %d: %s", name, i, what)
+			}
+		}
+	}
+}
+
+// Whether they are asked together or one after the other, and share their counts or not.
+func TestAPeekAtSeveralLimitsTellsWhenTheyAdmit(t *testing.T) {
+	for seed := range uint64(effort.Of(200, 1000, 20_000)) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		c := newClock()
+		stores := []store.Store{memory(t, c), memory(t, c)}
+		one := func() ratelimit.Limiter {
+			l := ratelimit.Limit{Rate: 3, Period: 10 * time.Second}
+			name := []string{"x", "y", "z"}[rng.IntN(3)]
+			return newLimiter(t, algorithms[rng.IntN(len(algorithms))], stores[rng.IntN(2)], l, ratelimit.WithName(name), ratelimit.WithReserved(rng.IntN(2)))
+		}
+		several := func() ratelimit.Limiter { return all(t, one(), one(), one()) }
+		for what, lim := range map[string]ratelimit.Limiter{"All": several(), "First": newFirst(t, several(), one(), several())} {
+			for range 12 {
+				allow(t, lim, "key")
+				c.Advance(time.Duration(rng.IntN(400)) * time.Millisecond)
+			}
+			p := peek(t, lim, "key")
+			if p.Allowed || p.RetryAfter == ratelimit.Never {
+				continue
+			}
+			c.Advance(p.RetryAfter - time.Microsecond)
+			require.False(t, allow(t, lim, "key").Allowed, "%s, seed %d: after 1 µs less than %v", what, seed, p.RetryAfter)
+			c.Advance(time.Microsecond)
+			require.True(t, allow(t, lim, "key").Allowed, "%s, seed %d: after %v", what, seed, p.RetryAfter)
+		}
+	}
 }

@@ -193,11 +193,8 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 // on all of them.
 func (d *decision) request(ctx context.Context, list *decision) (together bool, err error) {
 	d.group, d.requests = d.arrays.group[:0], d.arrays.requests[:0]
-	for i := range d.entries {
-		e := &d.entries[i]
-		if e.err = d.prepare(ctx, e); e.err != nil {
-			return false, e.err
-		}
+	if err := d.prepareAll(ctx); err != nil {
+		return false, err
 	}
 	if d.denied { // by a Rate of 0
 		return true, nil

@@ -1,8 +1,11 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -36,15 +39,20 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	if err != nil {
 		return nil, err
 	}
-	for _, l := range lim.tiers {
-		if _, err := of(l); err != nil {
+	least := maxEvents // that a share admits at one instant
+	for _, l := range append(slices.Collect(maps.Values(lim.tiers)), lim.limit) {
+		share, err := of(l)
+		if err != nil {
 			return nil, err
+		}
+		if share.Rate > 0 {
+			least = min(least, cmp.Or(share.Burst, share.Rate))
 		}
 	}
 	asHere := func(local *limiter) error {
 		local.name, local.policyName, local.keyFunc, local.calls = lim.name, lim.policyName, lim.keyFunc, lim.calls
 		if lim.reserved > 0 { // a share of the reserve, rounded up unless that leaves nothing
-			local.takeLeaving, local.reserved = lim.takeLeaving, min((lim.reserved+int64(instances)-1)/int64(instances), max(0, int64(max(own.Rate, own.Burst))-1))
+			local.takeLeaving, local.reserved = lim.takeLeaving, min((lim.reserved+int64(instances)-1)/int64(instances), int64(least)-1)
 		}
 		local.limitFunc = func(ctx context.Context, key string) (Limit, error) {
 			if lim.limitFunc == nil {

@@ -130,9 +130,11 @@ func CountCalls() Option {
 // for it. [Charge] charges what it must. [AllowWithin] of a [TokenBucket] charges nothing ahead of its time,
 // because the event would be taken from those reserved.
 //
-// WithReserved returns [ErrInvalidOption] if the limit does not exceed n, or if it is [Unlimited]. On a
-// lease, the Burst of a TokenBucket must exceed n by more than what flows in during the TTL. A limit
-// function may return such a limit: then calls are denied, with a RetryAfter of [Never].
+// WithReserved returns [ErrInvalidOption] if the limit, or that of a tier, does not exceed n, or if the limit is
+// [Unlimited]. Beside a tier with events to reserve, limits may be Unlimited or have a Rate of 0. On a
+// lease, the Burst of a TokenBucket must exceed n by more than what flows in during the TTL. With
+// [WithLimitFunc], no limit is refused: if the limit of a key does not exceed n, its calls are denied, with a
+// RetryAfter of [Never].
 func WithReserved(n int) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -168,16 +170,22 @@ func (lim *limiter) checkReserved() error {
 		}
 		return nil
 	}
-	if lim.limitFunc == nil {
-		return check(lim.limit)
+	if lim.limitFunc != nil && lim.tiers == nil { // its limits are not known
+		return nil
 	}
+	limited := func(l Limit) bool { return l != Unlimited() && l.Rate != 0 }
+	some := false // whether reserving has an effect on a tier
 	for tier, l := range lim.tiers {
-		if l == Unlimited() || l.Rate == 0 { // reserving has an effect on the other tiers
+		if !limited(l) {
 			continue
 		}
 		if err := check(l); err != nil {
 			return fmt.Errorf("tier %q: %w", tier, err)
 		}
+		some = true
+	}
+	if limited(lim.limit) || !some {
+		return check(lim.limit)
 	}
 	return nil
 }

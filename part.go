@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"iter"
 	"slices"
 
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -69,6 +70,7 @@ type joined struct {
 	parts    []Part
 	charged  int    // events charged to the part that was charged most
 	deniedBy string // the name of a part
+	turns    turns
 	voters   voters
 	either   bool // set by a [First]: one part decides, and others may have more room
 }
@@ -78,6 +80,28 @@ type joined struct {
 type voters uint16
 
 func (v voters) has(i int) bool { return v>>i&1 == 1 }
+
+// turns has the number of the call that charged each part, from 0, in turnBits each. A decision makes at most
+// maxLimits calls that charge.
+type turns uint64
+
+const turnBits = 4
+
+// lastFirst returns the indices of n parts, those charged last first, because a leaky bucket that two of them
+// charged refunds only the end of its queue.
+func (t turns) lastFirst(n int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for turn := turns(maxLimits); turn > 0; turn-- {
+			for i := n - 1; i >= 0; i-- {
+				if t>>(turnBits*i)&(1<<turnBits-1) == turn-1 && !yield(i) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (j *joined) lastFirst() iter.Seq[int] { return j.turns.lastFirst(len(j.parts)) }
 
 // join returns the note of a copy of parts.
 func join(parts []Part, v voters) *joined {
@@ -223,7 +247,7 @@ func (r Result) without(n, events int) Result {
 	}
 	if j := r.joined(); j != nil {
 		less := join(j.parts, j.voters)
-		less.charged = charged - back
+		less.charged, less.turns = charged-back, j.turns
 		for i := range less.parts {
 			p := &less.parts[i]
 			p.Result = p.without(n, events)

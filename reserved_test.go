@@ -52,19 +52,30 @@ func TestReservesThatLeaveNothingOrDoNothingAreRefused(t *testing.T) {
 	tiers := func(l ratelimit.Limit) ratelimit.Option {
 		return ratelimit.WithTiers(func(context.Context, string) (string, error) { return "a", nil }, map[string]ratelimit.Limit{"a": l})
 	}
+	asked := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.PerMinute(2), nil })
 	for _, algorithm := range algorithms {
 		for what, opts := range map[string][]ratelimit.Option{
-			"below 0":       {ratelimit.WithReserved(-1)},
-			"too many":      {ratelimit.WithReserved(math.MaxInt)},
-			"all":           {ratelimit.WithReserved(10)},
-			"all of a tier": {ratelimit.WithReserved(4), tiers(ratelimit.PerMinute(4))},
+			"below 0":                    {ratelimit.WithReserved(-1)},
+			"too many":                   {ratelimit.WithReserved(math.MaxInt)},
+			"all":                        {ratelimit.WithReserved(10)},
+			"all of a tier":              {ratelimit.WithReserved(4), tiers(ratelimit.PerMinute(4))},
+			"all, but not of a tier":     {ratelimit.WithReserved(10), tiers(ratelimit.PerMinute(20))},
+			"all, and nothing of a tier": {ratelimit.WithReserved(10), tiers(ratelimit.Unlimited())},
 		} {
 			_, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(10), opts...)
 			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, what)
 		}
 		for _, l := range []ratelimit.Limit{ratelimit.Unlimited(), ratelimit.PerMinute(0)} {
+			for _, tier := range []ratelimit.Limit{ratelimit.Unlimited(), ratelimit.PerMinute(0)} {
+				_, err := ratelimit.New(algorithm, s, l, ratelimit.WithReserved(1), tiers(tier))
+				require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%v, and a tier of %v", l, tier)
+			}
 			_, err := ratelimit.New(algorithm, s, l, ratelimit.WithReserved(1))
 			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%v", l)
+			for _, others := range []ratelimit.Option{tiers(ratelimit.PerMinute(2)), asked} {
+				_, err := ratelimit.New(algorithm, s, l, ratelimit.WithReserved(1), others)
+				require.NoError(t, err, "%v", l)
+			}
 		}
 		_, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(10), ratelimit.WithReserved(9), tiers(ratelimit.Unlimited()))
 		require.NoError(t, err)
@@ -76,6 +87,25 @@ func TestReservesThatLeaveNothingOrDoNothingAreRefused(t *testing.T) {
 	bucket := newLimiter(t, "token_bucket", apart, ratelimit.PerMinute(10))
 	_, err = ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: bucket, Key: "key", N: 1, Reserved: 4})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+// The store has decided, although the limit left to this limiter is 0.
+func TestALimitThatIsReservedAsAWholeIsNotARateOf0(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *ratelimittest.Clock) {
+		limit := ratelimit.PerMinute(3)
+		low := newLimiter(t, algorithm, s, ratelimit.PerMinute(10), ratelimit.WithReserved(3), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		asked, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: low, Key: "key", N: 1, Reserved: 5})
+		require.NoError(t, err)
+		for _, r := range []ratelimit.Result{allow(t, low, "key"), peek(t, low, "key"), asked, asked.Parts()[0].Result} {
+			require.False(t, r.Allowed)
+			require.Zero(t, r.Limit)
+			require.Equal(t, ratelimit.Never, r.RetryAfter)
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+		}
+		limit = ratelimit.PerMinute(0)
+		require.Equal(t, ratelimit.SourceZeroRate, allow(t, low, "key").Source())
+	})
 }
 
 // What flows into a bucket in the TTL of a lease is admitted late, so others cannot have it at once.
@@ -309,10 +339,23 @@ func TestImportantCallersNeverWaitForOthers(t *testing.T) {
 
 func TestAShareReservesItsPart(t *testing.T) {
 	s := memory(t, newClock())
-	low := newLimiter(t, "token_bucket", s, ratelimit.PerMinute(100), ratelimit.WithReserved(40))
-	for instances, want := range map[int]int{1: 60, 3: 34 - 14, 50: 1, 100: 1} {
-		share, err := see.Local(low, memory(t, newClock()), instances)
-		require.NoError(t, err)
-		require.Equal(t, want, admitted(t, share, 100), "%d instances", instances)
+	few := ratelimit.Limit{Rate: 100, Period: time.Minute, Burst: 2}
+	tier := func(l ratelimit.Limit) ratelimit.Option {
+		return ratelimit.WithTiers(func(context.Context, string) (string, error) { return "a", nil }, map[string]ratelimit.Limit{"a": l})
+	}
+	for _, test := range []struct {
+		low        ratelimit.Limiter
+		admittedBy map[int]int // each of so many instances
+	}{
+		{newLimiter(t, "token_bucket", s, ratelimit.PerMinute(100), ratelimit.WithReserved(40)), map[int]int{1: 60, 3: 34 - 14, 50: 1, 100: 1}},
+		{newLimiter(t, "token_bucket", s, few, ratelimit.WithReserved(1)), map[int]int{1: 1, 2: 1, 4: 1}},
+		{newLimiter(t, "token_bucket", s, ratelimit.Unlimited(), ratelimit.WithReserved(40), tier(ratelimit.PerMinute(100))), map[int]int{1: 60, 100: 1}},
+		{newLimiter(t, "token_bucket", s, ratelimit.PerMinute(100), ratelimit.WithReserved(1), tier(few)), map[int]int{1: 1, 4: 1}},
+	} {
+		for instances, want := range test.admittedBy {
+			share, err := see.Local(test.low, memory(t, newClock()), instances)
+			require.NoError(t, err)
+			require.Equal(t, want, admitted(t, share, 100), "%d instances", instances)
+		}
 	}
 }

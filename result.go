@@ -140,8 +140,9 @@ func (r *Result) source() Source {
 	return SourceStore
 }
 
-// The marks on all Results of Unlimited, and of caches that have decided.
+// The marks on all Results of Unlimited, of limits that are reserved as a whole, and of caches that have decided.
 var (
+	byStore     = Mark{source: SourceStore}
 	byUnlimited = Mark{source: SourceUnlimited}
 	byDenyCache = Mark{source: SourceDenyCache}
 	byLease     = Mark{source: SourceLease}
@@ -189,9 +190,13 @@ func (r *Result) report(v store.Report, ok bool, n, capacity int64) {
 	r.Delay = time.Duration(v.Delay) * time.Microsecond
 }
 
-// leave subtracts the reserved events from Limit and Remaining.
+// leave subtracts the reserved events from Limit and Remaining. If it leaves nothing, a mark distinguishes the
+// denial from that of a Rate of 0.
 func (r *Result) leave(reserved int) {
 	r.Limit, r.Remaining = max(0, r.Limit-reserved), max(0, r.Remaining-reserved)
+	if r.Limit == 0 && !r.Allowed && r.mark == nil {
+		r.mark = &byStore
+	}
 }
 
 // leaveDebt is leave for a Charge, which may have left a bucket above its Burst.

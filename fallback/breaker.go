@@ -309,16 +309,22 @@ func (f *Limiter) look(ctx context.Context, key string) error {
 }
 
 // unasked returns err, or errUnasked if the store had no part in r, so that the breaker learns
-// nothing from it.
+// nothing from it. Of several limits, the store may have answered one that did not decide.
 func unasked(r ratelimit.Result, err error) error {
-	if err != nil {
+	if err != nil || answeredByStore(r) {
 		return err
 	}
-	switch r.Source() {
-	case ratelimit.SourceStore, ratelimit.SourceBan:
-		return nil
+	for _, p := range r.Parts() {
+		if p.Result != (ratelimit.Result{}) && answeredByStore(p.Result) { // zero if it was not asked, or has failed
+			return nil
+		}
 	}
 	return errUnasked
+}
+
+func answeredByStore(r ratelimit.Result) bool {
+	s := r.Source()
+	return s == ratelimit.SourceStore || s == ratelimit.SourceBan
 }
 
 // ofTheStore reports whether err concerns the store as a whole. A corrupt state, clocks that

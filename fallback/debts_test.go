@@ -121,6 +121,54 @@ func TestDebtsOfAFirstThatCountsCallsAreItsCalls(t *testing.T) {
 	}
 }
 
+// It pays so inside an All too, whose other limits are charged with everything.
+func TestDebtsOfAFirstInsideAnAllThatCountsCallsAreItsCalls(t *testing.T) {
+	for _, test := range []struct{ plan, calls, n, fromPlan, credits int }{
+		{10, 4, 1, 5, 0}, // and one that pays
+		{10, 4, 3, 5, 0},
+		{3, 5, 2, 3, 5},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &testkit.Unreliable{Store: ratelimit.Must(memstore.New())}
+			plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(test.plan), ratelimit.WithName("plan"), ratelimit.CountCalls())
+			credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(20), ratelimit.WithName("credits"))
+			total := newLimiter(t, "token_bucket", s, ratelimit.PerDay(50), ratelimit.WithName("total"))
+			lim := failover(t, all(t, total, ratelimit.Must(ratelimit.NewFirst(plan, credits))), fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerDay(50))))
+			s.Down.Store(true)
+			for range test.calls {
+				require.True(t, allowN(t, lim, test.n).Allowed)
+			}
+			s.Down.Store(false)
+			time.Sleep(time.Second) // after which a breaker probes
+			require.True(t, allow(t, lim, "key").Allowed)
+			require.Equal(t, test.plan-test.fromPlan, peek(t, plan, "key").Remaining, "%+v", test)
+			require.Equal(t, 20-test.credits, peek(t, credits, "key").Remaining, "%+v", test)
+			require.Equal(t, 50-test.calls*test.n-1, peek(t, total, "key").Remaining, "%+v", test)
+			require.False(t, lim.Owes("key"))
+		})
+	}
+}
+
+// A local First that counts the calls of a plan, and the events of credits, still counts all of both.
+func TestALocalFirstOfCallsAndEventsForgetsNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &testkit.Unreliable{Store: ratelimit.Must(memstore.New())}
+		total := newLimiter(t, "token_bucket", s, ratelimit.PerDay(50))
+		mem := ratelimit.Must(memstore.New())
+		plan := newLimiter(t, "token_bucket", mem, ratelimit.PerDay(3), ratelimit.CountCalls())
+		credits := newLimiter(t, "token_bucket", mem, ratelimit.PerDay(20))
+		lim := failover(t, total, fallback.FailTo(ratelimit.Must(ratelimit.NewFirst(plan, credits))))
+		s.Down.Store(true)
+		for range 5 { // 3 of the plan, and 2 of the credits
+			require.True(t, allowN(t, lim, 2).Allowed)
+		}
+		s.Down.Store(false)
+		time.Sleep(time.Second) // after which a breaker probes
+		require.True(t, allow(t, lim, "key").Allowed)
+		require.Equal(t, 50-10-1, peek(t, total, "key").Remaining)
+	})
+}
+
 func TestDebtsOfAFirstAreTheCallsAndEventsOfAnAllInIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem, err := memstore.New()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
@@ -43,7 +44,7 @@ func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key strin
 	if err != nil {
 		return 0, p, err
 	}
-	s, err := tallyOf(ctx, f.counts, key, p)
+	s, err := tallyOf(ctx, f.counts, key, p, charge{})
 	if n = min(n, s.room); err != nil || n == 0 {
 		return 0, p, err
 	}
@@ -70,7 +71,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 		if uncounted(p) || p.Limit == 0 { // checked with the current limit, which may have changed
 			return nil
 		}
-		if s, err := tallyOf(ctx, f.counts, key, p); err == nil {
+		if s, err := tallyOf(ctx, f.counts, key, p, owed); err == nil {
 			due = due.still(s.held)
 		}
 	}
@@ -109,11 +110,12 @@ type tally struct {
 	room int
 }
 
-// tallyOf returns the tally of local, by its Peek p. Of several limits, the one that counts most is used, and the
-// one with the least room. What the limiters of a First count adds up, because each event is charged to one.
-func tallyOf(ctx context.Context, local ratelimit.Limiter, key string, p ratelimit.Result) (tally, error) {
+// tallyOf returns the tally of local for a key that owes this, by its Peek p. Of several limits, the one that counts
+// most is used, and the one with the least room. What the limiters of a First count adds up, because each call is
+// charged to one.
+func tallyOf(ctx context.Context, local ratelimit.Limiter, key string, p ratelimit.Result, owed charge) (tally, error) {
 	if see.Alternatives(local) { // the parts of p are those that were asked
-		return tallyInside(ctx, local, key)
+		return tallyInside(ctx, local, key, owed)
 	}
 	s := tally{charge{-1, -1}, math.MaxInt}
 	for _, part := range each(local, p) {
@@ -135,8 +137,8 @@ func tallyOf(ctx context.Context, local ratelimit.Limiter, key string, p ratelim
 	return s, nil
 }
 
-func tallyInside(ctx context.Context, local ratelimit.Limiter, key string) (tally, error) {
-	s, either := tally{charge{-1, -1}, math.MaxInt}, isFirst(local)
+func tallyInside(ctx context.Context, local ratelimit.Limiter, key string, owed charge) (tally, error) {
+	s, sum, either := tally{charge{-1, -1}, math.MaxInt}, charge{}, isFirst(local)
 	if either {
 		s.room = 0
 	}
@@ -145,27 +147,26 @@ func tallyInside(ctx context.Context, local ratelimit.Limiter, key string) (tall
 		if err != nil {
 			return s, err
 		}
-		inside, err := tallyOf(ctx, l, key, p)
-		switch {
-		case err != nil:
+		inside, err := tallyOf(ctx, l, key, p, owed)
+		if err != nil {
 			return s, err
-		case either:
-			s.held = charge{sum(s.held.events, inside.held.events), sum(s.held.calls, inside.held.calls)}
+		}
+		s.held = charge{max(s.held.events, inside.held.events), max(s.held.calls, inside.held.calls)}
+		if either { // one counts the events of its calls, and another one the calls
+			still := owed.still(inside.held)
+			sum = charge{sum.events + still.events, sum.calls + still.calls}
 			s.room = max(s.room, inside.room)
-		default:
-			s.held = charge{max(s.held.events, inside.held.events), max(s.held.calls, inside.held.calls)}
+		} else {
 			s.room = min(s.room, inside.room)
 		}
 	}
-	return s, nil
-}
-
-// sum adds numbers of which each may be unknown, which is -1.
-func sum(a, b int) int {
-	if a < 0 || b < 0 {
-		return max(a, b)
+	if either && s.held.events >= 0 {
+		s.held.events = sum.events
 	}
-	return a + b
+	if either && s.held.calls >= 0 {
+		s.held.calls = sum.calls
+	}
+	return s, nil
 }
 
 // owing is one limit of a limiter, with what it is charged with.
@@ -174,22 +175,35 @@ type owing struct {
 	calls bool
 }
 
-// owingOf returns the limits of l, without slots, because holders take their slots again. Wrappers
-// of other packages may change keys or costs, so they are asked as a whole.
-func owingOf(l ratelimit.Limiter) (limits []owing) {
+// waysOf returns the lists of limits that can pay for l, in the order in which calls try them: each limiter of a
+// First is another way. Slots are in none, because holders take their slots again. Wrappers of other packages may
+// change keys or costs, so they are asked as a whole.
+func waysOf(l ratelimit.Limiter) (ways [][]owing) {
 	k := see.Of(l)
 	switch {
-	case k == nil && !see.LookingOn(l), k != nil && (k.Algorithm != "" && !k.Calls || k.Alternatives):
-		return []owing{{l, false}}
+	case k == nil && !see.LookingOn(l), k != nil && k.Algorithm != "" && !k.Calls && !k.Held:
+		return [][]owing{{{l, false}}}
 	case k != nil && k.Held:
-		return nil
+		return [][]owing{nil}
 	case k != nil && k.Calls:
-		return []owing{{k.ByEvents(), true}}
+		return [][]owing{{{k.ByEvents(), true}}}
+	case isFirst(l):
+		for _, inner := range see.Inside(l) {
+			ways = append(ways, waysOf(inner)...)
+		}
+		return ways
 	}
+	ways = [][]owing{nil}
 	for _, inner := range see.Inside(l) {
-		limits = append(limits, owingOf(inner)...)
+		var longer [][]owing
+		for _, way := range ways {
+			for _, more := range waysOf(inner) {
+				longer = append(longer, slices.Concat(way, more))
+			}
+		}
+		ways = longer
 	}
-	return limits
+	return ways
 }
 
 // payTries is how often the limiter is asked for what is owed, in addition to once per limit. A
@@ -199,12 +213,38 @@ const payTries = 3
 // errUncounted means that a limiter admits without counting. What is owed is then charged when it counts again.
 var errUncounted = errors.New("fallback: the limiter does not count")
 
-// pay charges l with as much of due as it has room for.
-func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge) (granted charge, err error) {
-	if isFirst(l) {
-		return payInTurn(ctx, l, key, due)
+// pay charges l with as much of due as it has room for. If one of several ways fails, what was charged until then
+// is paid.
+func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge) (paid charge, err error) {
+	left, ways := due, waysOf(l)
+	for i, limits := range ways {
+		granted, err := payBy(ctx, limits, key, left, i < len(ways)-1)
+		switch {
+		case err != nil && left == due:
+			return charge{}, err
+		case err != nil:
+			return charge{due.events - left.events, due.calls - left.calls}, nil //nolint:nilerr // the next call pays the rest, or returns the error
+		}
+		if granted == left {
+			return due, nil
+		}
+		left = left.still(rest(limits, left, granted))
 	}
-	limits := owingOf(l)
+	return charge{due.events - left.events, due.calls - left.calls}, nil
+}
+
+// rest returns what is left of due after limits were charged with granted: -1 for a part that none of several limits counts.
+func rest(limits []owing, due, granted charge) charge {
+	left := charge{-1, -1}
+	for i := range limits {
+		*limits[i].part(&left) = *limits[i].part(&due) - *limits[i].part(&granted)
+	}
+	return left
+}
+
+// payBy charges limits with as much of due as they have room for. If another way follows, it pays for whole calls, of
+// which all limits have room for the events.
+func payBy(ctx context.Context, limits []owing, key string, due charge, more bool) (granted charge, err error) {
 	if len(limits) == 1 && !limits[0].calls && due.events > 0 {
 		n, r, err := ratelimit.AllowUpTo(ctx, limits[0].Limiter, key, due.events)
 		if err == nil && uncounted(r) { // checked with the current limit, which may have changed
@@ -231,36 +271,40 @@ func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge) (gran
 		case r.Allowed:
 			return due, nil
 		}
-		if err := fit(ctx, l, key, r, limits, &due); err != nil {
+		all := due
+		if err := fit(ctx, key, r, limits, &due); err != nil {
 			return charge{}, err
+		}
+		if more {
+			byEvents, byCalls := all.still(charge{due.events, -1}), all.still(charge{-1, due.calls})
+			due = charge{min(byEvents.events, byCalls.events), min(byEvents.calls, byCalls.calls)}
 		}
 	}
 	return charge{}, nil
 }
 
-// fit lowers due to what limits, those of from, which have denied it as r, have room for. The parts of a First are none
-// of limits, so if there is one, each limit is asked.
-func fit(ctx context.Context, from ratelimit.Limiter, key string, r ratelimit.Result, limits []owing, due *charge) error {
-	if !see.Alternatives(from) {
-		for i, part := range each(from, r) {
-			if !part.Allowed && part.Counted() && part.Result != (ratelimit.Result{}) { // otherwise it was not asked
-				n := limits[min(i, len(limits)-1)].part(due)
-				*n = min(*n, part.Remaining)
+// fit lowers due to what limits, which have denied it as r, have room for.
+func fit(ctx context.Context, key string, r ratelimit.Result, limits []owing, due *charge) error {
+	parts := r.Parts()
+	for i := range limits {
+		l, room := &limits[i], math.MaxInt
+		if len(parts) == len(limits) {
+			if p := &parts[i]; !p.Allowed && p.Counted() && p.Result != (ratelimit.Result{}) { // otherwise it was not asked
+				room = p.Remaining
 			}
-		}
-		return nil
-	}
-	for _, l := range limits {
-		p, err := l.Peek(ctx, key)
-		if err != nil {
-			return err
-		}
-		s, err := tallyOf(ctx, l.Limiter, key, p)
-		if err != nil {
-			return err
+		} else { // a wrapper of another package has several limits
+			p, err := l.Peek(ctx, key)
+			if err != nil {
+				return err
+			}
+			s, err := tallyOf(ctx, l.Limiter, key, p, *due)
+			if err != nil {
+				return err
+			}
+			room = s.room
 		}
 		n := l.part(due)
-		*n = min(*n, s.room)
+		*n = min(*n, room)
 	}
 	return nil
 }
@@ -269,32 +313,6 @@ func fit(ctx context.Context, from ratelimit.Limiter, key string, r ratelimit.Re
 func isFirst(l ratelimit.Limiter) bool {
 	k := see.Of(l)
 	return k != nil && k.Alternatives
-}
-
-// payInTurn charges the limiters of first in their order, as the calls would have charged them, until due is paid.
-// If one of them fails, what was charged until then is paid.
-func payInTurn(ctx context.Context, first ratelimit.Limiter, key string, due charge) (paid charge, err error) {
-	left := due
-	for _, l := range see.Inside(first) {
-		granted, err := pay(ctx, l, key, left)
-		rest := charge{left.events - granted.events, left.calls - granted.calls}
-		switch k := see.Behind(l); {
-		case err != nil && left == due:
-			return charge{}, err
-		case err != nil:
-			return charge{due.events - left.events, due.calls - left.calls}, nil //nolint:nilerr // the next call pays the rest, or returns the error
-		case k.Calls:
-			left = left.still(charge{-1, rest.calls})
-		case k.Algorithm != "":
-			left = left.still(charge{rest.events, -1})
-		default:
-			left = rest
-		}
-		if left == (charge{}) {
-			break
-		}
-	}
-	return charge{due.events - left.events, due.calls - left.calls}, nil
 }
 
 // part returns the part of c that l is charged with.

@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -115,6 +116,26 @@ func TestDecisionsWithoutTheStoreDoNotCloseTheBreaker(t *testing.T) {
 			allow(t, lim, "key")
 			require.Equal(t, fallback.StateHalfOpen, state(lim))
 		}
+	})
+}
+
+// The store has answered, though it is not the limit that it has denied which decides.
+func TestADenialByTheStoreBeforeAnAdmissionWithoutItClosesTheBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &testkit.Unreliable{Store: ratelimit.Must(memstore.New())}
+		limited := newLimiter(t, "token_bucket", s, ratelimit.PerHour(1))
+		free := newLimiter(t, "token_bucket", s, ratelimit.Unlimited())
+		lim := failover(t, ratelimit.Must(ratelimit.NewFirst(limited, free)), fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
+		require.Equal(t, ratelimit.SourceStore, source(t, lim))
+		s.Down.Store(true)
+		require.Equal(t, ratelimit.SourceFailOpen, source(t, lim))
+		time.Sleep(time.Second)
+		require.Equal(t, ratelimit.SourceFailOpen, source(t, lim))
+		require.Equal(t, fallback.StateOpen, state(lim), "the probe has failed")
+		s.Down.Store(false)
+		time.Sleep(time.Second)
+		require.Equal(t, ratelimit.SourceUnlimited, source(t, lim))
+		require.Equal(t, fallback.StateClosed, state(lim))
 	})
 }
 

@@ -39,6 +39,7 @@ var rule = ratelimit.NewRule(store.Rule{
 	Used:     func(s store.State, _, _ int64) int64 { return s.Whole },
 	NewLog:   func(store.State) store.Log { return newSlotLog() },
 	ParseLog: parse,
+	SetBack:  func(log store.Log, l store.Limit, now int64) bool { return log.(*slotLog).setBack(l, now) },
 }, inflightLua)
 
 func report(l store.Limit, r store.Reply, _, charged int64) store.Report {
@@ -142,9 +143,9 @@ func (s *slotLog) Add(l store.Limit, now, n int64) (end int64) {
 // step is the largest step of a server's clock that is ignored, in µs, as in inflight.lua.
 const step = 1_000_000
 
-// SetBack limits the ends to a life from now if a server's clock was set back: the last slot was taken later than now. It
+// setBack limits the ends to a life from now if a server's clock was set back: the last slot was taken later than now. It
 // reports whether it has changed any.
-func (s *slotLog) SetBack(l store.Limit, now int64) (changed bool) {
+func (s *slotLog) setBack(l store.Limit, now int64) (changed bool) {
 	for i := range s.all {
 		if one := &s.all[i]; s.last > now+step && one.end > now+l.Period {
 			one.end, changed = now+l.Period, true

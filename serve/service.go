@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,7 +52,7 @@ type Service struct {
 	metrics *metrics
 
 	mu     sync.Mutex            // serializes Updates, and protects what follows
-	fronts map[front]store.Store // store, and the caches in front of it
+	fronts map[front]store.Store // the caches in front of store that the rules use
 
 	now atomic.Pointer[plan]
 }
@@ -178,7 +179,7 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{store: st, local: local, settled: settled, log: slog.Default(), client: httplimit.PeerIP(), fronts: map[front]store.Store{{}: st}}
+	s := &Service{store: st, local: local, settled: settled, log: slog.Default(), client: httplimit.PeerIP()}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -204,6 +205,8 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 // Update makes all later requests follow rules. Requests in progress keep the previous rules. Keys
 // keep their counts if a number changes. Another algorithm or another period begins a new count.
 //
+// The caches of a store block that rules do not have are dropped, and their leases are released.
+//
 // It returns [ratelimit.ErrInvalidOption] if rules were not made by Parse, if they have a store
 // block and the store is in memory, if a limit cannot be leased, or if a check needs [WithFields].
 // If there is an error, nothing has changed.
@@ -216,13 +219,14 @@ func (s *Service) Update(rules *Rules) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	fronts := map[front]store.Store{}
 	next := &plan{Rules: rules, counters: map[string]*observe.Counters{}, topKeys: map[string]*observe.TopKeys{}, overrides: map[string][]ratelimit.Observer{}}
 	for _, r := range rules.rules {
 		observers, err := s.observersOf(next, r.domain, r.path)
 		if err != nil {
 			return err
 		}
-		l, err := s.limiterOf(r, observers)
+		l, err := s.limiterOf(r, fronts, observers)
 		if err != nil {
 			return fmt.Errorf("%s: descriptor %s: %w", r.file, r.path, err)
 		}
@@ -237,6 +241,12 @@ func (s *Service) Update(rules *Rules) error {
 	s.now.Store(next)
 	s.metrics.inForce(nil)
 	s.metrics.loadedAt.SetToCurrentTime()
+	dropped := s.fronts
+	s.fronts = fronts
+	maps.DeleteFunc(dropped, func(f front, _ store.Store) bool { return fronts[f] != nil })
+	if err := release(context.Background(), dropped); err != nil { // then they expire
+		s.log.Warn("the leases of a former store block could not be released", "error", err)
+	}
 	return nil
 }
 
@@ -265,8 +275,8 @@ func (s *Service) observersOf(next *plan, d *domain, name string) ([]ratelimit.O
 
 // limiterOf makes the limiter of a rule. All limiters of a domain have the same name, because
 // separate counts have different keys.
-func (s *Service) limiterOf(r *rule, observers []ratelimit.Observer) (ratelimit.Limiter, error) {
-	st, err := s.storeOf(r.domain.front)
+func (s *Service) limiterOf(r *rule, fronts map[front]store.Store, observers []ratelimit.Observer) (ratelimit.Limiter, error) {
+	st, err := s.storeOf(fronts, r.domain.front)
 	if err != nil {
 		return nil, err
 	}
@@ -278,36 +288,50 @@ func nameOf(d *domain) string { return withoutBraces.Replace(d.name) }
 
 var withoutBraces = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")
 
-// storeOf returns the store with the caches of f in front of it. They are kept for other rules,
-// with everything they remember.
-func (s *Service) storeOf(f front) (st store.Store, err error) {
-	if st = s.fronts[f]; st != nil || f == (front{}) {
+// storeOf returns the store with the caches of f in front of it, and adds them to fronts. The caches
+// of the rules in force are used again, with everything they remember.
+func (s *Service) storeOf(fronts map[front]store.Store, f front) (st store.Store, err error) {
+	if f == (front{}) {
+		return s.store, nil
+	}
+	if st = fronts[f]; st != nil {
 		return st, nil
 	}
-	if _, inMemory := s.store.(*memstore.Store); inMemory {
-		return nil, fmt.Errorf("%w: store: it has no effect, because the store is in memory: remove it", ratelimit.ErrInvalidOption)
-	}
-	switch {
-	case f.lease > 0:
-		st, err = lease.New(s.store, f.lease)
-	case f.coalescing:
-		if st, err = s.storeOf(front{denyCache: f.denyCache}); err == nil {
-			st, err = coalesce.New(st)
+	behind := s.store
+	if f.coalescing {
+		if behind, err = s.storeOf(fronts, front{denyCache: f.denyCache}); err != nil {
+			return nil, err
 		}
+	}
+	_, inMemory := s.store.(*memstore.Store)
+	switch st = s.fronts[f]; {
+	case st != nil:
+	case inMemory:
+		err = fmt.Errorf("%w: store: it has no effect, because the store is in memory: remove it", ratelimit.ErrInvalidOption)
+	case f.lease > 0:
+		st, err = lease.New(behind, f.lease)
+	case f.coalescing:
+		st, err = coalesce.New(behind)
 	default:
-		st, err = denycache.New(s.store)
+		st, err = denycache.New(behind)
 	}
-	if err == nil {
-		s.fronts[f] = st
+	if err != nil {
+		return nil, err
 	}
-	return st, err
+	fronts[f] = st
+	return st, nil
 }
 
 // Close releases all leases. Without a lease there is nothing to close.
-func (s *Service) Close(ctx context.Context) (err error) {
+func (s *Service) Close(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, st := range s.fronts {
+	return release(ctx, s.fronts)
+}
+
+// release releases the leases of fronts. Calls that still use them ask the store.
+func release(ctx context.Context, fronts map[front]store.Store) (err error) {
+	for _, st := range fronts {
 		if l, ok := st.(*lease.Store); ok {
 			err = cmp.Or(l.Close(ctx), err)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -343,6 +344,30 @@ descriptors:
 	callers.Wait()
 	require.EqualValues(t, 90, admitted.Load())
 	require.Equal(t, "OK, OK 10/100 24h0m0s", short(ask(t, s, "user=a 0")))
+}
+
+// elsewhere is a store that may have caches in front of it.
+type elsewhere struct{ store.Store }
+
+// So a service that reads new files for months keeps the caches of its present ones, and no others.
+func TestUpdateReleasesTheLeasesOfAFormerStoreBlock(t *testing.T) {
+	const file = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 10000}}]\n"
+	mem := ratelimit.Must(memstore.New(memstore.WithClock(newClock().now)))
+	s, err := serve.New(elsewhere{mem}, rules(t, "store: {lease: 1h}\n"+file))
+	require.NoError(t, err)
+	defer s.Close(t.Context())
+	direct, err := serve.New(mem, rules(t, file))
+	require.NoError(t, err)
+	for range 50 {
+		ask(t, s, "user=ann")
+	}
+	require.NotContains(t, short(ask(t, direct, "user=ann 0")), "9950/10000", "some are leased ahead")
+	require.Error(t, s.Update(nil))
+	require.NoError(t, s.Update(rules(t, "store: {lease: 1h}\n"+strings.Replace(file, "10000", "9999", 1))))
+	require.NotContains(t, short(ask(t, direct, "user=ann 0")), "9950/10000", "and stay")
+	require.NoError(t, s.Update(rules(t, "store: {lease: 50ms}\n"+file)))
+	require.Contains(t, short(ask(t, direct, "user=ann 0")), "9950/10000")
+	require.Contains(t, short(ask(t, s, "user=ann")), "OK, OK 9949/10000")
 }
 
 // New files change the numbers, and keep the counts.

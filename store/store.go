@@ -17,9 +17,9 @@
 //
 // If the clock of a store can be set back, the store must re-anchor. When At of a State is later
 // than now, the next take or overdraft sets At to now, and writes the State even if it denies. The
-// spend stays, and ages from now. A Log cannot be re-anchored: no event leaves it until the clock has
-// caught up. The clock of memstore is never set back. The scripts of redisstore re-anchor, even
-// logs.
+// spend stays, and ages from now. The times in a Log stay as they are: the store keeps with it how far
+// to shift them, so that the newest event is now. If the Rule has a SetBack, the store calls that
+// instead. Run storetest with its SetBack too. The clock of memstore is never set back.
 package store
 
 import (
@@ -354,6 +354,11 @@ type Rule struct {
 	// ParseLog is the inverse of AppendBinary of the rule's logs. It returns [ErrCorrupt] if b is
 	// not a log, or if a number is out of range. It does not keep b. It is nil if NewLog is nil.
 	ParseLog func(b []byte) (Log, error)
+	// SetBack re-anchors log, one of the rule's logs, because the store's clock was set back to now, and
+	// reports whether it has changed anything. A store whose clock can be set back calls it before each
+	// Step, in place of shifting the log, and keeps the change unless the call only looks. It is nil if the
+	// times of a log may be shifted. Callers know slots by their times, so these must stay.
+	SetBack func(log Log, l Limit, now int64) (changed bool)
 
 	// Lua is the same rule in Lua, and Plain is its plain case, or "". See scripts/state.lua and
 	// scripts/plain.lua for what they define.

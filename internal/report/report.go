@@ -231,7 +231,9 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 }
 
 // has reports whether the numbers of the Result are those of part. Of a [ratelimit.First], limits that were not
-// charged may have fewer events left.
+// charged may have fewer events left. Numbers are compared, and not what was charged, because a Peek charges
+// nothing, and the limiters of other packages do not report it. If a limit that was not charged has the same numbers
+// by chance, only the name and the window that are reported may be its own.
 func (d *Decision) has(part *ratelimit.Result) bool {
 	return part.Remaining == d.Result.Remaining && part.Limit == d.Result.Limit
 }

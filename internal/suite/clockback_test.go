@@ -173,7 +173,10 @@ func (o wayOutcome) String() string {
 
 // valueOf reads the value of a key.
 func valueOf(ctx context.Context, pipe redis.Pipeliner, rule *store.Rule, key string) *redis.Cmd {
-	if rule.NewLog != nil {
+	switch {
+	case rule.Held:
+		return pipe.Do(ctx, "ZRANGE", key, 0, -1, "WITHSCORES")
+	case rule.NewLog != nil:
 		return pipe.Do(ctx, "LRANGE", key, 0, -1)
 	}
 	return pipe.Do(ctx, "GET", key)

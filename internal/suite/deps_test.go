@@ -28,7 +28,7 @@ var links = map[string][]string{
 	"store/redischeck": {"store", "store/carrier", "store/redisstore", "github.com/redis/go-redis/v9", "github.com/cespare/xxhash/v2", "go.uber.org/atomic", "golang.org/x/sys"},
 	"store/redisstore": {"store", "store/carrier", "github.com/redis/go-redis/v9", "github.com/cespare/xxhash/v2", "go.uber.org/atomic", "golang.org/x/sys"},
 	"store/regions":    {"store"},
-	"store/storetest":  {".", "store"},
+	"store/storetest":  {".", "store", "store/memstore", "inflight"},
 	"accesslist":       {".", "clientaddr", "store", "github.com/gaissmai/bart"},
 	"adaptive":         {".", "store"},
 	"clientaddr":       {},

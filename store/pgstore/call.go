@@ -199,10 +199,8 @@ func (r *row) setBack(q *store.Request, now int64) {
 	case r.end() == math.MinInt64:
 	case r.log == nil:
 		r.state.At = min(r.state.At, now)
-	case r.rule.Held: // its holders know a slot by a time, which must not change
-		if slots, ok := r.log.(interface{ SetBack(store.Limit, int64) bool }); ok && slots.SetBack(q.Limit, now) && !q.Looks() {
-			r.changed = true
-		}
+	case r.rule.SetBack != nil:
+		r.changed = r.rule.SetBack(r.log, q.Limit, now) && !q.Looks() || r.changed
 	default:
 		newest := r.log.Step(q.Limit, now-r.shift, q.Limit.Rate+1).X // now, if that is later
 		r.shift = now - newest

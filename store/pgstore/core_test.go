@@ -123,46 +123,6 @@ func TestASlotThatIsNotRenewedEnds(t *testing.T) {
 	require.Zero(t, r.Remaining)
 }
 
-// After the server's clock was set back, slots of dead processes are free after a life, and living processes keep theirs.
-func TestSlotsWhenTheServersClockIsSetBack(t *testing.T) {
-	t.Parallel()
-	const life = 10 * time.Second
-	at := time.Unix(1_700_000_000, 0)
-	l, err := inflight.New(newCore(func() time.Time { return at }, true), 3, life)
-	require.NoError(t, err)
-	allow := func() ratelimit.Result {
-		r, err := l.Allow(t.Context(), "key")
-		require.NoError(t, err)
-		return r
-	}
-	var held []ratelimit.Result
-	for range 3 {
-		held = append(held, allow())
-		at = at.Add(time.Second)
-	}
-	at = at.Add(-time.Hour)
-	p, err := l.Peek(t.Context(), "key")
-	require.NoError(t, err)
-	require.Equal(t, life, p.RetryAfter)
-	r := allow()
-	require.False(t, r.Allowed)
-	require.Equal(t, life, r.RetryAfter)
-	at = at.Add(life / 2)
-	require.Equal(t, life/2, allow().RetryAfter, "no denial prolongs it")
-	r, err = l.Renew(t.Context(), "key", held[0])
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
-	require.Equal(t, l.ChargedAt(held[0]), l.ChargedAt(r), "it is the same slot")
-	at = at.Add(life / 2)
-	r = allow()
-	require.True(t, r.Allowed)
-	require.Equal(t, 1, r.Remaining)
-	require.Greater(t, l.ChargedAt(r), l.ChargedAt(held[2]), "tokens go on growing")
-	require.NoError(t, l.Refund(t.Context(), "key", r, 1))
-	require.NoError(t, l.Refund(t.Context(), "key", held[0], 1))
-	require.Equal(t, 2, allow().Remaining)
-}
-
 // taps is a store that keeps what it is asked.
 type taps struct {
 	store.Store

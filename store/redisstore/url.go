@@ -42,7 +42,7 @@ func NewClient(address string) (redis.UniversalClient, error) {
 func newClient(address string) (redis.UniversalClient, error) {
 	if !strings.Contains(address, "://") {
 		host, port, err := net.SplitHostPort(address)
-		if _, noPort := strconv.ParseUint(port, 10, 16); err != nil || noPort != nil || host == "" || strings.ContainsAny(host, "@/?#") {
+		if _, notNumber := strconv.Atoi(port); err != nil || notNumber != nil || host == "" || strings.ContainsAny(host, "@/?#") {
 			return nil, errScheme
 		}
 		address = "redis://" + address
@@ -97,6 +97,8 @@ func urlKindOf(u *url.URL, query url.Values) (k urlKind, err error) {
 		return k, errScheme
 	case u.Hostname() == "":
 		return k, errors.New("it has no host: in a user name or password, write / ? # and @ as %2F %3F %23 and %40")
+	case u.Port() != "" && !validPort(u.Port()):
+		return k, errors.New("its port is not a number from 1 to 65535: in a user name or password, write / and ? as %2F and %3F, and write @ behind the password")
 	case isCluster && path != "":
 		return k, errors.New("it must not have a path, because a cluster has only one database")
 	case path != "" && notNumber != nil:
@@ -132,7 +134,15 @@ func (k urlKind) checkParameter(u *url.URL, name string, query url.Values) error
 	if _, err := k.parse(&alone); err != nil || isCount(name) && !validCount(values[0]) {
 		return fmt.Errorf("the parameter %s is unknown, or its value is invalid", name)
 	}
+	if name == "addr" && slices.ContainsFunc(values, func(addr string) bool { _, port, _ := net.SplitHostPort(addr); return !validPort(port) }) {
+		return errors.New("the port of the parameter addr is not a number from 1 to 65535")
+	}
 	return nil
+}
+
+func validPort(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16)
+	return err == nil && port > 0
 }
 
 // isCount reports whether the value of the parameter is the number of a database, or how many bytes, connections or
