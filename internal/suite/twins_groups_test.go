@@ -285,9 +285,9 @@ func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, set
 				case "take", "gate", "upto":
 					all = all && r.OK()
 				}
-				if op != "look" && op != "gate" {
+				if op != "look" {
 					writes = append(writes, func(all bool) {
-						if all || !r.OK() && op != "charge" {
+						if all && op != "gate" || !r.OK() && op != "charge" {
 							write()
 						}
 					})
