@@ -149,8 +149,11 @@ local function group(requests, k)
     all, planned[i] = all and (ok or not r.votes), p
   end
   for i, r in ipairs(requests) do
-    if planned[i] and (all or found[4 * i - 3] == 0 and r.name ~= 'charge') then -- after a denial, planned charges nothing
-      r.commit(KEYS[k + i], planned[i])
+    local p, key = planned[i], KEYS[k + i]
+    if p and (all or found[4 * i - 3] == 0 and r.name ~= 'charge') then -- after a denial, p charges nothing
+      r.commit(key, p)
+    elseif p and p.moved and r.name ~= 'charge' then -- only moves: the plan for more events than any limit admits
+      r.commit(key, select(5, r.plan(key, r.limit, now, callers, 2 ^ 31)))
     end
   end
   for i, v in ipairs(found) do

@@ -74,6 +74,23 @@ func TestABanIsNotLongerAfterTheServersClockWasSetBack(t *testing.T) {
 	}
 }
 
+// The limit that has denied nothing goes on from the server's time too.
+func TestADeniedAllMovesAllOfItsLimits(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mini := redistest.Mini(t)
+		s := onRedis(t, mini.Client(t))
+		minute := newLimiter(t, algorithm, s, ratelimit.PerMinute(2), ratelimit.WithName("minute"))
+		both := all(t, minute, newLimiter(t, "token_bucket", s, ratelimit.PerHour(1)))
+		mini.SetTime(start)
+		require.True(t, allow(t, both, "key").Allowed)
+		mini.SetTime(start.Add(-time.Hour))
+		require.False(t, allow(t, both, "key").Allowed)
+		mini.SetTime(start.Add(2*time.Minute - time.Hour))
+		require.Equal(t, 2, peek(t, minute, "key").Remaining, algorithm)
+		require.Zero(t, peek(t, minute, "key").ResetAfter, algorithm)
+	}
+}
+
 // Every trace of the exact model, by each way that a call comes to a server. All ways reply, write
 // and expire alike.
 func TestTheServersClockIsSetBack(t *testing.T) {
