@@ -261,12 +261,14 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 
 // banned reports whether key is banned, and if so, makes res the denial.
 func (b *Ban) banned(ctx context.Context, key string, res *Result) (bool, error) {
-	r, err := b.denials.Peek(ctx, key)
-	if err == nil && !r.Allowed {
-		b.deny(&r, res)
-		return true, nil
+	d := begin(asking{what: toTake}, nil)
+	defer d.end()
+	d.addGate(&b.denials.limiter, key)
+	err := d.decide(ctx)
+	if err == nil && d.denied {
+		b.deny(&d.parts[0].Result, res)
 	}
-	return false, err
+	return d.denied, err
 }
 
 var byBan = Mark{source: SourceBan}

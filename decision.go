@@ -60,7 +60,7 @@ func (e *entry) votes() bool { return e.gate || e.n > 0 && !e.shadow }
 // op returns the operation that a store is asked for e.
 func (d *decision) op(e *entry) store.Op {
 	switch {
-	case e.gate:
+	case e.gate && d.how.what != toPeek:
 		return store.OpGate
 	case e.n == 0 || d.how.what == toPeek || d.how.what == toCharge && e.core.calls: // a counted call was charged when it was admitted
 		return store.OpLook

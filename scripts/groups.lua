@@ -24,7 +24,8 @@
 --       take    n events, or none. before: in less than how many µs the turn must come
 --       shadow  the same, but a denial does not keep others from being charged. before
 --       look    charges nothing, and a denial does not keep others from being charged. before
---       gate    charges nothing, but a denial keeps all others from being charged. before
+--       gate    charges nothing, but a denial keeps all others from being charged. before. Only
+--               gates ask about a banned key, so a denial moves its state, as that of a take does
 --       upto    as many of n events as fit
 --       charge  n events whether they fit or not. most: the most that the state may hold
 --       refund  of n events, alone in its group. at and due of their charge in Unix µs, its
@@ -94,7 +95,7 @@ if alone then
   if ok and reserved > 0 then
     planned = select(5, plan(KEYS[1], l, now, callers, n))
   end
-  if planned and name ~= 'look' and name ~= 'gate' then
+  if planned and name ~= 'look' and not (ok and name == 'gate') then
     commit(KEYS[1], planned)
   end
   return { ok and 1 or 0, x, y, z }
@@ -116,7 +117,7 @@ local function read(what, a)
   end
   return {
     name = name, limit = l, n = n, reserved = reserved, charged = charged, plan = functions[1], commit = functions[2], available = functions[3], refund = functions[4],
-    votes = name ~= 'shadow' and name ~= 'look' and name ~= 'charge', writes = name ~= 'look' and name ~= 'gate',
+    votes = name ~= 'shadow' and name ~= 'look' and name ~= 'charge',
   }
 end
 
@@ -135,7 +136,7 @@ local function ask(r, key)
   if ok and reserved > 0 then
     planned = select(5, r.plan(key, r.limit, now, callers, n))
   end
-  return ok, x, y, z, r.writes and planned
+  return ok, x, y, z, r.name ~= 'look' and not (ok and r.name == 'gate') and planned
 end
 
 -- group decides on the requests of a group, whose keys follow KEYS[k]. It reports whether all
@@ -148,8 +149,11 @@ local function group(requests, k)
     all, planned[i] = all and (ok or not r.votes), p
   end
   for i, r in ipairs(requests) do
-    if planned[i] and (all or found[4 * i - 3] == 0 and r.name ~= 'charge') then -- after a denial, planned charges nothing
-      r.commit(KEYS[k + i], planned[i])
+    local p, key = planned[i], KEYS[k + i]
+    if p and (all or found[4 * i - 3] == 0 and r.name ~= 'charge') then -- after a denial, p charges nothing
+      r.commit(key, p)
+    elseif p and p.moved and r.name ~= 'charge' then -- only moves: the plan for more events than any limit admits
+      r.commit(key, select(5, r.plan(key, r.limit, now, callers, 2 ^ 31)))
     end
   end
   for i, v in ipairs(found) do

@@ -321,7 +321,7 @@ local function plan(key, l, now, callers, n)
   end
   local count, reset = (log.total - gone - missing) % RUN, log.newest + tail.shift + l.period - now
   if count + n <= l.rate then
-    return true, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }
+    return true, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i, moved = moved }
   end
   if force then
     return false, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }

@@ -16,10 +16,11 @@
 // older than the stored state, rules and logs use the time of the state.
 //
 // If the clock of a store can be set back, the store must re-anchor. When At of a State is later
-// than now, the next take or overdraft sets At to now, and writes the State even if it denies. The
-// spend stays, and ages from now. The times in a Log stay as they are: the store keeps with it how far
-// to shift them, so that the newest event is now. If the Rule has a SetBack, the store calls that
-// instead. Run storetest with its SetBack too. The clock of memstore is never set back.
+// than now, the next take or overdraft, or the next gate that denies, sets At to now, and writes the
+// State even if it denies. The spend stays, and ages from now. The times in a Log stay as they are: the
+// store keeps with it how far to shift them, so that the newest event is now. If the Rule has a SetBack,
+// the store calls that instead. Run storetest with its SetBack too. The clock of memstore is never set
+// back.
 package store
 
 import (
@@ -164,7 +165,8 @@ const (
 	// OpLook answers as OpTake would, but charges nothing, and its denial does not prevent others
 	// from being charged.
 	OpLook
-	// OpGate is like OpLook, but its denial prevents all others from being charged.
+	// OpGate is like OpLook, but its denial prevents all others from being charged. It may be all that
+	// asks about a key for a long time, so it re-anchors as a take does.
 	OpGate
 	// OpUpTo charges as many of N events as fit: Available of the reply, by the rule, but at most
 	// N. If none fits, it answers like OpTake of one event. It must be the only request in its

@@ -45,6 +45,52 @@ func TestALogThatADenialMovesLivesByItsOwnPeriod(t *testing.T) {
 	}
 }
 
+// While a key is banned, nothing else asks about its ban.
+func TestABanIsNotLongerAfterTheServersClockWasSetBack(t *testing.T) {
+	for what, ask := range map[string]func(t *testing.T, b *ratelimit.Ban) ratelimit.Result{
+		"Allow": func(t *testing.T, b *ratelimit.Ban) ratelimit.Result { return allow(t, b, "key") },
+		"AllowUpTo": func(t *testing.T, b *ratelimit.Ban) ratelimit.Result {
+			_, r, err := b.AllowUpTo(t.Context(), "key", 5)
+			require.NoError(t, err)
+			return r
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			mini := redistest.Mini(t)
+			s := onRedis(t, mini.Client(t))
+			b, err := ratelimit.NewBan(newLimiter(t, "fixed_window", s, ratelimit.PerDay(1)), s, ratelimit.Penalty{Denials: 1, Within: time.Minute, For: time.Minute})
+			require.NoError(t, err)
+			mini.SetTime(start)
+			require.True(t, allow(t, b, "key").Allowed)
+			require.Equal(t, ratelimit.SourceBan, allow(t, b, "key").Source())
+			for passed := time.Duration(0); passed < time.Minute; passed += 20 * time.Second {
+				mini.SetTime(start.Add(passed - time.Hour))
+				require.Equal(t, time.Minute-passed, peek(t, b, "key").RetryAfter)
+				require.Equal(t, time.Minute-passed, ask(t, b).RetryAfter)
+			}
+			mini.SetTime(start.Add(time.Minute - time.Hour))
+			require.NotEqual(t, ratelimit.SourceBan, peek(t, b, "key").Source())
+		})
+	}
+}
+
+// The limit that has denied nothing goes on from the server's time too.
+func TestADeniedAllMovesAllOfItsLimits(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mini := redistest.Mini(t)
+		s := onRedis(t, mini.Client(t))
+		minute := newLimiter(t, algorithm, s, ratelimit.PerMinute(2), ratelimit.WithName("minute"))
+		both := all(t, minute, newLimiter(t, "token_bucket", s, ratelimit.PerHour(1)))
+		mini.SetTime(start)
+		require.True(t, allow(t, both, "key").Allowed)
+		mini.SetTime(start.Add(-time.Hour))
+		require.False(t, allow(t, both, "key").Allowed)
+		mini.SetTime(start.Add(2*time.Minute - time.Hour))
+		require.Equal(t, 2, peek(t, minute, "key").Remaining, algorithm)
+		require.Zero(t, peek(t, minute, "key").ResetAfter, algorithm)
+	}
+}
+
 // Every trace of the exact model, by each way that a call comes to a server. All ways reply, write
 // and expire alike.
 func TestTheServersClockIsSetBack(t *testing.T) {

@@ -210,7 +210,7 @@ type member interface {
 	waits(now int64) int64
 	ask(other bool) (number int, l store.Limit, n int64) // any limit, if other
 	heard(l store.Limit, now int64, callers bool) bool   // or no window that the caller knows is that of the decision
-	plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func())
+	plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func(charge bool))
 }
 
 func memberKey(set, i int) string { return mateKey(10*set + i) }
@@ -285,10 +285,10 @@ func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, set
 				case "take", "gate", "upto":
 					all = all && r.OK()
 				}
-				if op != "look" && op != "gate" {
+				if op != "look" {
 					writes = append(writes, func(all bool) {
-						if all || !r.OK() && op != "charge" {
-							write()
+						if all && op != "gate" || op != "charge" && !(op == "gate" && r.OK()) {
+							write(all)
 						}
 					})
 				}

@@ -287,7 +287,7 @@ func (w *logTwin) newest() int64 { return w.log.End() - w.period + w.shift }
 func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []any {
 	r, write := w.plan(op, l, now, n, 0, callers)
 	if op != "look" {
-		write()
+		write(true)
 	}
 	if op == "charge" {
 		r.X = w.last + w.shift
@@ -297,7 +297,7 @@ func (w *logTwin) take(op string, l store.Limit, now, n int64, callers bool) []a
 
 // plan decides on n events beside reserved ones, and says what there is to write. What is charged past the limit is of
 // the time that is written.
-func (w *logTwin) plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func()) {
+func (w *logTwin) plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func(charge bool)) {
 	log, shift := w.log, w.shift
 	moved := !callers && log.End() != math.MinInt64 && w.newest() > now
 	if moved {
@@ -314,9 +314,9 @@ func (w *logTwin) plan(op string, l store.Limit, now, n, reserved int64, callers
 	if r.OK() || n+reserved > l.Rate {
 		r.X += shift
 	}
-	return r, func() {
+	return r, func(charge bool) {
 		switch {
-		case r.OK() || op == "charge":
+		case charge && (r.OK() || op == "charge"):
 			at := log.Add(l, now-shift, n) - l.Period
 			w.log, w.shift, w.period, w.exists, w.life = log, shift, l.Period, true, lifeOf(l.Period)
 			w.lives++

@@ -412,14 +412,14 @@ func (w *twin) read(now int64, callers bool) (s store.State, at int64, moved boo
 
 func (w *twin) take(op string, l store.Limit, now, n, reserved int64, callers bool) []any {
 	r, write := w.plan(op, l, now, n, reserved, callers)
-	if op != "look" && op != "gate" {
-		write()
+	if op != "look" && !(op == "gate" && r.OK()) {
+		write(true)
 	}
 	return twinReply(r)
 }
 
-// plan decides on n events beside reserved ones, and says what there is to write.
-func (w *twin) plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func()) {
+// plan decides on n events beside reserved ones, and says what there is to write: charged, or not.
+func (w *twin) plan(op string, l store.Limit, now, n, reserved int64, callers bool) (r store.Reply, write func(charge bool)) {
 	s, at, moved := w.read(now, callers)
 	next, r := w.rule.Step(s, l, at, n+reserved)
 	switch {
@@ -432,8 +432,8 @@ func (w *twin) plan(op string, l store.Limit, now, n, reserved int64, callers bo
 	case op == "charge":
 		r.X, next = next.At, w.rule.Overdrawn(next, l, mostOf(w.rule, l))
 	}
-	return r, func() {
-		if r.OK() || op == "charge" {
+	return r, func(charge bool) {
+		if charge && (r.OK() || op == "charge") {
 			w.write(l, next)
 			w.charged(l, next, n)
 		} else if moved {

@@ -49,7 +49,7 @@ func (b *batch) add(c *call, i int) {
 // onlyLooks reports whether the calls change nothing, however they are decided.
 func (b *batch) onlyLooks() bool {
 	return !slices.ContainsFunc(b.calls, func(c *call) bool {
-		return c.op != decide || slices.ContainsFunc(c.requests, func(q store.Request) bool { return q.Op != store.OpLook && q.Op != store.OpGate })
+		return c.op != decide || slices.ContainsFunc(c.requests, func(q store.Request) bool { return q.Op != store.OpLook })
 	})
 }
 

@@ -275,7 +275,7 @@ func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err e
 			reply.X, state = state.At, r.rule.Overdrawn(state, q.Limit, q.Most)
 		}
 		if r.state != state0 || r.shift != shift0 {
-			if q.Looks() {
+			if q.Op == store.OpLook || q.Op == store.OpGate && reply.OK() {
 				r.state, r.shift = state0, shift0
 			} else {
 				r.changed = true

@@ -98,6 +98,32 @@ func TestAServersClockCanBeSetBack(t *testing.T) {
 		storetest.SetBack(), storetest.Traces(pgtest.Of(10, 50, 3_000)))
 }
 
+// While a key is banned, nothing else asks about its ban.
+func TestABanIsNotLongerAfterTheServersClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1_700_000_000, 0)
+	s := newCore(func() time.Time { return at }, true)
+	l, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1))
+	require.NoError(t, err)
+	b, err := ratelimit.NewBan(l, s, ratelimit.Penalty{Denials: 1, Within: time.Minute, For: time.Minute})
+	require.NoError(t, err)
+	_, err = b.AllowN(t.Context(), "key", 2)
+	require.NoError(t, err)
+	at = at.Add(-time.Hour)
+	for left := time.Minute; left > 0; left -= 20 * time.Second {
+		_, r, err := b.AllowUpTo(t.Context(), "key", 1)
+		require.NoError(t, err)
+		require.Equal(t, left, r.RetryAfter)
+		r, err = b.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, left, r.RetryAfter)
+		at = at.Add(20 * time.Second)
+	}
+	r, err := b.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+}
+
 // Slots of dead processes are free after their life, although others of the key are renewed.
 func TestASlotThatIsNotRenewedEnds(t *testing.T) {
 	t.Parallel()
