@@ -1,11 +1,8 @@
 package config
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 )
@@ -22,7 +19,7 @@ const signs = ",:-?[{#%&*!"
 // root returns the root of the text, or nil if it cannot be read. Texts that would take the library
 // long are rejected first.
 func (p *parser) root(text []byte) *yaml.Node {
-	if p.long(text) || p.crowded(text) || p.unreadable(text) {
+	if p.long(text) || p.crowded(text) {
 		return nil
 	}
 	return p.Document(text)
@@ -48,32 +45,4 @@ func (p *parser) crowded(text []byte) bool {
 		p.FailAt(1, 1, fmt.Errorf("the text has %d of the characters %s, more than %d", n, signs, maxSigns))
 	}
 	return n > maxSigns
-}
-
-// unreadable reports the first character that YAML does not allow, with its place, which the
-// library does not report. It also reports the first %TAG, because the library's time for tags
-// grows with the square of their number.
-func (p *parser) unreadable(text []byte) bool {
-	line, column := 1, 1
-	for i := 0; i < len(text); {
-		r, size := utf8.DecodeRune(text[i:])
-		switch {
-		case r == utf8.RuneError && size == 1:
-			p.FailAt(line, column, fmt.Errorf("byte %#02x is not UTF-8", text[i]))
-			return true
-		case r < ' ' && r != '\t' && r != '\n' && r != '\r', r == '\uFFFE', r == '\uFFFF':
-			p.FailAt(line, column, fmt.Errorf("character %U is not allowed", r))
-			return true
-		case column == 1 && bytes.HasPrefix(text[i:], []byte("%TAG")):
-			p.FailAt(line, column, errors.New("directive %TAG: tags are not supported"))
-			return true
-		case r == '\n' || r == '\r' && !bytes.HasPrefix(text[i+1:], []byte("\n")), r == '\u0085', r == '\u2028', r == '\u2029':
-			line, column = line+1, 1
-		case r == '\uFEFF' && i == 0:
-		default:
-			column++
-		}
-		i += size
-	}
-	return false
 }

@@ -22,7 +22,7 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	defer cancel()
 	res, err := s.breaker.AllowN(a, "decision", 1)
 	if err == nil && res.Source() == ratelimit.SourceFailClosed {
-		s.metrics.failed(q)
+		s.failed(q)
 		if q.domain.onFailure != failLocal {
 			return q.fail(res)
 		}
@@ -39,6 +39,19 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 		return q.undo(ctx, res)
 	}
 	return q.credit(ctx)
+}
+
+// quiet is the shortest time between two lines of the log about failures of the store.
+const quiet = 10 * time.Second
+
+// failed counts a failure of the store, and logs why, because the metrics have only its class.
+func (s *Service) failed(q *question) {
+	s.metrics.failed(q)
+	now := int64(time.Since(s.joint.base) + quiet)
+	last := s.toldFailure.Load()
+	if q.cause != nil && now-last >= int64(quiet) && s.toldFailure.CompareAndSwap(last, now) {
+		s.log.Warn("the store has failed, and on_failure decides; the next failures are logged after 10 s", "domain", q.domain.name, "error", q.cause)
+	}
 }
 
 // ask asks the limiters, and charges overdrafts.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -55,6 +56,34 @@ func unreachable(t *testing.T) *serve.Stored {
 	t.Cleanup(func() { _ = st.Close() })
 	return st
 }
+
+// The log says why the store fails, and not for each request.
+func TestTheLogSaysWhyTheStoreFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		s, err := serve.New(refusing{memory(t)}, rules(t, edge), serve.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		require.NoError(t, err)
+		for want := 1; want <= 3; want++ {
+			for range 100 {
+				_, err := s.ShouldRateLimit(t.Context(), request("user=ann"))
+				require.Equal(t, codes.Unavailable, status.Code(err))
+			}
+			require.Equal(t, want, strings.Count(log.String(), "READONLY"), &log)
+			time.Sleep(10 * time.Second)
+		}
+	})
+}
+
+// refusing is a store that answers each call with an error.
+type refusing struct{ store.Store }
+
+var errReadOnly = fmt.Errorf("%w: READONLY", store.ErrUnavailable)
+
+func (refusing) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, errReadOnly
+}
+
+func (refusing) Decide(context.Context, []store.Request, []store.Reply) error { return errReadOnly }
 
 // While the store fails each domain answers as its on_failure says, also of shadows and quotas
 // alone, and before and after the breaker opens.

@@ -61,6 +61,9 @@ func (s *Service) Handler() http.Handler {
 			if err == nil {
 				err = serve(w, r)
 			}
+			if errors.Is(err, errUnread) {
+				s.metrics.decided(nil, err)
+			}
 			if err != nil {
 				failed(w, err)
 			}
@@ -78,7 +81,7 @@ func (s *Service) Handler() http.Handler {
 func inTime(r *http.Request) (*http.Request, context.CancelFunc, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil { // Query would leave out the rest
-		return r, func() {}, invalid("the query of the URL: %v", err)
+		return r, func() {}, unread("the query of the URL: %v", err)
 	}
 	texts, found := query["timeout"]
 	if !found {
@@ -86,7 +89,7 @@ func inTime(r *http.Request) (*http.Request, context.CancelFunc, error) {
 	}
 	d, err := time.ParseDuration(texts[0])
 	if err != nil || d <= 0 || len(texts) > 1 {
-		return r, func() {}, invalid("timeout=%s: want one time above 0, such as 200ms", quote(strings.Join(texts, ", ")))
+		return r, func() {}, unread("timeout=%s: want one time above 0, such as 200ms", quote(strings.Join(texts, ", ")))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), d)
 	return r.WithContext(ctx), cancel, nil
@@ -99,7 +102,7 @@ func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) error {
 	}
 	req := new(pb.RateLimitRequest)
 	if err := protojson.Unmarshal(body, req); err != nil {
-		return invalid("%v", err)
+		return unread("%v", err)
 	}
 	q, err := s.answer(r.Context(), req, manner{})
 	if err != nil {
@@ -147,7 +150,7 @@ func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 	case "403":
 		denied = http.StatusForbidden
 	default:
-		return invalid("denied=%s: want 403 or 429", quote(text))
+		return unread("denied=%s: want 403 or 429", quote(text))
 	}
 	c := s.now.Load().checks[r.PathValue("name")]
 	if c == nil {
@@ -241,7 +244,7 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 // check rejects empty entries, which no rule can count.
 func (e entries) check(i int) error {
 	if len(e) == 0 {
-		return invalid("ask %d: entries: want an object with at least one member", i)
+		return unread("ask %d: entries: want an object with at least one member", i)
 	}
 	return nil
 }
@@ -265,8 +268,8 @@ func (a *asked) request(back bool) (*pb.RateLimitRequest, error) {
 // readBody reads a body of at most MaxBody bytes.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
-	if large := new(http.MaxBytesError); err != nil && !errors.As(err, &large) {
-		err = invalid("%v", err)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errUnread, err)
 	}
 	return body, err
 }
@@ -278,15 +281,15 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 		return err
 	}
 	if !isUnicode(body) {
-		return invalid("a string is not valid UTF-8, or has half of a surrogate pair")
+		return unread("a string is not valid UTF-8, or has half of a surrogate pair")
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return invalid("%v", err)
+		return unread("%v", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return invalid("there is data after the object")
+		return unread("there is data after the object")
 	}
 	return nil
 }
@@ -380,7 +383,7 @@ func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if a.Reserve {
-		return invalid("reserve: only /v1/decide can reserve")
+		return unread("reserve: only /v1/decide can reserve")
 	}
 	req, err := a.request(true)
 	if err != nil {

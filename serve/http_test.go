@@ -70,6 +70,23 @@ func TestJSON(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
 }
 
+// Each request that is answered with 400 or 413 is counted once, whatever is wrong with it.
+func TestRequestsThatCannotBeReadAreCounted(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, overHTTP)
+	const good = `{"domain": "edge", "asks": [{"entries": {"user": "ann"}}]}`
+	n := 0
+	for _, one := range [][2]string{
+		{"/json", "{"}, {"/json", strings.Repeat("x", serve.MaxBody+1)}, {"/json", "{}"}, {"/json?timeout=x", "{}"}, {"/check/client?denied=404", ""}, {"/check/client?%zz", ""},
+		{"/v1/decide", "{"}, {"/v1/decide", good + "x"}, {"/v1/decide", "\xff"}, {"/v1/decide", `{"domain": "edge", "asks": [{}]}`}, {"/v1/decide", `{"domain": "edge"}`},
+		{"/v1/refund", `{"reserve": true}`}, {"/v1/settle", "{"}, {"/v1/settle", good}, {"/v1/settle", strings.Replace(good, "{", `{"reservation": "AA", `, 1)},
+	} {
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusRequestEntityTooLarge}, post(s, one[0], one[1]).Code, one)
+		n++
+		require.Contains(t, get(t, s.Private(nil), "/metrics"), fmt.Sprintf("ratelimit_serve_requests_total{answer=\"invalid\",domain=\"\"} %d\n", n), one)
+	}
+}
+
 func TestDecideAndRefund(t *testing.T) {
 	t.Parallel()
 	s, _ := inMemory(t, overHTTP)

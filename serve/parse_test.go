@@ -89,6 +89,8 @@ func TestErrorsOfAFileHaveTheirPlace(t *testing.T) {
 		"domain: d\nchecks: {a: [{b: header Host}]}":                                                  `2:18: b: "header Host": want address, method, path, host`, // which Go takes out of the fields
 		"domain: d\nchecks: {a/b: [{b: path}]}":                                                       `2:10: check "a/b": want a name that can be part of a URL's path`,
 		"a: &a [*a]":                                                                                  `1:1: file: unknown field "a"`,
+		"domain: d\n# Gr\xf6sse\n":                                                                    "2:5: byte 0xf6 is not UTF-8", // in Latin-1
+		"domain: d\n# \a\n":                                                                           "2:3: character U+0007 is not allowed",
 	} {
 		_, err := serve.Parse(serve.File{Name: "f.yaml", Text: []byte(file)})
 		require.Error(t, err, file)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/pgstore"
 )
 
@@ -42,10 +43,7 @@ func openPostgres(address, table string, timeout time.Duration) (*Stored, error)
 	}
 	var warm atomic.Bool
 	return &Stored{Store: st, Check: st.Check,
-		Close: func() error {
-			pool.Close()
-			return nil
-		},
+		Close: func() error { return closeIn(timeout, pool) },
 		Ready: func(ctx context.Context) error {
 			if warm.Load() {
 				return pool.Ping(ctx)
@@ -58,4 +56,21 @@ func openPostgres(address, table string, timeout time.Duration) (*Stored, error)
 			return err
 		},
 	}, nil
+}
+
+// closeIn closes a pool. Connections to a server that does not answer take longer than timeout to
+// close. They close in the background, so that the end of a process does not wait for them.
+func closeIn(timeout time.Duration, pool *pgxpool.Pool) error {
+	closed, late := make(chan struct{}), time.NewTimer(timeout)
+	defer late.Stop()
+	go func() {
+		pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+		return nil
+	case <-late.C:
+		return fmt.Errorf("%w: the connections of Postgres have not closed for %v", store.ErrUnavailable, timeout)
+	}
 }

@@ -1,9 +1,11 @@
 package serve_test
 
 import (
+	"net"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -28,4 +30,30 @@ func TestURLsOfPostgres(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 		require.NotContains(t, err.Error(), "secret")
 	}
+}
+
+// A Postgres that hangs does not hold up the end of a server: pgx would wait for it for 15 s.
+func TestCloseDoesNotWaitForAPostgresThatHangs(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+			backend := pgproto3.NewBackend(conn, conn)
+			_, _ = backend.ReceiveStartupMessage()
+			backend.Send(&pgproto3.AuthenticationOk{})
+			backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+			_ = backend.Flush() // and nothing after it
+		}
+	}()
+	st, err := serve.Open("postgres://user@"+l.Addr().String()+"/app?sslmode=disable", "rl", 100*time.Millisecond)
+	require.NoError(t, err)
+	require.Error(t, st.Ready(t.Context()))
+	require.ErrorIs(t, st.Close(), store.ErrUnavailable)
 }

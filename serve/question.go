@@ -31,6 +31,13 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", errInvalid, fmt.Sprintf(format, args...))
 }
 
+// errUnread is an errInvalid of a request that could not be read, so that no metric has counted it.
+var errUnread = fmt.Errorf("%w", errInvalid)
+
+func unread(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", errUnread, fmt.Sprintf(format, args...))
+}
+
 // question is a request and, once it is decided, its answer.
 type question struct {
 	domain *domain // nil if no file defines it

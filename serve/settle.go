@@ -108,14 +108,14 @@ func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 func parseReservation(text string) (r reservation, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(b) < idSize {
-		return r, invalid("reservation: want the string from a decision")
+		return r, unread("reservation: want the string from a decision")
 	}
 	b = b[copy(r.id[:], b):]
 	next := func() int64 {
 		v, n := binary.Varint(b)
 		b = b[max(n, 0):]
 		if n <= 0 {
-			err = invalid("reservation: want the string from a decision")
+			err = unread("reservation: want the string from a decision")
 		}
 		return v
 	}
@@ -123,13 +123,13 @@ func parseReservation(text string) (r reservation, err error) {
 	for err == nil && len(b) > 0 {
 		c := charge{n: int(min(max(next(), 0), maxHits)), until: time.UnixMilli(next())}
 		if len(b) < 8 {
-			return r, invalid("reservation: want the string from a decision")
+			return r, unread("reservation: want the string from a decision")
 		}
 		c.of, c.where, b = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), b[8:]
 		r.charges = append(r.charges, c)
 	}
 	if age := time.Since(r.made); err == nil && (age > settleWithin || age < -clocksDiffer) {
-		err = invalid("reservation: it is %v old, more than %v", age.Round(time.Second), settleWithin)
+		err = unread("reservation: it is %v old, more than %v", age.Round(time.Second), settleWithin)
 	}
 	return r, err
 }
@@ -192,7 +192,7 @@ func (s *Service) serveSettle(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		if one.Used == nil {
-			return invalid("ask %d: used: want a number", i)
+			return unread("ask %d: used: want a number", i)
 		}
 		req.Descriptors = append(req.Descriptors, &common.RateLimitDescriptor{Entries: one.Entries, HitsAddend: wrapperspb.UInt64(*one.Used)})
 	}

@@ -129,8 +129,8 @@ func (p *program) newFlags(name, text string) *flag.FlagSet {
 	return flags
 }
 
-// parse parses the flags, which come before all other arguments. If help was asked for, parse
-// prints it to stdout.
+// parse parses the flags, which come before all other arguments. After "--" there are no flags. If
+// help was asked for, parse prints it to stdout.
 func (p *program) parse(flags *flag.FlagSet, args []string) error {
 	var printed strings.Builder
 	flags.SetOutput(&printed)
@@ -144,9 +144,12 @@ func (p *program) parse(flags *flag.FlagSet, args []string) error {
 		fmt.Fprintf(p.stderr, "%s", &printed)
 		return errUsage
 	}
+	if before := args[:len(args)-flags.NArg()]; len(before) > 0 && before[len(before)-1] == "--" {
+		return nil
+	}
 	for _, arg := range flags.Args() {
 		if len(arg) > 1 && arg[0] == '-' {
-			return p.misuse(flags, fmt.Errorf("%s comes after %s: flags come first", arg, flags.Arg(0)))
+			return p.misuse(flags, fmt.Errorf("%s comes after %s: flags come first, and after them -- if an argument begins with -", arg, flags.Arg(0)))
 		}
 	}
 	return nil

@@ -132,6 +132,15 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 	}
 }
 
+// A key, or a file, may begin with -.
+func TestAfterTwoDashesNothingIsAFlag(t *testing.T) {
+	for _, args := range [][]string{{"key", "-store", "127.0.0.1:1", "--", "-42"}, {"check", "--", "-42"}} {
+		got := command(t, nil, args...)
+		require.Equal(t, 1, got.code, got.stderr)
+		require.NotContains(t, got.stderr, "usage")
+	}
+}
+
 // The commands of README.md print what it shows.
 func TestReadmeShowsWhatCommandsPrint(t *testing.T) {
 	readme, err := os.ReadFile("README.md")

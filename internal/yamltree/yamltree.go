@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
@@ -88,6 +89,9 @@ func Join(errs []*Error, as func(*Error) error) error {
 
 // Document returns the root of the text's one document, or nil if the text cannot be read.
 func (r *Reader) Document(text []byte) *yaml.Node {
+	if r.unreadable(text) {
+		return nil
+	}
 	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(r.MaxDepth))))
 	if err != nil {
 		r.FailAt(1, 1, err)
@@ -111,6 +115,34 @@ func (r *Reader) Document(text []byte) *yaml.Node {
 		return nil
 	}
 	return first.Content[0]
+}
+
+// unreadable reports the first character that YAML does not allow, with its place, which the
+// library does not report. It also reports the first %TAG, because the library's time for tags
+// grows with the square of their number.
+func (r *Reader) unreadable(text []byte) bool {
+	line, column := 1, 1
+	for i := 0; i < len(text); {
+		c, size := utf8.DecodeRune(text[i:])
+		switch {
+		case c == utf8.RuneError && size == 1:
+			r.FailAt(line, column, fmt.Errorf("byte %#02x is not UTF-8", text[i]))
+			return true
+		case c < ' ' && c != '\t' && c != '\n' && c != '\r', c == '\uFFFE', c == '\uFFFF':
+			r.FailAt(line, column, fmt.Errorf("character %U is not allowed", c))
+			return true
+		case column == 1 && bytes.HasPrefix(text[i:], []byte("%TAG")):
+			r.FailAt(line, column, errors.New("directive %TAG: tags are not supported"))
+			return true
+		case c == '\n' || c == '\r' && !bytes.HasPrefix(text[i+1:], []byte("\n")), c == '\u0085', c == '\u2028', c == '\u2029':
+			line, column = line+1, 1
+		case c == '\uFEFF' && i == 0:
+		default:
+			column++
+		}
+		i += size
+	}
+	return false
 }
 
 // failSyntax records an error of the YAML library.

@@ -348,6 +348,8 @@ func TestArguments(t *testing.T) {
 	t.Parallel()
 	good, bad := writeFile(t, "good.yaml", limits), writeFile(t, "bad.yaml", "domain: d\nx: y\n")
 	more := writeFile(t, "more.yaml", "domain: edge\ndescriptors: [{key: more}]\n")
+	front, short := writeFile(t, "front.yaml", limits+"store: {deny_cache: true}\n"), writeFile(t, "short.yaml", strings.Replace(limits, "unit: day, requests_per_unit: 3", "limit: 3/d, algorithm: token_bucket", 1)+"store: {lease: 1ms}\n")
+	paths := writeFile(t, "paths.yaml", limits+"checks: {client: [{user: path}]}\n")
 	url := writeFile(t, "url", "redis://:?secret@h\n")
 	for args, want := range map[string]struct {
 		code int
@@ -380,6 +382,9 @@ func TestArguments(t *testing.T) {
 		"-config BAD":                                   {1, "bad.yaml:2:1: file: unknown field"},
 		"-config GOOD -config BAD -check":               {1, "bad.yaml:2:1"},
 		"-config GOOD -check":                           {0, "1 files are good"},
+		"-config FRONT -check":                          {0, "1 files are good"},
+		"-config SHORT -check":                          {1, "a lease TTL of 1ms is too short"},
+		"-config PATHS -proxies 10.0.0.1 -check":        {1, "set -fields"},
 		"-config GOOD,GOOD -check":                      {1, `domain "edge" is already at`},
 		"-config GOOD,MORE -check":                      {1, `domain "edge" is already at`},
 		"-merge-domain-config -config GOOD,MORE -check": {0, "2 files are good"},
@@ -389,7 +394,7 @@ func TestArguments(t *testing.T) {
 		"ask edge": {2, "want a domain and a descriptor"},
 		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
 	} {
-		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "URL", url).Replace(args)
+		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "URL", url, "FRONT", front, "SHORT", short, "PATHS", paths).Replace(args)
 		var out output
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // or else it serves
 		defer cancel()

@@ -25,6 +25,8 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // start runs the server until ctx ends.
@@ -60,11 +62,7 @@ func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writ
 		return err
 	}
 	if set.check {
-		for _, note := range rules.Notes() {
-			fmt.Fprintln(stdout, note)
-		}
-		_, err := fmt.Fprintf(stdout, "%d files are good\n", len(files))
-		return err
+		return set.checkRules(rules, len(files), log, stdout)
 	}
 	if set.storeFile != "" {
 		text, err := os.ReadFile(set.storeFile)
@@ -92,6 +90,26 @@ func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writ
 	}
 	return s.run(ctx, files, st)
 }
+
+// checkRules prints what is wrong with rules that a server with these settings would accept, or returns
+// why it would not. The files may be for a server with another -store.
+func (set *settings) checkRules(rules *serve.Rules, files int, log *slog.Logger, stdout io.Writer) error {
+	mem, err := memstore.New()
+	if err != nil {
+		return err
+	}
+	if _, err := serve.New(anyStore{mem}, rules, set.options(log)...); err != nil {
+		return err
+	}
+	for _, note := range rules.Notes() {
+		fmt.Fprintln(stdout, note)
+	}
+	_, err = fmt.Fprintf(stdout, "%d files are good\n", files)
+	return err
+}
+
+// anyStore is a store that is not recognized as one in memory, for which a store block is an error.
+type anyStore struct{ store.Store }
 
 func (set *settings) options(log *slog.Logger) []serve.Option {
 	opts := []serve.Option{serve.WithLogger(log)}
