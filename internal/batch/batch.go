@@ -76,6 +76,8 @@ type Part struct {
 	Room    int64       // events left at the store after that call, or at its last denial
 	Short   bool        // whether there was not enough room for all that was wanted
 	Forced  int64       // events of Owed that were charged beyond the limit
+
+	Last *pending.Answered // of the key; set by the caller, if others may wait
 }
 
 // Batch is one call to a store for all claims, or a few calls if there is not enough room for all
@@ -109,6 +111,13 @@ func (b *Batch) Make(keys int, claims []Claim, p *pending.Patience) {
 	for i := range b.Parts {
 		n := b.Events(i, len(claims))
 		b.Parts[i] = Part{Sum: n, Want: n}
+	}
+}
+
+// Heard records that the store has answered for the keys, unless err shows that it has not.
+func (b *Batch) Heard(err error) {
+	for i := range b.Parts {
+		b.Patience.Heard(b.Parts[i].Last, err)
 	}
 }
 
@@ -160,7 +169,7 @@ var one = []int64{1} // for most claims
 func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
 	q, p := b.Requests[0], &b.Parts[0]
 	r, err := store.TakeUpTo(ctx, s, q.Namespace, q.Key, q.Limit, p.Want)
-	if b.Patience.Heard(err); err != nil {
+	if b.Heard(err); err != nil {
 		return err
 	}
 	if r.OK() {
@@ -169,7 +178,7 @@ func (b *Batch) askUpTo(ctx context.Context, s store.Store) error {
 	}
 	if unpaid := p.Owed - p.Granted; unpaid > 0 {
 		_, err := store.Overdraw(ctx, s, q.Namespace, q.Key, q.Limit, unpaid, math.MaxInt32)
-		if b.Patience.Heard(err); err != nil {
+		if b.Heard(err); err != nil {
 			return err
 		}
 		p.Forced = unpaid
@@ -205,7 +214,7 @@ func (b *Batch) askAll(ctx context.Context, s store.Store) error {
 			b.Requests[i].N, exact = p.Want, exact && p.Want == b.Claims[0].N[i]
 		}
 		err := s.Decide(ctx, b.Requests, replies)
-		if b.Patience.Heard(err); err != nil {
+		if b.Heard(err); err != nil {
 			return err
 		}
 		if b.Asked++; store.AllOK(b.Requests, replies) {
@@ -296,7 +305,7 @@ func (b *Batch) look(ctx context.Context, s store.Store) error {
 		requests[i].Op, requests[i].N = store.OpLook, b.NextN[i]
 	}
 	err := s.Decide(ctx, requests, replies)
-	if b.Patience.Heard(err); err != nil {
+	if b.Heard(err); err != nil {
 		return err
 	}
 	b.Next = replies

@@ -142,7 +142,7 @@ func TestAsManyClaimsAreChargedAsFit(t *testing.T) {
 		}
 		for c, claim := range claims {
 			if claim.Done() {
-				v, err := claim.Wait(t.Context(), new(pending.Patience))
+				v, err := claim.Wait(t.Context(), new(pending.Patience), nil)
 				require.NoError(t, err)
 				require.Equal(t, c < fit, v.OK)
 			}
@@ -215,7 +215,7 @@ func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 				if !c.Done() {
 					continue
 				}
-				v, err := c.Wait(t.Context(), new(pending.Patience))
+				v, err := c.Wait(t.Context(), new(pending.Patience), nil)
 				require.NoError(t, err)
 				if v.OK {
 					continue

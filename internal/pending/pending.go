@@ -45,13 +45,16 @@ func (c *Call[T]) end(answer func()) bool {
 }
 
 // Patience limits the wait of calls that may need several calls to a store. They wait until the
-// store has answered nobody for as long as one call may take. If the store does not report how long
-// that is, there is no limit.
+// store has answered no call for their key for as long as one call may take. Answers for other keys
+// do not count, because they may come from other servers. If the store does not report how long a
+// call may take, there is no limit.
 type Patience struct {
 	timeout time.Duration
 	waves   *waves.Waves
-	heard   atomic.Int64 // when the store last answered, relative to waves.Base
 }
+
+// Answered is when a store last answered a call for a key, relative to [waves.Waves].Base.
+type Answered struct{ at atomic.Int64 }
 
 // grace is the fraction of a timeout (1/16) for which a call waits longer, because the store's own
 // error has more information.
@@ -70,10 +73,11 @@ func PatienceWith(s store.Store) *Patience {
 	return p
 }
 
-// Heard records that the store has answered, unless err shows that it has not.
-func (p *Patience) Heard(err error) {
-	if p.waves != nil && answers(err) {
-		p.heard.Store(int64(time.Since(p.waves.Base)))
+// Heard records in last that the store has answered, unless last is nil, or err shows that it has
+// not.
+func (p *Patience) Heard(last *Answered, err error) {
+	if last != nil && p.waves != nil && answers(err) {
+		last.at.Store(int64(time.Since(p.waves.Base)))
 	}
 }
 
@@ -92,8 +96,8 @@ func (p *Patience) after(since time.Time) <-chan struct{} {
 	return p.waves.After(since.Add(p.timeout + p.timeout/grace)).Over
 }
 
-// Wait returns the answer, or leaves when ctx ends or the patience is exhausted.
-func (c *Call[T]) Wait(ctx context.Context, p *Patience) (T, error) {
+// Wait returns the answer, or leaves when ctx ends or the patience is exhausted. last is of the key.
+func (c *Call[T]) Wait(ctx context.Context, p *Patience, last *Answered) (T, error) {
 	for since, over := time.Now(), false; !over; {
 		select {
 		case <-c.ready:
@@ -101,7 +105,7 @@ func (c *Call[T]) Wait(ctx context.Context, p *Patience) (T, error) {
 		case <-ctx.Done():
 			over = true
 		case <-p.after(since):
-			heard := p.waves.Base.Add(time.Duration(p.heard.Load()))
+			heard := p.waves.Base.Add(time.Duration(last.at.Load()))
 			over, since = !heard.After(since), heard
 		}
 	}

@@ -20,7 +20,7 @@ func TestACallHasTheFirstAnswer(t *testing.T) {
 	c := pending.New[int]()
 	require.True(t, c.Answer(7, wrong))
 	require.False(t, c.Answer(8, nil))
-	answer, err := c.Wait(t.Context(), new(pending.Patience))
+	answer, err := c.Wait(t.Context(), new(pending.Patience), nil)
 	require.Equal(t, 7, answer)
 	require.Equal(t, wrong, err)
 }
@@ -30,7 +30,7 @@ func TestACallThatHasLeftHasNoAnswer(t *testing.T) {
 		first, second := pending.New[int](), pending.New[int]()
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			_, err := first.Wait(ctx, new(pending.Patience))
+			_, err := first.Wait(ctx, new(pending.Patience), nil)
 			require.ErrorIs(t, err, context.Canceled)
 		}()
 		cancel()
@@ -44,28 +44,28 @@ func TestACallThatHasLeftHasNoAnswer(t *testing.T) {
 func TestAPanicIsTheCallers(t *testing.T) {
 	c := pending.New[int]()
 	c.Panic("planted")
-	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), new(pending.Patience)) })
+	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), new(pending.Patience), nil) })
 }
 
 // A caller that waits for several calls to a store leaves when one of them should have ended.
 func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := pending.PatienceWith(testkit.Hanging{})
+		p, last := pending.PatienceWith(testkit.Hanging{}), new(pending.Answered)
 		c, t0 := pending.New[int](), time.Now()
-		_, err := c.Wait(t.Context(), p)
+		_, err := c.Wait(t.Context(), p, last)
 		require.ErrorIs(t, err, store.ErrTimeout)
 		require.GreaterOrEqual(t, time.Since(t0), 170*time.Millisecond)
 		require.LessOrEqual(t, time.Since(t0), 170*time.Millisecond+160*time.Millisecond/64)
 		require.False(t, c.Answer(7, nil))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		_, err = pending.New[int]().Wait(ctx, p)
+		_, err = pending.New[int]().Wait(ctx, p, last)
 		require.Equal(t, context.DeadlineExceeded, err)
 		c, t0 = pending.New[int](), time.Now()
 		for i := range 3 {
-			time.AfterFunc(time.Duration(i)*150*time.Millisecond, func() { p.Heard(nil) })
+			time.AfterFunc(time.Duration(i)*150*time.Millisecond, func() { p.Heard(last, nil) })
 		}
-		_, err = c.Wait(t.Context(), p)
+		_, err = c.Wait(t.Context(), p, last)
 		require.ErrorIs(t, err, store.ErrTimeout)
 		require.GreaterOrEqual(t, time.Since(t0), 300*time.Millisecond+170*time.Millisecond, "it has answered others")
 		time.Sleep(time.Second) // the timers have run
@@ -80,10 +80,10 @@ func TestAnErrorThatIsAnAnswerIsHeard(t *testing.T) {
 		context.Canceled: false,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			p, c := pending.PatienceWith(testkit.Hanging{}), pending.New[int]()
-			time.AfterFunc(100*time.Millisecond, func() { p.Heard(err) })
+			p, last, c := pending.PatienceWith(testkit.Hanging{}), new(pending.Answered), pending.New[int]()
+			time.AfterFunc(100*time.Millisecond, func() { p.Heard(last, err) })
 			time.AfterFunc(200*time.Millisecond, func() { c.Answer(7, nil) })
-			_, late := c.Wait(t.Context(), p)
+			_, late := c.Wait(t.Context(), p, last)
 			require.Equal(t, heard, late == nil, "%v: %v", err, late)
 			time.Sleep(time.Second) // the timers have run
 		})
@@ -103,9 +103,9 @@ func TestOfATimeoutWithoutAnEndThePatienceHasNone(t *testing.T) {
 	for _, timeout := range []time.Duration{math.MaxInt64, math.MaxInt64/17*16 + 17, math.MaxInt64 / 17 * 16, 100 * 365 * 24 * time.Hour, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			p := pending.PatienceWith(times{out: timeout})
-			c := pending.New[int]()
+			c, last := pending.New[int](), new(pending.Answered)
 			time.AfterFunc(time.Minute, func() { c.Answer(7, nil) })
-			answer, err := c.Wait(t.Context(), p)
+			answer, err := c.Wait(t.Context(), p, last)
 			require.NoError(t, err, "%v", timeout)
 			require.Equal(t, 7, answer)
 		})
@@ -120,7 +120,7 @@ func TestAnAnswerIsGivenOrNot(t *testing.T) {
 		given := make(chan bool)
 		go func() { given <- c.Answer(7, nil) }()
 		go cancel()
-		answer, err := c.Wait(ctx, new(pending.Patience))
+		answer, err := c.Wait(ctx, new(pending.Patience), nil)
 		require.Equal(t, <-given, err == nil)
 		require.Equal(t, err == nil, answer == 7)
 	}

@@ -44,8 +44,14 @@ type Store struct {
 
 	seeds keyhash.Seeds
 
-	mu      sync.Mutex                     // protects waiters; never held over a call
-	waiters map[keyhash.Hash][]batch.Claim // for the next call, in order of arrival; a key exists while a call on it is in progress
+	mu      sync.Mutex             // protects waiters; never held over a call
+	waiters map[keyhash.Hash]queue // for the next call; a key exists while a call on it is in progress
+}
+
+// queue is the calls that wait for the call in progress, in order of arrival.
+type queue struct {
+	claims []batch.Claim
+	last   *pending.Answered // nil until a call waits
 }
 
 // New returns a store that asks s. It returns [store.ErrInvalidOption] if s is nil.
@@ -53,7 +59,7 @@ func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), waiters: map[keyhash.Hash][]batch.Claim{}}, nil
+	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), waiters: map[keyhash.Hash]queue{}}, nil
 }
 
 // Unwrap returns the wrapped store.
@@ -106,43 +112,49 @@ func (s *Store) decide(ctx context.Context, requests []store.Request, replies []
 	if !shared {
 		return alone()
 	}
-	if w, waits := s.wait(k, requests); waits {
-		v, err := w.Wait(ctx, s.patience)
+	if w, last := s.wait(k, requests); last != nil {
+		v, err := w.Wait(ctx, s.patience, last)
 		copy(replies, v.Replies)
 		return err
 	}
-	defer s.goOn(k, requests, nil) // even if the store panics
-	err := alone()
-	s.patience.Heard(err)
+	err := store.ErrTimeout // if the store panics, it has not answered
+	defer func() { s.goOn(k, requests, nil, err) }()
+	err = alone()
 	return err
 }
 
 // wait joins the calls that wait for the call in progress on k. If there is none, the caller's
-// becomes that call.
-func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, waits bool) {
+// becomes that call, and last is nil.
+func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, last *pending.Answered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	waiters, underWay := s.waiters[k]
+	q, underWay := s.waiters[k]
 	if underWay {
+		if q.last == nil {
+			q.last = new(pending.Answered)
+		}
 		w = batch.NewClaim(len(requests), func(i int) int64 { return requests[i].N })
-		waiters = batch.Add(waiters, w)
+		q.claims = batch.Add(q.claims, w)
 	}
-	s.waiters[k] = waiters
-	return w, underWay
+	s.waiters[k] = q
+	return w, q.last
 }
 
-// goOn asks the store for the calls that wait on k: first those in left, then those that have
-// arrived since. If there are none, no call is in progress any more.
-func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Claim) {
+// goOn asks the store for the calls that wait on k, after a call that ended with err: first those in
+// left, then those that have arrived since. If there are none, no call is in progress any more.
+func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Claim, err error) {
 	s.mu.Lock()
-	next, others := batch.Next(left, s.waiters[k])
-	if s.waiters[k] = others; len(next) == 0 {
+	q := s.waiters[k]
+	next, others := batch.Next(left, q.claims)
+	if s.waiters[k] = (queue{others, q.last}); len(next) == 0 {
 		delete(s.waiters, k)
 	}
 	s.mu.Unlock()
 	if len(next) > 0 {
+		s.patience.Heard(q.last, err)
 		b := new(batch.Batch)
 		b.Make(len(requests), next, s.patience)
+		b.Parts[0].Last = q.last
 		copy(b.Requests, requests)
 		go s.askFor(k, b)
 	}
@@ -151,7 +163,7 @@ func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Clai
 // askFor asks the store for b and continues with the next call, even if the store ends the
 // goroutine.
 func (s *Store) askFor(k keyhash.Hash, b *batch.Batch) {
-	defer func() { s.goOn(k, b.Requests, s.answer(b)) }()
+	defer func() { s.goOn(k, b.Requests, s.answer(b), b.Err) }()
 	b.Ask(context.Background(), s.Store) // not a waiter's context, because the store has its own timeout
 }
 
@@ -173,7 +185,7 @@ func (s *Store) answer(b *batch.Batch) (again []batch.Claim) {
 	for i, p := range b.Parts {
 		if q := &b.Requests[i]; p.Granted > given[i] {
 			receipt := p.Reply.Receipt(q.Namespace.Rule, q.Limit, p.Granted, p.Granted-given[i])
-			s.patience.Heard(s.Refund(context.Background(), q.Namespace, q.Key, q.Limit, receipt))
+			b.Heard(s.Refund(context.Background(), q.Namespace, q.Key, q.Limit, receipt))
 		}
 	}
 	return again

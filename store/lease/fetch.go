@@ -43,6 +43,7 @@ func (d *Store) newFetch(misses []miss, claims []batch.Claim) (f *fetch, wait bo
 		l := &misses[i]
 		f.Requests[i] = l.request
 		f.Requests[i].Limit = l.limits.by
+		f.Parts[i].Last = &l.entry.answered
 		l.shard.mu.Lock()
 		alone := len(claims) > 0 && len(misses) == 1 && l.entry.limits == l.limits && !d.closed.Load()
 		answered, wait := alone && l.answered(d.now(), claims[0].N[0]), alone && l.entry.fetching

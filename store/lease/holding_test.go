@@ -261,7 +261,7 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 		claims := slices.Clone(ln.claims)
 		d.goOn(ln, nil)
 		for _, c := range claims {
-			_, err := c.Wait(t.Context(), d.patience)
+			_, err := c.Wait(t.Context(), d.patience, &e.answered)
 			require.NoError(t, err)
 		}
 		require.LessOrEqual(t, s.most, int64(maxLease))

@@ -133,6 +133,7 @@ type entry struct {
 	fetching bool   // whether a call to the store is in progress that will return a lease
 	queued   bool   // whether a job for the next lease is queued
 	queues   *queue // the calls that wait for this key, and perhaps for others
+	answered pending.Answered
 }
 
 // grant is what the store has admitted in one call: at the time at, in Unix µs, with room left. The
