@@ -287,7 +287,7 @@ func requireGroups(t *testing.T, client *redis.Client, script *redis.Script, set
 				}
 				if op != "look" {
 					writes = append(writes, func(all bool) {
-						if all && op != "gate" || op != "charge" && !(op == "gate" && r.OK()) {
+						if all && op != "gate" || op != "charge" && (op != "gate" || !r.OK()) {
 							write(all)
 						}
 					})

@@ -412,7 +412,7 @@ func (w *twin) read(now int64, callers bool) (s store.State, at int64, moved boo
 
 func (w *twin) take(op string, l store.Limit, now, n, reserved int64, callers bool) []any {
 	r, write := w.plan(op, l, now, n, reserved, callers)
-	if op != "look" && !(op == "gate" && r.OK()) {
+	if op != "look" && (op != "gate" || !r.OK()) {
 		write(true)
 	}
 	return twinReply(r)

@@ -252,6 +252,32 @@ func (c *call) decide(now int64, setBack bool) error {
 	return nil
 }
 
+// ask returns how many events q would charge, the state after that, and the reply. If the clock was set back, the row
+// moves, unless q writes nothing.
+func (r *row) ask(q *store.Request, now int64, setBack bool) (n int64, state store.State, reply store.Reply) {
+	state0, shift0 := r.state, r.shift
+	if setBack {
+		r.setBack(q, now)
+	}
+	n = q.N
+	state, reply = r.step(q, now, n)
+	if q.Op == store.OpUpTo && !reply.OK() {
+		n = max(1, r.rule.Available(q.Limit, reply)-q.Reserved)
+		state, reply = r.step(q, now, n)
+	}
+	if q.Op == store.OpOverdraw && !reply.OK() && r.log == nil {
+		reply.X, state = state.At, r.rule.Overdrawn(state, q.Limit, q.Most)
+	}
+	switch moved := r.state != state0 || r.shift != shift0; {
+	case !moved:
+	case q.Op == store.OpLook || q.Op == store.OpGate && reply.OK():
+		r.state, r.shift = state0, shift0
+	default:
+		r.changed = true
+	}
+	return n, state, reply
+}
+
 // decideList decides on the requests of one alternative, and reports whether it is charged.
 func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err error) {
 	var few [4]store.State // on the stack
@@ -261,26 +287,7 @@ func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err e
 		if r.err != nil {
 			return false, r.err
 		}
-		state0, shift0 := r.state, r.shift
-		if setBack {
-			r.setBack(q, now)
-		}
-		n := q.N
-		state, reply := r.step(q, now, n)
-		if q.Op == store.OpUpTo && !reply.OK() {
-			n = max(1, r.rule.Available(q.Limit, reply)-q.Reserved)
-			state, reply = r.step(q, now, n)
-		}
-		if q.Op == store.OpOverdraw && !reply.OK() && r.log == nil {
-			reply.X, state = state.At, r.rule.Overdrawn(state, q.Limit, q.Most)
-		}
-		if r.state != state0 || r.shift != shift0 {
-			if q.Op == store.OpLook || q.Op == store.OpGate && reply.OK() {
-				r.state, r.shift = state0, shift0
-			} else {
-				r.changed = true
-			}
-		}
+		n, state, reply := r.ask(q, now, setBack)
 		c.charged[i], c.replies[i], next = n, reply, append(next, state)
 	}
 	requests, replies := c.requests[from:to], c.replies[from:to]
