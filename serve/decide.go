@@ -47,9 +47,8 @@ const quiet = 10 * time.Second
 // failed counts a failure of the store, and logs why, because the metrics have only its class.
 func (s *Service) failed(q *question) {
 	s.metrics.failed(q)
-	now := int64(time.Since(s.joint.base) + quiet)
-	last := s.toldFailure.Load()
-	if q.cause != nil && now-last >= int64(quiet) && s.toldFailure.CompareAndSwap(last, now) {
+	now, next := int64(time.Since(s.joint.base)), s.nextLogged.Load()
+	if q.cause != nil && now >= next && s.nextLogged.CompareAndSwap(next, now+int64(quiet)) {
 		s.log.Warn("the store has failed, and on_failure decides; the next failures are logged after 10 s", "domain", q.domain.name, "error", q.cause)
 	}
 }

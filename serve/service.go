@@ -51,7 +51,7 @@ type Service struct {
 	breaker *fallback.Limiter // wraps joint
 	metrics *metrics
 
-	toldFailure atomic.Int64 // when a failure of the store was logged last, in ns since quiet before joint.base
+	nextLogged atomic.Int64 // when a failure of the store may be logged again, in ns since joint.base
 
 	mu     sync.Mutex            // serializes Updates, and protects what follows
 	fronts map[front]store.Store // the caches in front of store that the rules use

@@ -298,8 +298,8 @@ func (c *Calendar) Edges(t int64) [6]int64 {
 // edgesAround computes the edges around t, in Unix seconds, and remembers them.
 func (c *Calendar) edgesAround(t int64) *[6]int64 {
 	edges := &[6]int64{3: math.MinInt64, 4: math.MinInt64, 5: math.MinInt64}
-	// The loop begins two windows early, because the index may be one too high, and a date that is skipped has the edge
-	// of the next one.
+	// The first edge is that of two windows before. The loop begins two windows before that, because the index may be one
+	// too high, and a date that is skipped has the edge of the next one.
 	for n := c.index(t) - 4; edges[3] <= t; n++ {
 		if edge := c.edge(n); edge > edges[5] {
 			copy(edges[:], edges[1:])

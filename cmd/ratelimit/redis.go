@@ -33,24 +33,22 @@ type onRedis struct {
 
 // openRedis connects to the server at a URL, or to the node of a cluster that has the key.
 func openRedis(ctx context.Context, address, prefix, key string) (server, error) {
-	client, done, err := connect(ctx, address, key)
+	logging.Disable() // errors are returned
+	of, err := redisstore.NewClient(address)
 	if err != nil {
-		if done != nil {
-			_ = done()
-		}
+		return nil, fmt.Errorf("%w; for Postgres, postgres://user@host/database", err)
+	}
+	client, done, err := nodeOf(ctx, of, key)
+	if err != nil {
+		_ = done()
 		return nil, err
 	}
 	return &onRedis{client, prefix, done}, nil
 }
 
-// connect returns a client of the server at a URL, or of the node of a cluster that has the key.
-// Call done after use, if it is not nil.
-func connect(ctx context.Context, address, key string) (client *redis.Client, done func() error, err error) {
-	logging.Disable() // errors are returned
-	of, err := redisstore.NewClient(address)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%w; for Postgres, postgres://user@host/database", err)
-	}
+// nodeOf returns the client of a server, or of the node of a cluster that has the key. Call done after use, even if
+// there is an error.
+func nodeOf(ctx context.Context, of redis.UniversalClient, key string) (client *redis.Client, done func() error, err error) {
 	client, isNode := of.(*redis.Client)
 	if isNode {
 		info, err := client.Info(ctx, "cluster").Result()
