@@ -232,11 +232,6 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 		all = append(all, &common.RateLimitDescriptor_Entry{Key: key.(string), Value: text})
 	}
 	slices.SortFunc(all, func(a, b *common.RateLimitDescriptor_Entry) int { return strings.Compare(a.Key, b.Key) })
-	for i := 1; i < len(all); i++ {
-		if all[i].Key == all[i-1].Key {
-			return fmt.Errorf("entries: %s is repeated", quote(all[i].Key))
-		}
-	}
 	*e = all
 	return nil
 }
@@ -291,7 +286,38 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	if _, err := d.Token(); err != io.EOF {
 		return unread("there is data after the object")
 	}
-	return nil
+	return checkNames(json.NewDecoder(bytes.NewReader(body)), false)
+}
+
+// checkNames rejects what package json takes in the next value of d: the last of two members of
+// one name, and a field whose name is written in capitals. The members of entries have any names.
+func checkNames(d *json.Decoder, anyName bool) error {
+	open, err := d.Token()
+	if open != json.Delim('{') && open != json.Delim('[') {
+		return err
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		name := ""
+		if open == json.Delim('{') {
+			token, err := d.Token()
+			if err != nil {
+				return err
+			}
+			name = token.(string)
+			if seen[name] {
+				return unread("%s is repeated", quote(name))
+			}
+			if seen[name] = true; !anyName && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz") != "" {
+				return unread("unknown field %s: write it in lower case", quote(name))
+			}
+		}
+		if err := checkNames(d, name == "entries"); err != nil {
+			return err
+		}
+	}
+	_, err = d.Token()
+	return err
 }
 
 // isUnicode reports whether all texts in a JSON body are valid. Package json replaces invalid parts

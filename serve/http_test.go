@@ -116,12 +116,17 @@ func TestDecideAndRefund(t *testing.T) {
 		`{"domain": "edge", "asks": [{}]}`, `{"domain": "edge", "asks": [{"entries": {}}]}`, `{"domain": "edge", "asks": [{"entry": {"user": "ann"}}]}`,
 		"", "[]", two + "x", `{"domain": "edge"}`, `{"domain": "edge", "asks": [{"entries": {"a": 1}}]}`, `{"domain": "edge", "asks": [{"entries": {"a": {"b": "c"}}}]}`,
 		`{"domain": "edge", "asks": [{"entries": ["a"]}]}`, `{"domain": "edge", "asks": [{"hits": -1}]}`, `{"domain": "edge", "ask": []}`,
+		`{"Domain": "edge", "asks": [{"entries": {"user": "ann"}}]}`, `{"domain": "edge", "asks": [{"Entries": {"user": "ann"}}]}`, // package json takes these
+		`{"domain": "free", "asks": [{"entries": {"user": "ann"}}], "domain": "edge"}`, `{"domain": "edge", "asks": [{"entries": {"user": "ann"}, "entries": {"user": "bob"}}]}`,
+		`{"domain": "edge", "asks": [{"entries": {"a": "b"}}], "asks": [{"entries": {"user": "ann"}}]}`, `{"domain": "edge", "asks": [{"entries": {"user": "ann", "user": "ann"}}]}`,
 	} {
 		for _, path := range []string{"/v1/decide", "/v1/refund", "/v1/settle"} {
 			require.Equal(t, http.StatusBadRequest, post(s, path, body).Code, "%s %s", path, body)
 		}
 	}
 	require.Contains(t, post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entry": {"user": "ann"}}]}`).Body.String(), `unknown field "entry"`)
+	require.Contains(t, post(s, "/v1/decide", `{"domain": "edge", "Asks": []}`).Body.String(), `unknown field "Asks"`)
+	require.Equal(t, http.StatusOK, post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"Entries": "x", "user": "ann"}}]}`).Code, "entries have any names")
 }
 
 func check(s *serve.Service, target string, fields ...string) *httptest.ResponseRecorder {

@@ -104,6 +104,19 @@ func TestALimitThatWasNotAskedHasDeniedNothing(t *testing.T) {
 	require.Contains(t, got.stdout, "        8 by 0/s\n        0 by 100/s\n")
 }
 
+// The user names in a log are chosen by clients, and a spreadsheet opens the report.
+func TestNoKeyIsAFormula(t *testing.T) {
+	var log strings.Builder
+	keys := map[string]string{"=HYPERLINK(0)": "'=HYPERLINK(0)", "+1": "'+1", "-1": "'-1", "@x": "'@x", "a=b": "a=b"}
+	for key := range keys {
+		fmt.Fprintf(&log, `{"time": "2026-11-01T00:00:00Z", "user": %q}`+"\n", key)
+	}
+	got := command(t, strings.NewReader(log.String()), "replay", "-format", "json", "-key", "user", "-limit", "0/s", "-top", "-1", "-out", "csv")
+	for key, shown := range keys {
+		require.Contains(t, got.stdout, "\n"+shown+",1,1,1\n", key)
+	}
+}
+
 func TestKeysBeyondTheBoundAreDecidedOnWithoutARow(t *testing.T) {
 	r := &replay{keys: make(map[string]*tally), maxKeys: 2, algorithm: "sliding_window", out: "text", top: -1}
 	r.program = &program{stdin: strings.NewReader(strings.Repeat(longLog(4), 2))}

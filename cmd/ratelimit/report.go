@@ -140,6 +140,9 @@ func (r *replay) printCSV(w io.Writer, top []string) error {
 	_ = out.Write(row) // out.Error returns the error
 	for _, key := range top {
 		t := r.keys[key]
+		if strings.IndexAny(key, "=+-@\t\r") == 0 {
+			key = "'" + key // a client has chosen it, and a spreadsheet would run it as a formula
+		}
 		row = append(row[:0], key, strconv.Itoa(t.requests), strconv.Itoa(t.denied))
 		for _, n := range t.byLimit {
 			row = append(row, strconv.Itoa(n))
