@@ -20,7 +20,7 @@ type Penalty struct {
 	Denials int
 	Within  time.Duration
 	// For is the length of the first ban, 1 s to 10 years, in whole seconds. Each further ban is twice
-	// as long, up to Most, which is For to 10 years; 0 means For. Bans are remembered until Most has
+	// as long, up to Most, which is For to 10 years, in whole µs; 0 means For. Bans are remembered until Most has
 	// passed since the end of the last ban and since the last denial.
 	For, Most time.Duration
 }
@@ -59,9 +59,9 @@ type lockout struct {
 
 // NewBan returns a limiter that decides as l does and bans keys according to p. It keeps the bans in s,
 // which should be the store of l. Bans with the same name on the same store are shared. The options are
-// [WithName] ("ban" by default), [WithPolicyName], [WithKeyFunc] and [WithObserver], whose observers are
-// notified of each denial that counts. NewBan returns [ErrInvalidOption] if l sleeps, or is an All of 16
-// limits.
+// [WithName] ("ban" by default), [WithPolicyName], [WithKeyFunc], and [WithObserver] or
+// [WithTimedObserver], whose observers are notified of each denial that counts. NewBan returns
+// [ErrInvalidOption] for other options, and if l sleeps, or is an All of 16 limits.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	members, err := membersOf(l)
 	if err != nil {

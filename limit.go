@@ -23,7 +23,7 @@ const (
 // A Limit is printed, and marshaled to JSON, as the text that [ParseLimit] reads. encoding/gob loses a
 // calendar.
 type Limit struct {
-	Rate int // events per Period, 0 to 2^31-1; 0 denies everything
+	Rate int // events per Period, 0 to 2^31-1; 0 denies everything, and [Unlimited] has its own
 	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets the Period, which
 	// you must not change.
 	Period time.Duration
@@ -180,7 +180,8 @@ func (l *Limit) UnmarshalText(text []byte) error {
 // If l has a Burst, Share divides the rate exactly and rounds the Burst up, so at one instant n
 // shares may admit n-1 events more. Without a Burst, Share rounds the Rate down. If l has fewer than n
 // events per Period, a share is one event in n/Rate Periods, so n shares may admit n events at one
-// instant. Share returns [ErrInvalidLimit] if there is no such limit.
+// instant. Share returns [ErrInvalidLimit] if there is no such limit, or if
+// n is below 1.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v: want 1 or more instances", ErrInvalidLimit, n, l)

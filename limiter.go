@@ -1,6 +1,6 @@
 // Package ratelimit decides whether an event may happen now. It has five algorithms behind one
-// [Limiter] interface. Each algorithm runs in memory or on Redis, and makes the same decisions on
-// both.
+// [Limiter] interface. Each algorithm runs in memory, on Redis or on Postgres, and makes the same
+// decisions on all of them.
 //
 //	mem := ratelimit.Must(memstore.New())
 //	limiter := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("api")))
@@ -89,7 +89,7 @@ var (
 	ErrNever               = errors.New("ratelimit: waiting will not help")
 	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the wait would exceed the deadline: %w", context.DeadlineExceeded)
 
-	ErrSettled = errors.New("ratelimit: the reservation was already settled") // of a second [Reservation.Settle]
+	ErrSettled = errors.New("ratelimit: the reservation was already settled") // of a second Settle
 )
 
 // Must returns v, and panics if err is not nil. Use it for limits that are fixed in the code, as
@@ -263,7 +263,7 @@ type Policy struct {
 }
 
 // PolicyAppender is implemented by limiters that report which policies they enforce. All limiters of this
-// module do.
+// module do, except a ratelimittest.Static.
 type PolicyAppender interface {
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }

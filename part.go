@@ -34,8 +34,8 @@ func (p Part) Name() string {
 	return ""
 }
 
-// Parts returns the decisions of the individual limits ([All], [Decide]), in their order, or nil for a
-// single limit. Do not modify the slice.
+// Parts returns the decisions of the individual limits ([All], [First], [Decide]), in their order, or nil
+// for a single limit. Do not modify the slice.
 //
 // A wrapper that has decided for several limits at once, as a [Ban] does while a key is banned, is a
 // single Part.

@@ -12,7 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Charger is implemented by limiters that have a method [Charge]. All limiters of this module do.
+// Charger is implemented by limiters that have a method [Charge]. All limiters of this module do, except
+// a ratelimittest.Static.
 type Charger interface {
 	Charge(ctx context.Context, key string, n int) (Result, error)
 }
@@ -53,7 +54,8 @@ var errHeldReserved = fmt.Errorf("%w: Reserve cannot be used with slots: use inf
 // Settle replaces the estimate with the actual cost, 0 or more events, even if ctx has ended. It refunds
 // the difference, or charges it ([Charge]). After an error, the estimate stays charged. The Result is that
 // of the Charge, or the one that Reserve would have returned for the actual cost (its ResetAfter may be
-// too long).
+// too long). A second call returns [ErrSettled], and a negative cost [ErrInvalidN]; neither changes
+// anything.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil:

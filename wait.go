@@ -16,7 +16,8 @@ import (
 
 // Wait blocks until l admits n events of key, and then for their Delay. It returns [ErrNever]
 // immediately if the events are never admitted, and [ErrWouldExceedDeadline] as soon as the decisions of
-// l show that they would be admitted only after the deadline of ctx.
+// l show that they would be admitted only after the deadline of ctx. It returns [ErrInvalidOption] if l
+// counts slots: use inflight.Wait.
 //
 // Within a process, the callers that wait for a key of a limiter [wait in a queue], and each wait costs
 // about one call to l. If ctx ends, the permit goes to the next waiter, or is refunded. Errors of l end
@@ -158,7 +159,7 @@ func (a *asker) answer() queue.Answer {
 }
 
 // Delayer is implemented by limiters that have a method [AllowWithin]. All limiters of this module do,
-// except throttle's Slowdown. A type that embeds a Delayer and defines its own AllowN must also define
+// except throttle's Slowdown and a ratelimittest.Static. A type that embeds a Delayer and defines its own AllowN must also define
 // its own AllowWithin.
 type Delayer interface {
 	AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error)

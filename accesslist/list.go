@@ -144,14 +144,6 @@ func unmapped(p netip.Prefix) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, p.Bits()-96), nil
 }
 
-// Len returns the number of distinct keys and prefixes.
-func (l *List) Len() int {
-	if l == nil {
-		return 0
-	}
-	return len(l.keys) + l.prefixes.Size()
-}
-
 // hasKey reports whether the list holds key.
 func (l *List) hasKey(key string) bool {
 	if l == nil {

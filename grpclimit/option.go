@@ -222,8 +222,9 @@ func WithMessages() ServerOption {
 	})
 }
 
-// WithSlots configures the slots that calls hold: [inflight.Longest], and [inflight.OnEnd], which
-// reports how each slot ended, and when a slot is lost. It returns [ratelimit.ErrInvalidOption] if
+// WithSlots configures the slots that calls hold by options of [inflight.Hold], such as
+// [inflight.Longest], or [inflight.OnEnd], which reports how each slot ended, and when a slot is
+// lost. With [inflight.WaitUpTo], calls wait for a slot. It returns [ratelimit.ErrInvalidOption] if
 // the limiter counts no slots (package inflight).
 func WithSlots(opts ...inflight.Option) Option {
 	return option(func(c *config) error { return c.WithSlots(opts) })

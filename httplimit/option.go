@@ -214,8 +214,9 @@ func WithContext() ServerOption {
 	})
 }
 
-// WithSlots configures the slots that requests hold: [inflight.Longest], and [inflight.OnEnd],
-// which reports how each slot ended, and when a slot is lost. It returns
+// WithSlots configures the slots that requests hold by options of [inflight.Hold], such as
+// [inflight.Longest], or [inflight.OnEnd], which reports how each slot ended, and when a slot is
+// lost. With [inflight.WaitUpTo], requests wait for a slot. It returns
 // [ratelimit.ErrInvalidOption] if the limiter counts no slots (package inflight).
 func WithSlots(opts ...inflight.Option) Option {
 	return option(func(c *config) error { return c.WithSlots(opts) })

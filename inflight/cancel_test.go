@@ -63,7 +63,7 @@ func TestDisconnectedCallersAreChargedNothing(t *testing.T) {
 						time.AfterFunc(s.way/2, hangUp)
 						slot, err := hold(ctx, l)
 						if c.down && i > 0 && err == nil { // the breaker is open, so that no answer is late
-							require.NoError(t, slot.Refund(t.Context()))
+							require.NoError(t, slot.Settle(t.Context(), 0))
 							slot.Release()
 						} else {
 							require.ErrorIs(t, err, context.Canceled)

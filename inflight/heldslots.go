@@ -43,7 +43,7 @@ func (ps *heldSlots) note(q *question, r ratelimit.Result, asked time.Time) {
 	ps.beside = true
 	whole := innermost(q.limiter, r)
 	parts := whole.Parts()
-	if standIn(whole) && !areOf(cores(q.limiter), parts) {
+	if isStandIn(whole) && !areOf(cores(q.limiter), parts) {
 		for _, l := range limits {
 			ps.addOf(l, ratelimit.Result{}, true, asked)
 		}
@@ -119,9 +119,10 @@ func (p *heldSlot) counted() bool {
 }
 
 // standsIn reports whether p was admitted without the store, in an outage.
-func (p *heldSlot) standsIn() bool { return p.toTake || standIn(p.charged()) }
+func (p *heldSlot) standsIn() bool { return p.toTake || isStandIn(p.charged()) }
 
-func standIn(r ratelimit.Result) bool {
+// isStandIn reports whether r was decided without the store, in an outage.
+func isStandIn(r ratelimit.Result) bool {
 	s := r.Source()
 	return s == ratelimit.SourceFailOpen || s == ratelimit.SourceLocal
 }

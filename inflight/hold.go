@@ -98,8 +98,8 @@ type hold struct {
 //
 // Hold never waits, unless [WaitUpTo] is given.
 //
-// The Slot is nil if the Result is a denial or if there is an error. The Settle and Refund of a nil
-// Slot return [ratelimit.ErrInvalidOption], and its other methods do nothing. If ctx has ended, the
+// The Slot is nil if the Result is a denial or if there is an error. The Settle of a nil Slot
+// returns [ratelimit.ErrInvalidOption], and its other methods do nothing. If ctx has ended, the
 // store is not asked. If ctx ends during the call to the store, Hold returns ctx's error, and
 // whatever was taken and charged is released and refunded. After Hold has returned, the end of ctx
 // has no effect.
@@ -198,7 +198,7 @@ func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 		case <-ctx.Done():
 			go func() {
 				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.noted(a.r) {
-					_ = (&Slot{h}).Refund(h.ctx) // nobody else can
+					_ = (&Slot{h}).refund(h.ctx) // nobody else can
 					h.end(Released)
 				}
 			}()

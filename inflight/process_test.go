@@ -64,6 +64,10 @@ return n`
 // work is a process of 16 goroutines that hold slots. While one holds a slot it is on a list of a
 // referee that knows nothing of slots.
 func work(addr string) {
+	go func() { // a test that panics kills nobody
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
 	client := redis.NewClient(&redis.Options{Addr: addr})
 	life, err := time.ParseDuration(os.Getenv(workerLife))
 	if err != nil {
@@ -134,6 +138,8 @@ func start(t *testing.T, addr string, life time.Duration, env ...string) *proces
 	p.cmd.Env = append(os.Environ(), workerAddr+"="+addr, workerLife+"="+life.String())
 	p.cmd.Env = append(p.cmd.Env, env...)
 	p.cmd.Stderr = os.Stderr
+	_, err := p.cmd.StdinPipe() // it ends with this process
+	require.NoError(t, err)
 	out, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, p.cmd.Start())

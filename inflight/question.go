@@ -57,10 +57,6 @@ func (q *question) ask() <-chan answer {
 	return answered
 }
 
-// Has reports whether l counts slots, so that [Hold] can hold one: it is a limiter made by [New],
-// or contains one.
-func Has(l ratelimit.Limiter) bool { return see.Held(l) }
-
 // checkLimiter rejects limiters that count no slots, and those whose slots cannot be told apart.
 func checkLimiter(l ratelimit.Limiter) error {
 	if !see.Held(l) {

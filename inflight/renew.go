@@ -128,7 +128,7 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	switch {
 	case p.toTake:
 		h.giveBackBeside()
-	case standIn(p.charged()):
+	case isStandIn(p.charged()):
 		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.n)
 	}
 	h.mu.Lock()

@@ -29,14 +29,14 @@ func (s *Slot) Release() {
 }
 
 // Settle replaces the n events of Hold, an estimate, by the actual cost, 0 or more. It refunds the
-// difference, or charges it, even if ctx has ended. Settle(ctx, 0) is Refund. Settle concerns the
-// rates that were charged together with the slot, before or after Release. See
-// [ratelimit.Reservation.Settle] for the details. It returns [ratelimit.ErrSettled] if the cost is
+// difference, or charges it, even if ctx has ended. Settle(ctx, 0) refunds all of
+// them. Settle concerns the rates that were charged together with the slot, before or after Release.
+// See [ratelimit.Reservation.Settle] for the details. It returns [ratelimit.ErrSettled] if the cost is
 // already settled, and [ratelimit.ErrInvalidN] for a negative cost; neither changes anything.
 func (s *Slot) Settle(ctx context.Context, actual int) error {
 	switch {
 	case actual == 0:
-		return s.Refund(ctx)
+		return s.refund(ctx)
 	case s != nil && actual < 0:
 		return fmt.Errorf("%w: an actual cost of %d, want 0 or more", ratelimit.ErrInvalidN, actual)
 	}
@@ -55,9 +55,8 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 	return nil
 }
 
-// Refund refunds all events that were charged together with the slot, even if ctx has ended. It is
-// Settle(ctx, 0), for a call that should not count. The slot is still held.
-func (s *Slot) Refund(ctx context.Context) error {
+// refund refunds all events that were charged together with the slot, but not the slot.
+func (s *Slot) refund(ctx context.Context) error {
 	h, events, err := s.settle()
 	if err != nil || several(h.limiter) == nil && h.charged.Parts() == nil { // only slots, then and now
 		return err

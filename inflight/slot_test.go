@@ -650,15 +650,10 @@ func TestRefundLeavesTheSlot(t *testing.T) {
 		require.NoError(t, err)
 		safe, err := fallback.New(all, fallback.FailLocal(2))
 		require.NoError(t, err)
-		for i, l := range []ratelimit.Limiter{all, safe, atOnce, all, safe, atOnce} {
+		for _, l := range []ratelimit.Limiter{all, safe, atOnce} {
 			held, _, err := inflight.Hold(t.Context(), l, "key", 7)
 			require.NoError(t, err)
-			if i < 3 {
-				require.NoError(t, held.Refund(t.Context()))
-			} else {
-				require.NoError(t, held.Settle(t.Context(), 0))
-			}
-			require.ErrorIs(t, held.Refund(t.Context()), ratelimit.ErrSettled)
+			require.NoError(t, held.Settle(t.Context(), 0))
 			require.ErrorIs(t, held.Settle(t.Context(), 0), ratelimit.ErrSettled)
 			require.Equal(t, 1000, free(t, rate))
 			require.Equal(t, 1000, free(t, calls))
@@ -669,7 +664,6 @@ func TestRefundLeavesTheSlot(t *testing.T) {
 			require.Equal(t, 1000, free(t, rate))
 		}
 		var none *inflight.Slot
-		require.ErrorIs(t, none.Refund(t.Context()), ratelimit.ErrInvalidOption)
 		require.ErrorIs(t, none.Settle(t.Context(), 0), ratelimit.ErrInvalidOption)
 	})
 }
@@ -684,7 +678,7 @@ func TestARefundIsToWhoeverHasAnswered(t *testing.T) {
 		s.down.Store(true)
 		held := hold(t, l)
 		require.Equal(t, 99, free(t, here))
-		require.NoError(t, held.Refund(t.Context()))
+		require.NoError(t, held.Settle(t.Context(), 0))
 		require.Equal(t, 100, free(t, here))
 		held.Release()
 		synctest.Wait()
@@ -752,7 +746,7 @@ func TestASlotThatIsOverSaysSo(t *testing.T) {
 		require.False(t, none.Lost())
 		require.Zero(t, none.Token())
 		require.ErrorIs(t, none.Settle(t.Context(), 1), ratelimit.ErrInvalidOption)
-		require.ErrorIs(t, none.Refund(t.Context()), ratelimit.ErrInvalidOption)
+		require.ErrorIs(t, none.Settle(t.Context(), 0), ratelimit.ErrInvalidOption)
 	})
 }
 

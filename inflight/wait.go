@@ -94,7 +94,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		return s, r, err
 	}
 	if err := sleep(ctx, r.Delay); err != nil {
-		_ = s.Refund(ctx)
+		_ = s.refund(ctx)
 		s.Release()
 		return nil, none, err
 	}

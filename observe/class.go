@@ -30,11 +30,11 @@ var classes = [...]struct {
 // ErrorClass returns the class of a limiter's error, for logs and labels. It is one of eleven:
 //
 //	invalid        ErrInvalidN, ErrInvalidKey, ErrInvalidLimit, ErrInvalidOption
-//	canceled       context.Canceled: the caller went away
-//	deadline       context.DeadlineExceeded: the caller's deadline passed
+//	canceled       context.Canceled: the caller went away; what ran may have been charged
+//	deadline       context.DeadlineExceeded: the caller's deadline passed; the same
 //	overloaded     store.ErrOverloaded
 //	unavailable    store.ErrUnavailable
-//	timeout        store.ErrTimeout: the only one after which the call may have been charged
+//	timeout        store.ErrTimeout: the call may have been charged
 //	out_of_memory  store.ErrOutOfMemory
 //	corrupt        store.ErrCorrupt
 //	clock          store.ErrClock: check NTP, not the store

@@ -38,7 +38,7 @@ var durationBounds = [...]time.Duration{
 // Counters count the decisions of one limiter. They are a [ratelimit.Observer]. Handlers and
 // metrics collectors read them with [Counters.Snapshot].
 //
-// Counters hold fewer than 100 numbers, whatever the keys, in about 2 KB. A decision costs about 15
+// Counters have a fixed size, about 2 KB, whatever the keys. A decision costs about 15
 // ns, including 6 ns for the hook of [ratelimit.WithObserver], and allocates nothing. The numbers
 // only grow, until the process ends.
 //

@@ -1,6 +1,6 @@
 
 -- The level of a bucket, shared by the token bucket and the leaky bucket. Twin of
--- bucket.go.
+-- internal/bucket/bucket.go.
 -- State: at, the time of the level; whole and part, the level, which is
 -- whole + part/period events and falls by rate/period in one µs.
 -- A level that was charged beyond the capacity has DEBT added to whole. It is clamped to what
@@ -17,8 +17,9 @@ local function ttl(s)
   return q + ceil((r + s.part) / s.rate)
 end
 
--- level returns the level of s at now under l. It returns 0 if the level has drained under the
--- limit that it was counted under.
+-- level returns the level of s at now under l: what is charged, less what has drained, which is how
+-- a token bucket refills. It returns 0 if the level has drained under the limit that it was counted
+-- under, as a store of states does in Go before it asks for the level.
 local function level(s, l, now)
   local whole, part = s.whole, s.part
   if whole == 0 and part == 0 then

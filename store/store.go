@@ -49,8 +49,9 @@ var (
 )
 
 // The classes of ErrStore, for errors.Is. Each of them wraps [ErrStore]. After an ErrTimeout it is
-// unknown whether the call ran; after the others, it did not. A failure without a class is just
-// ErrStore, such as a rejected password, or a script that the server cannot run.
+// unknown whether the call ran, unless its text says that nothing was sent; after the others, it did
+// not run. A failure without a class is just ErrStore, such as a rejected password, or a script that
+// the server cannot run.
 var (
 	// ErrUnavailable means that the store cannot be reached, or cannot work at the moment, because
 	// it restarts, fails over, or moves data.
@@ -58,8 +59,8 @@ var (
 	// ErrTimeout means that there was no answer in time. The call may have run. It is the store's
 	// own timeout, never context.DeadlineExceeded.
 	ErrTimeout = fmt.Errorf("%w: timeout", ErrStore)
-	// ErrOverloaded means that this process could not serve the call in time: it was refused at
-	// once, or found no connection before its time was up. Nothing was sent.
+	// ErrOverloaded means that this process could not serve the call in time: it was
+	// refused, or found no connection before its time was up. Nothing was sent.
 	ErrOverloaded = fmt.Errorf("%w: overloaded", ErrStore)
 	// ErrOutOfMemory means that the store has no room for the state of another key.
 	ErrOutOfMemory = fmt.Errorf("%w: out of memory", ErrStore)
@@ -90,7 +91,9 @@ func CheckCall(ctx context.Context, key string, n int) error {
 // atomic: between its read and its write, no other call touches the same keys of the same
 // namespaces. Limiters check the arguments first: n is 1 to 2^31, l is valid, and key is not empty.
 // Errors wrap [ErrStore], or are ctx's error. A store that wraps another one can embed it, because
-// no method is optional.
+// no method is optional. It should have a method Unwrap() Store, and a store of a remote server a
+// method Timeout() time.Duration, the longest time that a call takes: the caches in front of it then
+// wait no longer for it.
 //
 // # What a store keeps
 //

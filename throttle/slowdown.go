@@ -53,8 +53,8 @@ type Slowdown struct {
 type wrapper = see.Wrapper
 
 // NewSlowdown returns a limiter that uses l to count and delays events according to s. It returns
-// [ratelimit.ErrInvalidOption] if l is nil, if a field of s is out of range, or if l is or contains
-// a [Waiter]: put the Waiter around the Slowdown.
+// [ratelimit.ErrInvalidOption] if l is nil, if a field of s is out of range, if l counts slots, or if
+// l is or contains a [Waiter]: put the Waiter around the Slowdown.
 func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	sleeper, sleeps := see.Sleeping(l)
 	switch {

@@ -79,8 +79,8 @@ func WithMaxWaiting(n int) WaiterOption {
 }
 
 // NewWaiter returns a limiter that decides as l does, after a sleep of up to max, which must be
-// positive. It returns [ratelimit.ErrInvalidOption] if l or an option is nil, or if max or an
-// option is out of range.
+// positive. It returns [ratelimit.ErrInvalidOption] if l or an option is nil, if max or an option is
+// out of range, or if l counts slots: use inflight.Wait.
 func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*Waiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)

@@ -22,7 +22,8 @@ const MaxRefill = 100 * 365 * 24 * 3600 * 1e6
 // not clamped to the capacity. The level itself is below Debt.
 const Debt = 1 << 31
 
-// Level returns the level of s at now under l. at is now, but never before s.At.
+// Level returns the level of s at now under l: what is charged, less what has drained, which is how
+// a token bucket refills. at is now, but never before s.At.
 func Level(s store.State, l store.Limit, now int64) (at, whole, part int64) {
 	if s.Whole == 0 && s.Part == 0 {
 		return now, 0, 0

@@ -10,6 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Admission is a limiter, and how calls ask it.
@@ -49,7 +50,7 @@ func (a *Admission) Holds() bool {
 	if a.fixed {
 		return a.slots
 	}
-	return inflight.Has(a.Limiter)
+	return see.Held(a.Limiter)
 }
 
 // Take asks for n events, and for a slot if the limiter counts slots. If that changes in the
@@ -141,7 +142,7 @@ type Charge struct {
 // Refund refunds the events, even if ctx has ended. The slot is released separately.
 func (c *Charge) Refund(ctx context.Context, key string, r *ratelimit.Result) error {
 	if c.Slot != nil {
-		return c.Slot.Refund(ctx)
+		return c.Slot.Settle(ctx, 0)
 	}
 	return c.Limiter.Refund(context.WithoutCancel(ctx), key, *r, c.N)
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -34,7 +33,7 @@ func New[C any](l ratelimit.Limiter, key Key[C]) (Config[C], error) {
 	if isnil.Is(l) {
 		return Config[C]{}, Invalid("the limiter is nil")
 	}
-	a := Admission{Limiter: l, Holder: l, Pauses: new(cooldown.Set), slots: inflight.Has(l), fixed: see.Fixed(l)}
+	a := Admission{Limiter: l, Holder: l, Pauses: new(cooldown.Set), slots: see.Held(l), fixed: see.Fixed(l)}
 	return Config[C]{Admission: a, Key: key}, nil
 }
 

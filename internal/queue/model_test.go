@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// algorithm is an exact limiter of one key: rate events per period. fits returns the earliest time
+// algorithm is a limiter of one key, to the ns, that shares no code with the library's: rate events per period. fits returns the earliest time
 // when n events fit if no other call comes.
 type algorithm interface {
 	fits(now time.Time, n int) time.Time

@@ -1,4 +1,4 @@
-// Package suite holds the tests that judge the whole, by the public API alone.
+// Package suite holds the tests that judge the whole, most of them by the public API alone.
 package suite_test
 
 import (

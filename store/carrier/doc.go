@@ -34,10 +34,12 @@
 //
 //   - Goodput does not collapse: past the server's capacity, as many calls are served as at its peak (TestGoodputStaysPastCapacity).
 //   - A call returns by its deadline or the timeout, at most 8 ms later, whatever the server does
-//     (TestNoCallIsLaterThanItsDeadline).
+//     (TestNoCallIsLaterThanItsDeadline). A call that was sent ends with [store.ErrTimeout] then, or with
+//     the error of its own context.
 //   - A refused call was not sent, and its error is [store.ErrOverloaded]
-//     (TestRefusedCallersGetErrOverloaded). If the server has been silent for a second, the error is
-//     [store.ErrUnavailable] instead (TestAServerThatDoesNotAnswerIsNotCalledOverloaded), unless nobody has asked it
+//     (TestRefusedCallersGetErrOverloaded). If the server has been silent for a second, or for
+//     twice the timeout if that is longer, the error is [store.ErrUnavailable] instead
+//     (TestAServerThatDoesNotAnswerIsNotCalledOverloaded), unless nobody has asked it
 //     (TestTheFirstBurstAfterARestIsNotCalledAnOutage).
 //   - Many callers share round trips (TestCallsShareTrips).
 //   - A call is sent at most once, unless it is certain that it did not run. After any other class than

@@ -39,7 +39,7 @@ import (
 //
 // A Store runs goroutines only while callers wait. It is safe for concurrent use.
 type Store struct {
-	store.Store
+	inner
 	patience *pending.Patience
 
 	seeds keyhash.Seeds
@@ -47,6 +47,8 @@ type Store struct {
 	mu      sync.Mutex             // protects waiters; never held over a call
 	waiters map[keyhash.Hash]queue // for the next call; a key exists while a call on it is in progress
 }
+
+type inner = store.Store
 
 // queue is the calls that wait for the call in progress, in order of arrival.
 type queue struct {
@@ -59,11 +61,11 @@ func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	return &Store{Store: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), waiters: map[keyhash.Hash]queue{}}, nil
+	return &Store{inner: s, patience: pending.PatienceWith(s), seeds: keyhash.New(), waiters: map[keyhash.Hash]queue{}}, nil
 }
 
 // Unwrap returns the wrapped store.
-func (s *Store) Unwrap() store.Store { return s.Store }
+func (s *Store) Unwrap() store.Store { return s.inner }
 
 // Prepare implements [store.Store].
 func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
@@ -73,7 +75,7 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if rule.Held {
 		return fmt.Errorf("%w: coalesce cannot combine calls of %s, because each slot has its own number", store.ErrInvalidOption, rule.Name)
 	}
-	return s.Store.Prepare(rule, l, fixed)
+	return s.inner.Prepare(rule, l, fixed)
 }
 
 // keyOf returns a hash of everything that calls must have in common to be decided together. In
@@ -95,7 +97,7 @@ func (s *Store) keyOf(requests []store.Request) (k keyhash.Hash, shared bool) {
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	requests, replies := [1]store.Request{{Namespace: ns, Key: key, Limit: l, N: n}}, [1]store.Reply{}
 	err := s.decide(ctx, requests[:], replies[:], func() (err error) {
-		replies[0], err = s.Store.Take(ctx, ns, key, l, n)
+		replies[0], err = s.inner.Take(ctx, ns, key, l, n)
 		return err
 	})
 	return replies[0], err
@@ -103,7 +105,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 
 // Decide decides on requests, all or none, together with other calls if there are any.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	return s.decide(ctx, requests, replies, func() error { return s.Store.Decide(ctx, requests, replies) })
+	return s.decide(ctx, requests, replies, func() error { return s.inner.Decide(ctx, requests, replies) })
 }
 
 // decide decides on requests together with other calls, or alone.
@@ -164,7 +166,7 @@ func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Clai
 // goroutine.
 func (s *Store) askFor(k keyhash.Hash, b *batch.Batch) {
 	defer func() { s.goOn(k, b.Requests, s.answer(b), b.Err) }()
-	b.Ask(context.Background(), s.Store) // not a waiter's context, because the store has its own timeout
+	b.Ask(context.Background(), s.inner) // not a waiter's context, because the store has its own timeout
 }
 
 // answer answers the waiters of b as if their calls had been made one after the other. It refunds

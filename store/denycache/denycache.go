@@ -44,9 +44,11 @@ import (
 // Time is this process's monotonic clock, so the store must not simulate time. A Store is safe for
 // concurrent use. Use [New] to create one.
 type Store struct {
-	store.Store // Together
-	denials     *denials.Table
+	inner   // Together
+	denials *denials.Table
 }
+
+type inner = store.Store
 
 type settings struct {
 	maxKeys int
@@ -98,7 +100,7 @@ func New(s store.Store, opts ...Option) (*Store, error) {
 	if err := options.Apply(&by, opts); err != nil {
 		return nil, err
 	}
-	return &Store{Store: s, denials: denials.New(by.maxKeys, by.maxAge)}, nil
+	return &Store{inner: s, denials: denials.New(by.maxKeys, by.maxAge)}, nil
 }
 
 // Prepare implements [store.Store].
@@ -109,7 +111,7 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if rule.Held {
 		return fmt.Errorf("%w: denycache cannot remember denials of %s, because a slot may be released at any time", store.ErrInvalidOption, rule.Name)
 	}
-	return s.Store.Prepare(rule, l, fixed)
+	return s.inner.Prepare(rule, l, fixed)
 }
 
 // Take denies n events if they are known to be denied. Otherwise it asks the store.
@@ -118,7 +120,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	if r, known := s.denials.Recall(ns, key, &q); known {
 		return r, nil
 	}
-	r, err := s.Store.Take(ctx, ns, key, l, n)
+	r, err := s.inner.Take(ctx, ns, key, l, n)
 	s.learn(ns.Rule, store.OpTake, &q, r, err)
 	return r, err
 }
@@ -148,7 +150,7 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 			s.learn(requests[i].Namespace.Rule, requests[i].Op, &questions[i], replies[i], err)
 		}
 	}()
-	return s.Store.Decide(ctx, requests, replies)
+	return s.inner.Decide(ctx, requests, replies)
 }
 
 // learn remembers a denial. Anything else may have made room under other limits, so denials under
@@ -168,19 +170,16 @@ func (s *Store) learn(rule *store.Rule, op store.Op, q *denials.Question, r stor
 // Refund refunds to the store, and forgets the denial of key.
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	defer s.denials.BeginChange(ns, key).End()
-	return s.Store.Refund(ctx, ns, key, l, c)
+	return s.inner.Refund(ctx, ns, key, l, c)
 }
 
 // Reset resets key at the store, and forgets its denial.
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
 	defer s.denials.BeginChange(ns, key).End()
-	return s.Store.Reset(ctx, ns, key)
+	return s.inner.Reset(ctx, ns, key)
 }
 
 // Unwrap returns the wrapped store.
-func (s *Store) Unwrap() store.Store { return s.Store }
-
-// Len returns the number of keys in the cache. Some of their denials may have ended.
-func (s *Store) Len() int { return s.denials.Len() }
+func (s *Store) Unwrap() store.Store { return s.inner }
 
 var _ store.Store = (*Store)(nil)

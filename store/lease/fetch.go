@@ -92,7 +92,7 @@ func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
 		fetches.Put(f)
 	}()
 	f.sent = d.now()
-	f.Ask(ctx, d.Store)
+	f.Ask(ctx, d.inner)
 	return nil
 }
 

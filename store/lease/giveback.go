@@ -43,7 +43,7 @@ func (d *Store) giveBack(e *entry, g *grant, n int) {
 }
 
 func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *grant, n int) error {
-	err := d.Store.Refund(ctx, ns, key, g.limits.by, g.receipt(n))
+	err := d.inner.Refund(ctx, ns, key, g.limits.by, g.receipt(n))
 	if err == nil {
 		d.stats.givenBack.Add(int64(n))
 	}
@@ -149,7 +149,7 @@ func (d *Store) sweepShard(s *shard) {
 // Close waits for calls in progress even if ctx has ended, but no longer than the store's timeout.
 // It returns the first error of the store. Calling Close again has no effect.
 func (d *Store) Close(ctx context.Context) error {
-	if d.Store == nil {
+	if d.inner == nil {
 		return unmade.Err
 	}
 	d.mu.Lock()
@@ -191,7 +191,7 @@ func (d *Store) closeShard(s *shard) {
 		d.giveUp(e)
 		if owed := e.owed; owed > 0 {
 			d.do(func(ctx context.Context) error {
-				_, err := store.Overdraw(ctx, d.Store, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
+				_, err := store.Overdraw(ctx, d.inner, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
 				return err
 			}, math.MaxInt)
 		}

@@ -73,7 +73,7 @@ import (
 // [New] to create one, and Close it. [More].
 type Store struct {
 	wrapper
-	store.Store // Together
+	inner // Together
 
 	terms    terms
 	patience *pending.Patience
@@ -97,7 +97,10 @@ type Store struct {
 	done    bool // whether Close has begun its last jobs
 }
 
-type wrapper = see.Wrapper
+type (
+	wrapper = see.Wrapper
+	inner   = store.Store
+)
 
 const (
 	shards         = 64
@@ -231,7 +234,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	if life < leastLife || life > mostLife {
 		return nil, fmt.Errorf("%w: a lease TTL of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
 	}
-	d := &Store{wrapper: see.Has(see.Traits{Leases: true}), Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
+	d := &Store{wrapper: see.Has(see.Traits{Leases: true}), inner: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
 	d.terms = terms{life: life, most: maxLease}
 	if err := options.Apply(d, opts); err != nil {
 		return nil, err
@@ -244,7 +247,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 
 // Prepare rejects what cannot be leased.
 func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
-	if d.Store == nil {
+	if d.inner == nil {
 		return unmade.Err
 	}
 	life := d.terms.life
@@ -261,7 +264,7 @@ func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	case l.Rate > 0 && fixed && !ls.leasable:
 		return d.neverLeased(rule, l)
 	}
-	return d.Store.Prepare(rule, ls.by, fixed)
+	return d.inner.Prepare(rule, ls.by, fixed)
 }
 
 // neverLeased returns the reason why no key can have a lease.
@@ -289,4 +292,4 @@ func (d *Store) termsOf(ns *store.Namespace) *terms {
 func (d *Store) now() time.Duration { return time.Since(d.base) }
 
 // Unwrap returns the wrapped store.
-func (d *Store) Unwrap() store.Store { return d.Store }
+func (d *Store) Unwrap() store.Store { return d.inner }

@@ -20,7 +20,7 @@ func (d *Store) takeUpTo(ctx context.Context, q *store.Request) (r store.Reply, 
 	}
 	d.stats.asked.Add(1)
 	ls := newLimits(ns.Rule, q.Limit, d.terms.life)
-	if r, err = store.TakeUpTo(ctx, d.Store, ns, key, ls.by, q.N); err != nil {
+	if r, err = store.TakeUpTo(ctx, d.inner, ns, key, ls.by, q.N); err != nil {
 		return store.Reply{}, err
 	}
 	n := max(1, min(q.N, r.Available(ns.Rule, ls.by)))
@@ -102,7 +102,7 @@ func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64)
 func (d *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	d.stats.asked.Add(1)
 	ls := newLimits(ns.Rule, l, d.terms.life)
-	r, err := store.Overdraw(ctx, d.Store, ns, key, ls.by, n, most)
+	r, err := store.Overdraw(ctx, d.inner, ns, key, ls.by, n, most)
 	if err != nil {
 		return r, err
 	}
@@ -143,7 +143,7 @@ func (d *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 	if !c.Overdrawn {
 		c.Overdrawn = store.NewReceipt(by, c.At, c.Due-c.At, c.N).Overdrawn
 	}
-	return d.Store.Refund(ctx, ns, key, by, c)
+	return d.inner.Refund(ctx, ns, key, by, c)
 }
 
 // returned returns events to their lease, and returns how many. That is 0 if the lease has ended or
@@ -174,7 +174,7 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	if g == nil {
 		return nil
 	}
-	return d.Store.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
+	return d.inner.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
 }
 
 // unlend takes back an event that was admitted by overdraft. If the grant that paid for it has
@@ -201,7 +201,7 @@ func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 		e.denied, e.full, e.owed = 0, 0, 0
 	}
 	s.mu.Unlock()
-	return d.Store.Reset(ctx, ns, key)
+	return d.inner.Reset(ctx, ns, key)
 }
 
 var _ store.Store = (*Store)(nil)

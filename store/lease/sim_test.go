@@ -22,12 +22,12 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// This is a model of many processes that lease events of one key from one store, while messages
-// are late or lost, processes stop or are killed, and clocks are wrong. Time is virtual: the
-// model does one step after another, each at its time.
+// This is a simulation of many processes that lease events of one key from one store, while messages
+// are late or lost, processes stop or are killed, and clocks are wrong. Time is virtual: it
+// does one step after another, each at its time.
 //
 // The store is a limiter in memory. The processes run what Store runs: holding, fetch.ask,
-// strict, pause and untilWindowEnds. What the model has of its own is who calls, how messages
+// strict, pause and untilWindowEnds. What it has of its own is who calls, how messages
 // travel, and what goes wrong. When it is over, bound says whether too much was admitted.
 
 // schedule is what happens in one run.

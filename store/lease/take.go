@@ -270,7 +270,7 @@ func (d *Store) takeAlone(ctx context.Context, misses []miss, replies []store.Re
 		requests[i] = misses[i].request
 		requests[i].Limit = misses[i].limits.by
 	}
-	if err = d.Store.Decide(ctx, requests, told); err != nil {
+	if err = d.inner.Decide(ctx, requests, told); err != nil {
 		return false, err
 	}
 	all = store.AllOK(requests, told)
@@ -301,7 +301,7 @@ func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) 
 // ask asks the store, and counts the call.
 func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64, asked *atomic.Int64) (store.Reply, error) {
 	asked.Add(1)
-	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
+	r, err := d.inner.Take(ctx, ns, key, ls.by, n)
 	return ls.told(r, n, n), err
 }
 

@@ -203,7 +203,7 @@ func (s *Store) tableFindings(ctx context.Context, conn *pgxpool.Conn) (found [2
 	return found, nil
 }
 
-// Stats is what a [Store] knows of its calls. The counts only grow.
+// Stats is what a [Store] knows of its calls. Overloaded and TooShort only grow.
 type Stats struct {
 	UnderWay   int64         // calls that have not returned
 	Overloaded int64         // calls that ended with [store.ErrOverloaded], and were not sent

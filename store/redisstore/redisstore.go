@@ -294,7 +294,7 @@ func (s *Store) now() (int64, error) {
 	return 0, fmt.Errorf("the clock reads %v: %w", t, errReading)
 }
 
-// Stats has the counters of a [Store] for its calls to all servers. They only grow.
+// Stats has the counters of a [Store] for its calls to all servers. Overloaded and TooShort only grow.
 type Stats struct {
 	UnderWay   int64         // calls that have not returned
 	Overloaded int64         // calls that ended with [store.ErrOverloaded], and were not sent

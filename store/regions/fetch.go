@@ -109,7 +109,7 @@ func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 	}
 	// The caller may have left, but the events must not be lost.
 	debit = credit.Receipt(f.ns.Rule, f.share, debit)
-	if err := s.Store.Refund(context.WithoutCancel(ctx), f.ns, f.key, f.share, debit); err != nil {
+	if err := s.inner.Refund(context.WithoutCancel(ctx), f.ns, f.key, f.share, debit); err != nil {
 		s.failed.Add(1)
 		return false
 	}

@@ -53,7 +53,7 @@ import (
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Store struct {
 	wrapper
-	store.Store // the store of the local region, for Together and Reset
+	inner // the store of the local region, for Together and Reset
 
 	own    *region
 	others []*region // by name
@@ -67,7 +67,10 @@ type Store struct {
 	moved, fetches, failed atomic.Int64
 }
 
-type wrapper = see.Wrapper
+type (
+	wrapper = see.Wrapper
+	inner   = store.Store
+)
 
 type settings struct {
 	wait    time.Duration
@@ -140,7 +143,7 @@ func New(here string, stores map[string]store.Store, opts ...Option) (*Store, er
 	if own < 0 {
 		return nil, fmt.Errorf("%w: the region %q is not among the stores", store.ErrInvalidOption, here)
 	}
-	s.own, s.Store = all[own], all[own].Store
+	s.own, s.inner = all[own], all[own].Store
 	s.others = slices.Delete(all, own, own+1)
 	return s, nil
 }
@@ -169,7 +172,7 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 }
 
 // Unwrap returns the store of the own region.
-func (s *Store) Unwrap() store.Store { return s.Store }
+func (s *Store) Unwrap() store.Store { return s.inner }
 
 // operation is Take or TakeUpTo of a store.
 type operation func(ctx context.Context, s store.Store, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error)
@@ -208,9 +211,9 @@ func (s *Store) ask(ctx context.Context, op operation, ns *store.Namespace, key 
 	if share, err = s.own.share(ns.Rule, l); err != nil {
 		return r, share, err
 	}
-	r, err = op(ctx, s.Store, ns, key, share, n)
+	r, err = op(ctx, s.inner, ns, key, share, n)
 	if err == nil && s.fetch(ctx, s.patience(ctx), ns, key, l, share, want, r) && ctx.Err() == nil {
-		r, err = op(ctx, s.Store, ns, key, share, n)
+		r, err = op(ctx, s.inner, ns, key, share, n)
 	}
 	return r, share, err
 }
@@ -239,11 +242,11 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 			return err
 		}
 	}
-	if err := s.Store.Decide(ctx, shares, replies); err != nil {
+	if err := s.inner.Decide(ctx, shares, replies); err != nil {
 		return err
 	}
 	if s.fetchAll(ctx, requests, shares, replies) && ctx.Err() == nil {
-		if err := s.Store.Decide(ctx, shares, replies); err != nil {
+		if err := s.inner.Decide(ctx, shares, replies); err != nil {
 			return err
 		}
 	}
@@ -289,7 +292,7 @@ func (s *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 		most, _ = exact.MulDiv(most, share.Rate, l.Rate)
 		most = max(most, share.Burst)
 	}
-	r, err := store.Overdraw(ctx, s.Store, ns, key, share, n, most)
+	r, err := store.Overdraw(ctx, s.inner, ns, key, share, n, most)
 	if err != nil || r.Plain() {
 		return r, err
 	}
@@ -320,7 +323,7 @@ func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l s
 		}
 		c = store.NewReceipt(charged, c.At, c.Due-c.At, c.N)
 	}
-	return s.Store.Refund(ctx, ns, key, share, c)
+	return s.inner.Refund(ctx, ns, key, share, c)
 }
 
 // Stats counts what a [Store] has done with other regions.
