@@ -277,7 +277,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 		return errNothingCharged
 	}
 	only := see.Everything
-	if a.held {
+	if a.held || slices.ContainsFunc(a.members, func(p member) bool { return p.core == nil && see.Held(p.limiter) }) {
 		only = see.PartOf(ctx)
 	}
 	var errs []error

@@ -84,6 +84,9 @@ func (r *Result) counted() bool {
 // DeniedBy returns the name (see [Policy]) of the limit that denied the call. If several limits denied
 // it, that is the one with the longest RetryAfter. For a single limit and for an admission it is "".
 func (r Result) DeniedBy() string {
+	if r.Allowed { // a wrapper may admit what a limit has denied
+		return ""
+	}
 	switch note := r.together().(type) {
 	case *joined:
 		return note.deniedBy

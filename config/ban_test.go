@@ -79,3 +79,12 @@ func TestBansThatCannotBe(t *testing.T) {
 		require.EqualError(t, err, "config: "+want, block)
 	}
 }
+
+// A ban is on the store, even if the limits that it shares are on a lease.
+func TestABanBesideShares(t *testing.T) {
+	ls := build(t, memory(t), "limiters: {api: {algorithm: fixed_window, limit: 1000000/m, store: {lease: 50ms}}, batch: {shares: api, ban: {denials: 3/10m, for: 15m}}}")
+	require.True(t, allow(t, limiter(t, ls, "batch"), "key").Allowed)
+	require.NoError(t, ls.Close(t.Context()))
+	_, err := config.Parse([]byte("limiters: {api: {algorithm: fixed_window, limits: [1/s, 2/2s, 3/3s, 4/4s, 5/5s, 6/6s, 7/7s, 8/8s, 9/9s, 10/10s, 11/11s, 12/12s, 13/13s, 14/14s, 15/15s, 16/16s]}, batch: {shares: api, ban: {denials: 3/10m, for: 15m}}}"))
+	require.ErrorContains(t, err, `limiter "api" has 16 limits, and a ban takes one of the 16 places`)
+}

@@ -6,15 +6,20 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // follower is a part of limiter i, according to the text that is in force when it is called.
 type follower struct {
+	see.Wrapper // of the parts inside a fallback: they change neither keys nor costs
+
 	set  *Limiters
 	i    int
 	part func(st *stack, key string) ratelimit.Limiter
 }
+
+var looksOn = see.Has(see.Traits{LooksOn: true})
 
 var (
 	_ ratelimit.PolicyAppender = (*follower)(nil)

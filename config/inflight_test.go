@@ -261,3 +261,16 @@ func TestSlotsThatCannotBe(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 }
+
+// An All that was made before an Update adds slots to a part refunds the rate alone when a slot is settled.
+func TestASlotOfAnAllStaysHeldWhenItIsSettled(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	ls := build(t, mem, one("algorithm: fixed_window, limit: 100/d"))
+	a := limiter(t, ls, "a")
+	all := ratelimit.Must(ratelimit.NewAll(a, ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerDay(100)))))
+	update(t, ls, one("in_flight: 1"))
+	slot := hold(t, all)
+	require.NotNil(t, slot)
+	require.NoError(t, slot.Settle(t.Context(), 0))
+	require.Nil(t, hold(t, a), "the slot is still held")
+}

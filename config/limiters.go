@@ -157,7 +157,7 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 		return nil, fmt.Errorf("%w: the configuration has no limiter %s", ratelimit.ErrInvalidOption, yamltree.Quote(name))
 	}
 	if ls.taken[name] == nil {
-		ls.taken[name] = &limiter{follower{ls, i, (*stack).whole}}
+		ls.taken[name] = &limiter{follower{set: ls, i: i, part: (*stack).whole}}
 	}
 	return ls.taken[name], nil
 }
@@ -333,7 +333,7 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 		st.local.addTo(st.counts, true)
 	}
 	if s.onFailure != failError && st.fallbacks[s.onFailure] == nil {
-		st.fallbacks[s.onFailure], err = fallback.New(&follower{ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
+		st.fallbacks[s.onFailure], err = fallback.New(&follower{looksOn, ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
 	}
 	return st, err
 }
@@ -353,7 +353,7 @@ func (ls *Limiters) policy(f failure, i int) fallback.Answer {
 	case failClosed:
 		return fallback.FailClosed()
 	}
-	return fallback.FailTo(&follower{ls, i, (*stack).inMemory})
+	return fallback.FailTo(&follower{looksOn, ls, i, (*stack).inMemory})
 }
 
 // onStore makes the limits on the store.
@@ -363,7 +363,11 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ls.newLimits(s, front, func(i int) (ratelimit.Limiter, error) {
+	bans := front
+	if s.front.lease > 0 { // a ban cannot be leased
+		bans = ls.store
+	}
+	return ls.newLimits(s, bans, func(i int) (ratelimit.Limiter, error) {
 		if i == len(s.limits) {
 			return s.newSlots(front)
 		}

@@ -14,6 +14,7 @@ import (
 // limits are the limits of one text, on one store. They mark what they have charged, so that the
 // limits of another text know where to refund it. They never change.
 type limits struct {
+	see.Wrapper
 	*around
 	all   ratelimit.Limiter // the wrapped limiter: the single limit, or an All
 	spec  *spec
@@ -27,7 +28,7 @@ type around = ratelimit.Around
 // newLimits makes a limiter for each limit, by its place in parts, and one for all of them. Bans
 // are stored in bans.
 func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
-	l := &limits{spec: s, owner: ls}
+	l := &limits{Wrapper: looksOn, spec: s, owner: ls}
 	for i := range s.parts() {
 		part, err := one(i)
 		if err != nil {

@@ -133,12 +133,19 @@ func (b *block) share(n *yaml.Node) bool {
 		b.Fail(n, "%sshares: want a limiter with limits of its own, and %s shares those of %s", b.what, yamltree.Quote(name), yamltree.Quote(other.shares))
 	case other.slots > 0:
 		b.Fail(n, "%sshares: limiter %s has in_flight, and slots are not shared", b.what, yamltree.Quote(name))
+	case len(other.limits) == maxLimits && b.has("ban"):
+		b.Fail(n, "%sshares: limiter %s has %d limits, and a ban takes one of the %d places", b.what, yamltree.Quote(name), len(other.limits), maxLimits)
 	default:
 		b.spec.algorithm, b.spec.limits, b.spec.several, b.spec.tiers = other.algorithm, other.limits, other.several, other.tiers
 		b.spec.front.lease = other.front.lease // otherwise, both together would admit what flows into a bucket in a TTL twice
 		return len(other.limits) > 0
 	}
 	return false
+}
+
+func (b *block) has(field string) bool {
+	_, found := b.fields[field]
+	return found
 }
 
 // reserved reads how many events are left to other limiters. good reports whether the limiter has no errors so

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -502,5 +503,28 @@ func TestTheKeysThatOweTheMostAreRemembered(t *testing.T) {
 			}
 		}
 		require.Equal(t, 1<<16-heavy, handedBack)
+	})
+}
+
+// A wrapper that nobody can see through may contain slots, which are not paid for.
+func TestADebtBehindAWrapperTakesNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		both := func(s store.Store) ratelimit.Limiter {
+			return ratelimit.Must(ratelimit.NewAll(
+				ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerDay(100))),
+				ratelimit.Must(inflight.New(s, 1, 30*time.Second))))
+		}
+		around := ratelimit.Must(ratelimit.NewAround(both(s), func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) { return c.Inside(ctx) }))
+		l := ratelimit.Must(fallback.New(around, fallback.FailTo(both(ratelimit.Must(memstore.New())))))
+		for _, down := range []bool{true, false} {
+			s.down.Store(down)
+			time.Sleep(2 * time.Second)
+			slot, r, err := inflight.Hold(t.Context(), l, "key", 1)
+			require.NoError(t, err)
+			require.NotNil(t, slot, "%v", r)
+			slot.Release()
+			synctest.Wait()
+		}
 	})
 }

@@ -54,9 +54,6 @@ type Limiter struct {
 	limiter ratelimit.Limiter
 	source  ratelimit.Source // of the answer
 	local   ratelimit.Limiter
-	counts  ratelimit.Limiter // local without its bans, which do not show how much a key has spent
-	asks    bool              // whether one decision may call a limit function more than once
-	frees   bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
 	breaker breaker
 	mark    *ratelimit.Mark  // on its own answers
 	plain   *ratelimit.Mark  // on answers of the local limiter that keep their source
@@ -103,10 +100,6 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	if f.local, err = p.limiter(l); err != nil {
 		return nil, err
 	}
-	f.counts = withoutBans(f.local)
-	_, bans := see.First[*ratelimit.Ban](l) // the store must be asked for bans, even of unlimited keys
-	f.frees = p.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(l)
-	f.asks = f.frees || f.local != nil && !see.ByKey(l)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
 	f.plain = ratelimit.NewMark(f, ratelimit.SourceStore, new(answered))
 	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
@@ -181,7 +174,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	ctx = f.context(ctx)
 	r, err := f.call(ctx, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
-	case f.frees && errors.Is(err, errOpen) && f.unlimited(ctx, q.key):
+	case errors.Is(err, errOpen) && f.frees() && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // without asking the store
 	case errors.Is(err, ratelimit.ErrStore):
 		return f.answer(ctx, q)
@@ -196,11 +189,21 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 // context returns ctx for one decision, including that of the local limiter. A limit function is
 // called once for both, and for what the key owes.
 func (f *Limiter) context(ctx context.Context) context.Context {
-	if !f.asks {
+	if f.local == nil && f.source != ratelimit.SourceFailClosed || see.ByKey(f.limiter) {
 		return ctx
 	}
 	return kept.New[ratelimit.Limit](ctx, true)
 }
+
+// frees reports whether keys may be Unlimited, which are admitted even while the breaker is open. The limiter inside a
+// wrapper may have changed since New.
+func (f *Limiter) frees() bool {
+	_, bans := see.First[*ratelimit.Ban](f.limiter) // the store must be asked for bans, even of unlimited keys
+	return f.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(f.limiter)
+}
+
+// counts returns local without its bans, which do not show how much a key has spent.
+func (f *Limiter) counts() ratelimit.Limiter { return withoutBans(f.local) }
 
 // unlimited reports whether all limits of key are Unlimited.
 func (f *Limiter) unlimited(ctx context.Context, key string) bool {

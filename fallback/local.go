@@ -40,11 +40,12 @@ func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Res
 // chargeUpTo is an upTo that uses Charge and counts neither calls nor slots, because the call has
 // already been charged with them. Concurrent calls see the same room.
 func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key string, n int) (int, ratelimit.Result, error) {
-	p, err := f.counts.Peek(ctx, key)
+	counts := f.counts()
+	p, err := counts.Peek(ctx, key)
 	if err != nil {
 		return 0, p, err
 	}
-	s, err := tallyOf(ctx, f.counts, key, p, charge{})
+	s, err := tallyOf(ctx, counts, key, p, charge{})
 	if n = min(n, s.room); err != nil || n == 0 {
 		return 0, p, err
 	}
@@ -67,11 +68,12 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	defer func() { f.owed.paid(key, paid) }()
 
 	due := owed
-	if p, err := f.counts.Peek(ctx, key); err == nil {
+	counts := f.counts()
+	if p, err := counts.Peek(ctx, key); err == nil {
 		if uncounted(p) || p.Limit == 0 { // checked with the current limit, which may have changed
 			return nil
 		}
-		if s, err := tallyOf(ctx, f.counts, key, p, owed); err == nil {
+		if s, err := tallyOf(ctx, counts, key, p, owed); err == nil {
 			due = due.still(s.held)
 		}
 	}
@@ -181,7 +183,7 @@ type owing struct {
 func waysOf(l ratelimit.Limiter) (ways [][]owing) {
 	k := see.Of(l)
 	switch {
-	case k == nil && !see.LookingOn(l), k != nil && k.Algorithm != "" && !k.Calls && !k.Held:
+	case k == nil && !see.LookingOn(l) && !see.Held(l), k != nil && k.Algorithm != "" && !k.Calls && !k.Held:
 		return [][]owing{{{l, false}}}
 	case k != nil && k.Held:
 		return [][]owing{nil}

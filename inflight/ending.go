@@ -62,7 +62,7 @@ func (h *hold) end(why Reason) {
 	h.cleanup.Stop()
 	h.yield()
 	h.mu.Unlock()
-	h.tell(why)
+	defer h.tell(why) // when the slots are free, whatever OnEnd does
 	switch {
 	case busy: // the goroutine that renews will release the slots
 	case h.inMemory():

@@ -36,7 +36,8 @@ func Longest(d time.Duration) Option {
 	}
 }
 
-// OnEnd calls f once when the slot ends, and before that if it is lost. f must return quickly.
+// OnEnd calls f once when the slot ends, and before that if it is lost. f must return quickly. A slot
+// in memory that has ended is free for what f begins.
 func OnEnd(f func(Ending)) Option {
 	return func(s *settings) error {
 		if f == nil {

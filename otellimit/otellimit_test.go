@@ -579,3 +579,21 @@ func BenchmarkCollect(b *testing.B) {
 		})
 	}
 }
+
+// foreign is a limiter of another package, whose policy has a name that is not UTF-8.
+type foreign struct{ ratelimit.Limiter }
+
+func (foreign) AppendPolicies(_ context.Context, dst []ratelimit.Policy, _ string) ([]ratelimit.Policy, error) {
+	return append(dst, ratelimit.Policy{Name: "caf\xe9", Quota: 1}), nil
+}
+
+// An exporter drops all spans of a batch if an attribute is not UTF-8.
+func TestTheNameOfALimitThatDeniesIsUTF8(t *testing.T) {
+	day := ratelimit.Must(ratelimit.NewFixedWindow(ratelimit.Must(memstore.New()), ratelimit.PerDay(1)))
+	denies := foreign{ratelimittest.Static(ratelimit.Result{RetryAfter: 1}, nil)}
+	all := ratelimit.Must(ratelimit.NewAll(day, denies))
+	l := ratelimit.Must(observe.Around(all, otellimit.Spans("api")))
+	said := spanned(t, func(ctx context.Context) { _, _ = l.Allow(ctx, "key") })
+	name, _ := said["ratelimit.denied_by"].(string)
+	require.Equal(t, `"caf\xe9"`, name)
+}

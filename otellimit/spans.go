@@ -53,6 +53,9 @@ func (s spans) Decided(ctx context.Context, _ string, _ int, r ratelimit.Result,
 	}
 	span.SetAttributes(limiter, attrOutcome.String("denied"), attrSource.String(r.Source().String()))
 	if name := r.DeniedBy(); name != "" {
+		if !utf8.ValidString(name) { // from a limiter of another package
+			name = strconv.QuoteToASCII(name)
+		}
 		span.SetAttributes(attrDeniedBy.String(name))
 	}
 	if r.RetryAfter != ratelimit.Never {

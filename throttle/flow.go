@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -20,8 +21,9 @@ import (
 //
 // A Read returns no more bytes than the limit admits at one instant: the Burst of a bucket, or the
 // Rate of a window. If the bucket is small compared with the bytes that callers read at a time,
-// more calls to its store are needed. If the limiter has no policies, the Reader asks it for all
-// bytes that were read, and the limiter may return [ratelimit.ErrNever].
+// more calls to its store are needed. If a lease admits fewer bytes at once, the Reader asks for
+// half as many. If the limiter has no policies, the Reader asks it for all bytes that were read,
+// and the limiter may return [ratelimit.ErrNever].
 //
 // If a wait fails, the bytes that it was for are lost, and all further Reads return the same error.
 // A Reader is not safe for concurrent use. Use [NewReader] to create one.
@@ -146,7 +148,9 @@ func (f *flow) most(l ratelimit.Limiter, n int) int {
 
 // wait waits for some of n bytes.
 func (f *flow) wait(n int) (admitted int, err error) {
-	admitted = f.most(f.limiter, n)
-	_, err = ratelimit.Wait(f.ctx, f.limiter, f.key, admitted)
-	return admitted, err
+	for admitted = f.most(f.limiter, n); ; admitted = (admitted + 1) / 2 { // a lease admits fewer at once than the policy says
+		if _, err = ratelimit.Wait(f.ctx, f.limiter, f.key, admitted); admitted == 1 || !errors.Is(err, ratelimit.ErrNever) {
+			return admitted, err
+		}
+	}
 }

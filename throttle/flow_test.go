@@ -15,7 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store/lease"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -227,4 +231,39 @@ func TestBytesFlowInPiecesOfTheLimitThatCountsThem(t *testing.T) {
 	r, err := calls.Peek(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, 1000-3, r.Remaining)
+}
+
+// A lease admits fewer bytes at once than the limit does. In an outage, an instance admits its share, which
+// is enough for the reads of io.Copy here.
+func TestBytesFlowThroughASmallerLimit(t *testing.T) {
+	limit := ratelimit.Limit{Rate: 64 << 10, Period: time.Second, Burst: 32 << 10}
+	text := strings.Repeat("x", 1<<20)
+	for name, of := range map[string]func(t *testing.T) ratelimit.Limiter{
+		"on a lease": func(t *testing.T) ratelimit.Limiter {
+			leases := ratelimit.Must(lease.New(ratelimit.Must(memstore.New()), 50*time.Millisecond))
+			t.Cleanup(func() { _ = leases.Close(context.Background()) })
+			return ratelimit.Must(ratelimit.NewTokenBucket(leases, limit))
+		},
+		"in an outage": func(*testing.T) ratelimit.Limiter {
+			return ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewTokenBucket(testkit.Away{Store: ratelimit.Must(memstore.New())}, ratelimit.Limit{Rate: 64 << 10, Period: time.Second, Burst: 64 << 10})), fallback.FailLocal(2)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				l := of(t)
+				r, err := throttle.NewReader(ctx, strings.NewReader(text), l, "reader")
+				require.NoError(t, err)
+				n, err := io.Copy(struct{ io.Writer }{io.Discard}, r)
+				require.NoError(t, err)
+				require.EqualValues(t, len(text), n)
+				w, err := throttle.NewWriter(t.Context(), io.Discard, l, "writer")
+				require.NoError(t, err)
+				m, err := io.Copy(w, struct{ io.Reader }{strings.NewReader(text)})
+				require.NoError(t, err)
+				require.EqualValues(t, len(text), m)
+			})
+		})
+	}
 }

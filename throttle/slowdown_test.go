@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -223,4 +224,29 @@ func TestOneOfSeveralLimitsThatIsOpenDoesNotEndTheDelay(t *testing.T) {
 	both, err := ratelimit.NewAll(open, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
 	require.NoError(t, err)
 	require.Equal(t, gentle.Step, spend(t, slowdown(t, both, gentle), 3).Delay)
+}
+
+// What a wrapper admits although a limit of an All has denied it was denied by nobody.
+func TestAnAdmissionIsDeniedByNobody(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	long := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 3}, ratelimit.WithName("long")))
+	short := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 3}, ratelimit.WithName("short")))
+	all := ratelimit.Must(ratelimit.NewAll(long, short))
+	for range 3 {
+		r, err := all.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+	}
+	slow := ratelimit.Must(throttle.NewSlowdown(all, throttle.Slow{Free: 1, Step: time.Millisecond, Max: time.Second}))
+	waiter := ratelimit.Must(throttle.NewWaiter(all, 2*time.Hour))
+	for name, ask := range map[string]func() (ratelimit.Result, error){
+		"Slowdown.Allow": func() (ratelimit.Result, error) { return slow.Allow(t.Context(), "key") },
+		"Slowdown.Peek":  func() (ratelimit.Result, error) { return slow.Peek(t.Context(), "key") },
+		"Waiter.Peek":    func() (ratelimit.Result, error) { return waiter.Peek(t.Context(), "key") },
+	} {
+		r, err := ask()
+		require.NoError(t, err)
+		require.True(t, r.Allowed, name)
+		require.Empty(t, r.DeniedBy(), "%s: %v", name, r)
+	}
 }

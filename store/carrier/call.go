@@ -97,11 +97,13 @@ func (cr *Carrier[C]) goAlone(b Budget, call C, began time.Time) (C, error) {
 		cr.exit(began, err)
 	}()
 	after, sent, err2 := cr.config.Alone(b, call)
-	if err = err2; err == nil {
+	if err2 == nil {
+		err = nil
 		cr.pulse.beat()
 		return after, nil
 	}
-	failed := cr.Explain(err, sent)
+	failed := cr.Explain(err2, sent)
+	err = err2                                  // not before, because Means may panic
 	if f, ok := failed.(*Failure); ok && sent { //nolint:errorlint // just made
 		if f.sent, f.over = true, b.Over(); f.over != nil {
 			cr.config.GiveBack(after)

@@ -165,15 +165,19 @@ func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Clai
 // askFor asks the store for b and continues with the next call, even if the store ends the
 // goroutine.
 func (s *Store) askFor(k keyhash.Hash, b *batch.Batch) {
-	defer func() { s.goOn(k, b.Requests, s.answer(b), b.Err) }()
+	defer func() {
+		again, given := s.answer(b)
+		s.goOn(k, b.Requests, again, b.Err) // before the refunds, in which the store may panic or end the goroutine
+		s.giveBack(b, given)
+	}()
 	b.Ask(context.Background(), s.inner) // not a waiter's context, because the store has its own timeout
 }
 
 // answer answers the waiters of b as if their calls had been made one after the other. It refunds
 // the events of callers that have left. If the refund fails, they stay charged, as after any call
 // whose caller has left.
-func (s *Store) answer(b *batch.Batch) (again []batch.Claim) {
-	given := make([]int64, len(b.Parts))
+func (s *Store) answer(b *batch.Batch) (again []batch.Claim, given []int64) {
+	given = make([]int64, len(b.Parts))
 	again = b.Answer(func(w batch.Claim, replies []store.Reply) {
 		for i, n := range w.N {
 			replies[i] = b.Parts[i].Reply.After(b.Requests[i].Namespace.Rule, given[i])
@@ -184,13 +188,18 @@ func (s *Store) answer(b *batch.Batch) (again []batch.Claim) {
 			given[i] -= n
 		}
 	})
+	return again, given
+}
+
+// giveBack refunds what b has charged beyond what was given.
+func (s *Store) giveBack(b *batch.Batch, given []int64) {
+	defer func() { _ = recover() }() // there is no caller to panic for
 	for i, p := range b.Parts {
 		if q := &b.Requests[i]; p.Granted > given[i] {
 			receipt := p.Reply.Receipt(q.Namespace.Rule, q.Limit, p.Granted, p.Granted-given[i])
 			b.Heard(s.Refund(context.Background(), q.Namespace, q.Key, q.Limit, receipt))
 		}
 	}
-	return again
 }
 
 var _ store.Store = (*Store)(nil)

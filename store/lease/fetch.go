@@ -144,6 +144,9 @@ func (d *Store) takeIn(f *fetch, i int) {
 		if f.Lost {
 			e.failed()
 		}
+		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) { // full, for a time that is not known, but no longer than a refill
+			e.full = max(e.full, now+refill(by)+refill(by)/clockPart)
+		}
 	}
 	if f.Next == nil {
 		return
@@ -159,11 +162,15 @@ func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	e := l.entry
 	d.stats.granted.Add(p.Granted)
+	owed := e.owed
 	held := e.receive(grants{
 		granted: int(p.Granted), want: int(k.wish), owed: int(p.Owed), room: k.room,
 		sent: f.sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, k.reset, l.limits.by),
 	}, d.termsOf(e.ns))
 	held.grant = k.grant
+	if n := owed - e.owed; n > 0 {
+		e.paid = paid{k.grant, e.owes, n}
+	}
 	held.left -= k.left
 	k.left += held.left
 	e.remaining, e.last = k.room, nil

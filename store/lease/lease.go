@@ -132,6 +132,8 @@ type entry struct {
 	used      time.Duration
 	remaining int   // what the store had left at its last answer
 	debtAt    int64 // when an Overdraw happened that could be mistaken for the lease, Unix µs
+	owes      int64 // the time of an admission by overdraft since which events are owed: see lentAt
+	paid      paid
 
 	fetching bool   // whether a call to the store is in progress that will return a lease
 	queued   bool   // whether a job for the next lease is queued
@@ -163,8 +165,19 @@ func (g *grant) admit(o store.Outcome, left int, n int64) store.Reply {
 	return store.Reply{Outcome: o, X: g.at, Y: min(g.limits.by.Burst, int64(g.room+left)) + n, Z: g.reset}
 }
 
-// lentAt is the time of charge of events admitted by overdraft, which have not been charged.
+// lentAt is the time of charge of events admitted by overdraft, which have not been charged, plus the time of their
+// admission, in µs since the Store's base.
 const lentAt = math.MinInt64
+
+// isLent reports whether at is the time of an event admitted by overdraft.
+func isLent(at int64) bool { return at < lentAt/2 }
+
+// paid is the last payment of what was owed: n events that were lent since that time.
+type paid struct {
+	grant *grant
+	since int64
+	n     int
+}
 
 // remembered is a plain reply of the store.
 type remembered struct {

@@ -3,6 +3,7 @@ package lease
 import (
 	"cmp"
 	"context"
+	"math"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -37,14 +38,29 @@ func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) 
 		e.left, e.spare.left = 0, 0
 	}
 	s.mu.Unlock()
-	var errs [2]error
-	for i, held := range leases {
+	n, done := 0, make(chan error, len(leases))
+	for _, held := range leases {
 		if held.left > 0 {
+			n++
 			d.stats.lapsed.Add(int64(held.left))
-			errs[i] = d.refund(ctx, ns, key, held.grant, held.left)
+			d.do(func(ctx context.Context) error { // not the caller's context: the events are those of others
+				err := errPanic
+				defer func() { done <- err }()
+				err = d.refund(ctx, ns, key, held.grant, held.left)
+				return err
+			}, math.MaxInt)
 		}
 	}
-	return cmp.Or(errs[0], errs[1])
+	var first error
+	for range n {
+		select {
+		case err := <-done:
+			first = cmp.Or(first, err)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return first
 }
 
 // putBackOne takes back the events that were spent for r. If their lease has ended in the meantime,
@@ -57,8 +73,8 @@ func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 	if e == nil {
 		e = &entry{ns: r.Namespace, key: r.Key}
 	}
-	if spent.X == lentAt {
-		d.giveBack(e, e.unlend(d.now()), n)
+	if isLent(spent.X) {
+		d.giveBack(e, e.unlend(d.now(), spent.X), n)
 		return
 	}
 	for _, held := range []*lease[*grant]{&e.lease, &e.spare} {
@@ -124,7 +140,7 @@ func (d *Store) noteDebt(ns *store.Namespace, key string, at int64) {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.keys[id]; e != nil && (e.grant == nil || e.grant.at != e.debtAt) {
+	if e := s.keys[id]; e != nil && ((e.grant == nil || e.grant.at != e.debtAt) && (e.spare.grant == nil || e.spare.grant.at != e.debtAt)) {
 		e.debtAt = at
 	}
 }
@@ -133,8 +149,8 @@ func (d *Store) noteDebt(ns *store.Namespace, key string, at int64) {
 // event that was admitted by overdraft is no longer owed, or is returned to the lease that has paid
 // for it.
 func (d *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	if c.At == lentAt {
-		return d.refundLent(ctx, ns, key)
+	if isLent(c.At) {
+		return d.refundLent(ctx, ns, key, c.At)
 	}
 	if c.N -= d.returned(ns, key, c); c.N == 0 {
 		return nil
@@ -163,12 +179,12 @@ func (d *Store) returned(ns *store.Namespace, key string, c store.Receipt) int64
 }
 
 // refundLent refunds an event that was admitted by overdraft.
-func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string) error {
+func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string, at int64) error {
 	var g *grant
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil { // otherwise it was paid long ago
-		g = e.unlend(d.now())
+		g = e.unlend(d.now(), at)
 	}
 	s.mu.Unlock()
 	if g == nil {
@@ -177,16 +193,17 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	return d.inner.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
 }
 
-// unlend takes back an event that was admitted by overdraft. If the grant that paid for it has
-// ended, it returns that grant.
-func (e *entry) unlend(now time.Duration) *grant {
+// unlend takes back an event that was admitted by overdraft. If it was paid by a grant that has ended, it returns that
+// grant. An event that was paid before that stays charged, because it may have left the limit.
+func (e *entry) unlend(now time.Duration, at int64) *grant {
 	switch {
-	case e.owed > 0:
+	case e.owed > 0 && at >= e.owes:
 		e.owed--
-	case e.grant != nil && now < e.until:
+	case e.paid.n > 0 && at >= e.paid.since:
+		if e.paid.n--; e.grant != e.paid.grant || now >= e.until {
+			return e.paid.grant
+		}
 		e.left, e.most = e.left+1, e.most+1
-	default:
-		return e.grant
 	}
 	return nil
 }
@@ -198,7 +215,7 @@ func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
 		e.lease, e.spare, e.last = lease[*grant]{}, lease[*grant]{}, nil
-		e.denied, e.full, e.owed = 0, 0, 0
+		e.denied, e.full, e.owed, e.paid = 0, 0, 0, paid{}
 	}
 	s.mu.Unlock()
 	return d.inner.Reset(ctx, ns, key)

@@ -48,7 +48,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		s.mu.Unlock()
 		return r, nil
 	case e.borrow(now, &d.terms):
-		r := d.lend(s, e)
+		r := d.lend(s, e, now)
 		s.mu.Unlock()
 		return r, nil
 	}
@@ -220,20 +220,25 @@ func (d *Store) lendFor(l *miss, reply *store.Reply) (lent bool) {
 	if e := l.entry; e != nil && l.request.N == 1 {
 		l.shard.mu.Lock()
 		defer l.shard.mu.Unlock()
-		if lent = e.limits == l.limits && e.borrow(d.now(), &d.terms); lent {
-			*reply = d.lend(l.shard, e)
+		now := d.now()
+		if lent = e.limits == l.limits && e.borrow(now, &d.terms); lent {
+			*reply = d.lend(l.shard, e, now)
 		}
 	}
 	return lent
 }
 
 // lend returns the admission of an event that e has borrowed.
-func (d *Store) lend(s *shard, e *entry) store.Reply {
+func (d *Store) lend(s *shard, e *entry, now time.Duration) store.Reply {
 	d.stats.overdrawn.Add(1)
+	at := lentAt + inMicros(now)
+	if e.owed == 1 {
+		e.owes = at
+	}
 	if e.settle(&d.terms) {
 		d.fetchAhead(s, e)
 	}
-	return store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
+	return store.Reply{Outcome: store.AdmittedByLease, X: at, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
 }
 
 // denyAll reports whether all replies are known and one of them denies.

@@ -261,6 +261,7 @@ func (s *Store) giveBack(c *call) {
 		return
 	}
 	go func() {
+		defer func() { _ = recover() }() // the clock has panicked, and there is no caller to panic for
 		for i := range c.charged {
 			q := &c.requests[i]
 			n := c.charged[i]

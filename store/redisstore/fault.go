@@ -149,6 +149,7 @@ func lateOf(cmd redis.Cmder, err error) func() ([]int64, error) {
 // giveBack refunds what c has charged.
 func (s *Store) giveBack(c call) {
 	go func() {
+		defer func() { _ = recover() }() // a hook or the clock has panicked, and there is no caller to panic for
 		if c.late != nil {
 			var err error
 			if c.values, err = c.late(); err != nil {

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
@@ -234,6 +236,11 @@ func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) 
 		}
 	}
 	f = faultOf(err)
+	if v != nil && errors.Is(f.Err, redis.ErrClosed) && errors.Is(f.Class, store.ErrUnavailable) && s.link.owner != nil { // nothing ran
+		if now, err := s.link.owner(c.first.key); err == nil && s.link.of(now) != v { // another server has the key
+			f.Again = true
+		}
+	}
 	if s.link.slots != nil {
 		s.link.slots.failed(*f, c.first.key)
 	}

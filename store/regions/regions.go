@@ -246,20 +246,34 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 		return err
 	}
 	if s.fetchAll(ctx, requests, shares, replies) && ctx.Err() == nil {
-		if err := s.inner.Decide(ctx, shares, replies); err != nil {
+		if err := s.again(ctx, shares, replies); err != nil {
 			return err
 		}
 	}
-	all := true
-	for i := range shares {
-		all = all && (replies[i].OK() || !shares[i].Votes())
-	}
+	all := store.AllOK(shares, replies)
 	for i := range shares {
 		q, charged := &shares[i], int64(0)
 		if all && !q.Looks() {
 			charged = q.N
 		}
 		replies[i] = replies[i].Plainly(q.Namespace.Rule, q.Limit, q.N, charged)
+	}
+	return nil
+}
+
+// again decides once more, after a fetch. If the limits that vote have been charged, only shadows that have denied
+// are asked.
+func (s *Store) again(ctx context.Context, shares []store.Request, replies []store.Reply) error {
+	if !store.AllOK(shares, replies) {
+		return s.inner.Decide(ctx, shares, replies)
+	}
+	for i := range shares {
+		if replies[i].OK() || shares[i].Looks() {
+			continue
+		}
+		if r, err := store.Decide(ctx, s.inner, shares[i]); err == nil { // otherwise its denial stands, and the call is charged
+			replies[i] = r
+		}
 	}
 	return nil
 }
