@@ -238,3 +238,21 @@ func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 	}
 	require.Positive(t, soon)
 }
+
+// What is owed is paid before anybody is admitted.
+func TestOwedEventsComeFirst(t *testing.T) {
+	for owed, fit := range map[int64]int{0: 3, 2: 3, 8: 2, 10: 0, 12: 0} {
+		mem := ratelimit.Must(memstore.New(memstore.WithClock(func() time.Time { return time.Unix(1_800_000_000, 0) })))
+		b := new(batch.Batch)
+		one := func(int) int64 { return 1 }
+		b.Make(1, []batch.Claim{batch.NewClaim(1, one), batch.NewClaim(1, one), batch.NewClaim(1, one)}, new(pending.Patience))
+		b.Requests[0] = requestsOf(t, mem, []string{"fixed_window"}, []ratelimit.Limit{ratelimit.PerHour(10)})[0]
+		p := &b.Parts[0]
+		p.Owed, p.Want = owed, p.Want+owed
+		b.Ask(t.Context(), mem)
+		require.NoError(t, b.Err)
+		require.Equal(t, fit, b.Fit, "%d owed", owed)
+		require.Equal(t, min(10, owed+3), p.Granted, "%d owed", owed)
+		require.Equal(t, max(0, owed-10), p.Forced, "%d owed", owed)
+	}
+}

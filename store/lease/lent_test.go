@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -120,12 +121,12 @@ func TestRepeatedRefundsOfALentEvent(t *testing.T) {
 // distant is a store at a distance that keeps to the contexts of calls.
 type distant struct {
 	store.Store
-	way time.Duration
+	way atomic.Int64 // ns
 }
 
 func (s *distant) wait(ctx context.Context) error {
 	select {
-	case <-time.After(s.way):
+	case <-time.After(time.Duration(s.way.Load())):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -162,13 +163,13 @@ func TestAnAllowUpToInAHurryLosesNoLease(t *testing.T) {
 			fresh := fullKey(t, d.plain)
 			taken := hold(t, d, 64)
 			held := d.Stats().Held
-			s.way = 2 * time.Millisecond
+			s.way.Store(int64(2 * time.Millisecond))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			n, _, err := d.AllowUpTo(ctx, "key", 1000)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Zero(t, n)
-			s.way = 0
+			s.way.Store(0)
 			time.Sleep(10 * time.Minute)
 			closeLease(t, d)
 			require.Equal(t, fresh-len(taken), remaining(t, d.plain), "%d were held, %+v", held, d.Stats())
@@ -238,5 +239,31 @@ func TestAnAllowUpToWaitsForOneTimeout(t *testing.T) {
 		s.set(0, nil)
 		closeLease(t, d)
 		require.LessOrEqual(t, took, timeout+timeout/16)
+	})
+}
+
+// An AllowUpTo leaves the reserve to others, and says how many it has charged.
+func TestAnAllowUpToLeavesTheReserve(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := memory(t, stopped)
+			l, err := ratelimit.New(algorithm, newLease(t, newLimiter(t, algorithm, s, ratelimit.PerHour(100)), time.Minute).Store, ratelimit.PerHour(100),
+				ratelimit.WithName("test"), ratelimit.WithReserved(30))
+			require.NoError(t, err)
+			all, err := l.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			for _, c := range [][2]int{{40, 40}, {1000, all.Remaining - 40}, {5, 0}} {
+				n, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", c[0])
+				want := c[1]
+				require.NoError(t, err)
+				require.Equal(t, want, n)
+				require.Equal(t, want, r.Charged())
+				require.Equal(t, want > 0, r.Allowed)
+			}
+			rest, err := l.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Zero(t, rest.Remaining)
+			require.GreaterOrEqual(t, remaining(t, newLimiter(t, algorithm, s, ratelimit.PerHour(100))), 30)
+		})
 	})
 }
