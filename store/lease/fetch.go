@@ -144,8 +144,8 @@ func (d *Store) takeIn(f *fetch, i int) {
 		if f.Lost {
 			e.failed()
 		}
-		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) { // full, for a time that is not known, but no longer than a refill
-			e.full = max(e.full, now+refill(by)+refill(by)/clockPart)
+		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) {
+			e.full = max(e.full, now+refill(by)+refill(by)/clockPart) // it is not known for how long, but for no longer
 		}
 	}
 	if f.Next == nil {

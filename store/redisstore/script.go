@@ -216,6 +216,15 @@ func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
 	return true
 }
 
+// hasMoved reports whether another server than v has the keys of c by now, as after a shard of a Ring was removed.
+func (s *Store) hasMoved(c *call, v *server) bool {
+	if v == nil || s.link.owner == nil {
+		return false
+	}
+	owner, err := s.link.owner(c.first.key)
+	return err == nil && s.link.of(owner) != v
+}
+
 // try makes one attempt.
 func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) {
 	var err error
@@ -236,10 +245,8 @@ func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) 
 		}
 	}
 	f = faultOf(err)
-	if v != nil && errors.Is(f.Err, redis.ErrClosed) && errors.Is(f.Class, store.ErrUnavailable) && s.link.owner != nil { // nothing ran
-		if now, err := s.link.owner(c.first.key); err == nil && s.link.of(now) != v { // another server has the key
-			f.Again = true
-		}
+	if errors.Is(f.Class, store.ErrUnavailable) && errors.Is(f.Err, redis.ErrClosed) && s.hasMoved(c, v) {
+		f.Again = true // nothing ran
 	}
 	if s.link.slots != nil {
 		s.link.slots.failed(*f, c.first.key)
