@@ -131,7 +131,13 @@ func (h *hold) giveBack() {
 			queues.wake(h.key, p.core, h.yields)
 			continue
 		}
-		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.n) // fewer than n would not be the whole call
+		release := func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) } // fewer than n would not be the whole call
+		var err error
+		if h.inMemory() {
+			err = release() // by the caller of Release
+		} else {
+			err = unlessItPanics(release)
+		}
 		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
 		if !gone { // even if a function of the limiter has failed
 			left = append(left, p)

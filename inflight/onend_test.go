@@ -1,11 +1,14 @@
 package inflight_test
 
 import (
+	"context"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -55,4 +58,25 @@ func TestTheSlotIsFreeInOnEnd(t *testing.T) {
 	require.NoError(t, err)
 	slot.Release()
 	require.True(t, allowed)
+}
+
+// A limit function that panics ends the request that it is called for. In a renewal, it costs the slot.
+func TestAPanicInARenewalCostsTheSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int64
+		s := newRemote(t)
+		one := slots(t, s, 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			if calls.Add(1) > 1 {
+				panic("planted")
+			}
+			return ratelimit.Limit{}, nil
+		}))
+		slot, _, err := inflight.Hold(t.Context(), one, "key", 1)
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.Greater(t, calls.Load(), int64(1))
+		require.True(t, slot.Lost())
+		slot.Release()
+		synctest.Wait()
+	})
 }

@@ -2,6 +2,7 @@ package inflight
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -112,13 +113,15 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	ctx, cancel := context.WithDeadline(h.ctx, end)
 	defer cancel()
 	var r ratelimit.Result
-	var err error
-	switch {
-	case p.counted():
-		r, err = p.core.Renew(ctx, h.key, p.charged())
-	case p.standsIn():
-		r, err = p.core.Allow(ctx, h.key)
-	} // otherwise no slot was needed
+	err := unlessItPanics(func() (err error) {
+		switch {
+		case p.counted():
+			r, err = p.core.Renew(ctx, h.key, p.charged())
+		case p.standsIn():
+			r, err = p.core.Allow(ctx, h.key)
+		} // otherwise no slot was needed
+		return err
+	})
 	if err != nil { // the slot may be held until it expires
 		return true
 	}
@@ -138,4 +141,15 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	p.toTake, p.until = false, began.Add(p.life)
 	h.mu.Unlock()
 	return true
+}
+
+// unlessItPanics calls f, and returns a panic as an error: a limit or a key function may panic, and there is no
+// caller to panic for. The slot is renewed or released later, or expires.
+func unlessItPanics(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("inflight: a function of the limiter panicked: %v", p)
+		}
+	}()
+	return f()
 }
