@@ -22,11 +22,10 @@ import (
 // A panic of OnEnd keeps no slot.
 func TestAPanicOfOnEndLeavesNoSlotTaken(t *testing.T) {
 	one := ratelimit.Must(inflight.New(ratelimit.Must(memstore.New()), 1, time.Minute))
-	once := true
+	var panicked atomic.Bool
 	limit := ratelimit.Must(httplimit.New(one, httplimit.WithKey(httplimit.Global()), httplimit.WithSlots(inflight.OnEnd(func(inflight.Ending) {
-		if once {
-			once = false
-			panic("boom")
+		if !panicked.Swap(true) {
+			panic("planted")
 		}
 	}))))
 	server := httptest.NewUnstartedServer(limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
