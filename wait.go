@@ -159,8 +159,8 @@ func (a *asker) answer() queue.Answer {
 }
 
 // Delayer is implemented by limiters that have a method [AllowWithin]. All limiters of this module do,
-// except throttle's Slowdown and a ratelimittest.Static. A type that embeds a Delayer and defines its own AllowN must also define
-// its own AllowWithin.
+// except throttle's Slowdown and a ratelimittest.Static. A type that embeds a Delayer and defines its
+// own AllowN must also define its own AllowWithin.
 type Delayer interface {
 	AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error)
 }

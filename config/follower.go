@@ -12,14 +12,17 @@ import (
 
 // follower is a part of limiter i, according to the text that is in force when it is called.
 type follower struct {
-	see.Wrapper // of the parts inside a fallback: they change neither keys nor costs
+	see.Wrapper // LooksOn for the parts inside a fallback: they change neither keys nor costs
 
 	set  *Limiters
 	i    int
 	part func(st *stack, key string) ratelimit.Limiter
 }
 
-var looksOn = see.Has(see.Traits{LooksOn: true})
+var (
+	changes = see.Has(see.Traits{Changes: true})
+	looksOn = see.Has(see.Traits{Changes: true, LooksOn: true})
+)
 
 var (
 	_ ratelimit.PolicyAppender = (*follower)(nil)

@@ -157,7 +157,7 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 		return nil, fmt.Errorf("%w: the configuration has no limiter %s", ratelimit.ErrInvalidOption, yamltree.Quote(name))
 	}
 	if ls.taken[name] == nil {
-		ls.taken[name] = &limiter{follower{set: ls, i: i, part: (*stack).whole}}
+		ls.taken[name] = &limiter{follower{changes, ls, i, (*stack).whole}}
 	}
 	return ls.taken[name], nil
 }

@@ -28,7 +28,7 @@ type around = ratelimit.Around
 // newLimits makes a limiter for each limit, by its place in parts, and one for all of them. Bans
 // are stored in bans.
 func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
-	l := &limits{Wrapper: looksOn, spec: s, owner: ls}
+	l := &limits{Wrapper: see.Has(see.Traits{LooksOn: true}), spec: s, owner: ls}
 	for i := range s.parts() {
 		part, err := one(i)
 		if err != nil {

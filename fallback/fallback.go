@@ -54,6 +54,8 @@ type Limiter struct {
 	limiter ratelimit.Limiter
 	source  ratelimit.Source // of the answer
 	local   ratelimit.Limiter
+	fixed   seen // unless changes
+	changes bool // whether what is inside the limiter, or the local one, may change
 	breaker breaker
 	mark    *ratelimit.Mark  // on its own answers
 	plain   *ratelimit.Mark  // on answers of the local limiter that keep their source
@@ -100,6 +102,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	if f.local, err = p.limiter(l); err != nil {
 		return nil, err
 	}
+	f.fixed, f.changes = f.inspect(), see.Changing(l) || f.local != nil && see.Changing(f.local)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
 	f.plain = ratelimit.NewMark(f, ratelimit.SourceStore, new(answered))
 	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
@@ -174,7 +177,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	ctx = f.context(ctx)
 	r, err := f.call(ctx, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
-	case errors.Is(err, errOpen) && f.frees() && f.unlimited(ctx, q.key):
+	case errors.Is(err, errOpen) && f.sees().frees && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // without asking the store
 	case errors.Is(err, ratelimit.ErrStore):
 		return f.answer(ctx, q)
@@ -189,21 +192,33 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 // context returns ctx for one decision, including that of the local limiter. A limit function is
 // called once for both, and for what the key owes.
 func (f *Limiter) context(ctx context.Context) context.Context {
-	if f.local == nil && f.source != ratelimit.SourceFailClosed || see.ByKey(f.limiter) {
+	if !f.sees().asks {
 		return ctx
 	}
 	return kept.New[ratelimit.Limit](ctx, true)
 }
 
-// frees reports whether keys may be Unlimited, which are admitted even while the breaker is open. The limiter inside a
-// wrapper may have changed since New.
-func (f *Limiter) frees() bool {
-	_, bans := see.First[*ratelimit.Ban](f.limiter) // the store must be asked for bans, even of unlimited keys
-	return f.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(f.limiter)
+// seen is what can be seen of the limiter and of the local one.
+type seen struct {
+	counts ratelimit.Limiter // local without its bans, which do not show how much a key has spent
+	asks   bool              // whether one decision may call a limit function more than once
+	frees  bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
 }
 
-// counts returns local without its bans, which do not show how much a key has spent.
-func (f *Limiter) counts() ratelimit.Limiter { return withoutBans(f.local) }
+func (f *Limiter) inspect() (s seen) {
+	s.counts = withoutBans(f.local)
+	_, bans := see.First[*ratelimit.Ban](f.limiter) // the store must be asked for bans, even of unlimited keys
+	s.frees = f.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(f.limiter)
+	s.asks = s.frees || f.local != nil && !see.ByKey(f.limiter)
+	return s
+}
+
+func (f *Limiter) sees() seen {
+	if f.changes {
+		return f.inspect()
+	}
+	return f.fixed
+}
 
 // unlimited reports whether all limits of key are Unlimited.
 func (f *Limiter) unlimited(ctx context.Context, key string) bool {

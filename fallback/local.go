@@ -40,7 +40,7 @@ func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Res
 // chargeUpTo is an upTo that uses Charge and counts neither calls nor slots, because the call has
 // already been charged with them. Concurrent calls see the same room.
 func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key string, n int) (int, ratelimit.Result, error) {
-	counts := f.counts()
+	counts := f.sees().counts
 	p, err := counts.Peek(ctx, key)
 	if err != nil {
 		return 0, p, err
@@ -68,7 +68,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	defer func() { f.owed.paid(key, paid) }()
 
 	due := owed
-	counts := f.counts()
+	counts := f.sees().counts
 	if p, err := counts.Peek(ctx, key); err == nil {
 		if uncounted(p) || p.Limit == 0 { // checked with the current limit, which may have changed
 			return nil

@@ -59,8 +59,8 @@ var (
 	// ErrTimeout means that there was no answer in time. The call may have run. It is the store's
 	// own timeout, never context.DeadlineExceeded.
 	ErrTimeout = fmt.Errorf("%w: timeout", ErrStore)
-	// ErrOverloaded means that this process could not serve the call in time: it was
-	// refused, or found no connection before its time was up. Nothing was sent.
+	// ErrOverloaded means that this process could not serve the call in time: it was refused, or
+	// found no connection before its time was up. Nothing was sent.
 	ErrOverloaded = fmt.Errorf("%w: overloaded", ErrStore)
 	// ErrOutOfMemory means that the store has no room for the state of another key.
 	ErrOutOfMemory = fmt.Errorf("%w: out of memory", ErrStore)

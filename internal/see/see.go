@@ -31,6 +31,7 @@ func (w *Wrapper) wrapper() *Traits { return &w.traits }
 type Traits struct {
 	Answers bool // decides in place of the one inside, so inside a fallback it would hide failures of the store, or be overruled
 	LooksOn bool // only observes and changes nothing, so its local limiter is that of the one inside
+	Changes bool // what it wraps may change, so what is seen of that holds for one call only
 	Mirrors bool // also charges another limiter, which decides in its place in an outage
 	Sleeps  bool // sleeps until the limiter behind admits; inside others, it would hold what they hold
 	Waits   bool // a call of this store may take longer than one of the store behind it
@@ -56,6 +57,12 @@ func traitsOf(x any) *Traits {
 
 // LookingOn reports whether l only observes.
 func LookingOn[L any](l L) bool { return traitsOf(l).LooksOn }
+
+// Changing reports whether what is inside l may change.
+func Changing[L any](l L) bool {
+	_, changes := first(l, func(l L) bool { return traitsOf(l).Changes })
+	return changes
+}
 
 // Mirroring reports whether l also charges another limiter.
 func Mirroring[L any](l L) bool { return traitsOf(l).Mirrors }
