@@ -202,11 +202,11 @@ func (b *block) life(n *yaml.Node) {
 
 // slotsAlone reports whether in_flight is the only limit, so that nothing counts rates.
 func (b *block) slotsAlone() bool {
-	if _, found := b.fields["in_flight"]; !found {
+	if !b.has("in_flight") {
 		return false
 	}
 	for _, field := range []string{"limit", "limits"} {
-		if _, found := b.fields[field]; found {
+		if b.has(field) {
 			return false
 		}
 	}
