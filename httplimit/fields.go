@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// inlineFields is the largest number of fields in a response of this package: three legacy ones, four
-// of draft 6, one of draft 7, Retry-After, Cache-Control and Content-Type.
-const inlineFields = 11
+// inlineFields is the largest number of fields in a response of this package: three legacy ones, two of
+// draft 10, Retry-After, Cache-Control and Content-Type.
+const inlineFields = 8
 
 // fields collects the header fields of a response. Their values become parts of one text, and their
 // slices parts of one array, both cut from a supply. All of it except the text is on the stack,

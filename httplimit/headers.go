@@ -21,14 +21,12 @@ import (
 // Events that no limit counts are not reported, such as those that a list or an outage lets
 // through. Neither are denials by a list, nor the limit [ratelimit.Unlimited].
 //
-// With several limits, Draft10 reports each of them. The other styles have room for one: the limit
-// that denies longest or, for an admission, the one with the fewest events left. Of a
+// With several limits, Draft10 reports each of them. Legacy has room for one: the limit that denies longest or, for an admission, the one with the fewest events left. Of a
 // [ratelimit.First], that is the limiter that admits again first or, for an admission, the one that
 // was charged.
 type HeaderStyle uint8
 
-// The header styles. Draft10 cannot be combined with Draft6 and Draft7, whose fields have the same
-// names and another syntax.
+// The header styles.
 const (
 	// Legacy is X-RateLimit-Limit, X-RateLimit-Remaining, and X-RateLimit-Reset in
 	// Unix seconds.
@@ -36,22 +34,13 @@ const (
 	// Draft10 is RateLimit-Policy: "daily";q=1000;w=86400 and RateLimit: "daily";r=42;t=30
 	// of draft-ietf-httpapi-ratelimit-headers-10, with an item for each limit.
 	Draft10
-	// Draft7 is RateLimit: limit=1000, remaining=42, reset=30 and RateLimit-Policy:
-	// 1000;w=86400 of draft 7.
-	Draft7
-	// Draft6 is RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset in seconds, and
-	// RateLimit-Policy: 1000;w=86400 of draft 6.
-	Draft6
 )
 
-const (
-	defaultStyles = Legacy | Draft10
-	withPolicies  = Draft10 | Draft7 | Draft6
-)
+const defaultStyles = Legacy | Draft10
 
 // SetHeaders sets the fields in h that the middleware would write for d, in these styles, or in
 // [Legacy] and [Draft10] if there are none. For a denial, they include Retry-After and
-// Cache-Control. Together with Draft10, the older drafts are ignored.
+// Cache-Control.
 //
 // Use it in handlers without the middleware, for trailers, or if the counts have changed since, as
 // after [ratelimit.Reservation.Settle].
@@ -60,11 +49,8 @@ func SetHeaders(h http.Header, d Decision, styles ...HeaderStyle) {
 	for _, s := range styles {
 		chosen |= s
 	}
-	switch {
-	case len(styles) == 0:
+	if len(styles) == 0 {
 		chosen = defaultStyles
-	case chosen&Draft10 != 0:
-		chosen &^= Draft7 | Draft6
 	}
 	s := scratches.Get().(*scratch)
 	f := fields{text: s.text[:0]}
@@ -84,9 +70,6 @@ const (
 	xReset          = "X-Ratelimit-Reset"
 	rateLimit       = "Ratelimit"
 	rateLimitPolicy = "Ratelimit-Policy"
-	limitField      = "Ratelimit-Limit"
-	remainingField  = "Ratelimit-Remaining"
-	resetField      = "Ratelimit-Reset"
 	retryAfter      = "Retry-After"
 	cacheControl    = "Cache-Control"
 	contentType     = "Content-Type"
@@ -100,24 +83,14 @@ func (f *fields) report(styles HeaderStyle, d *report.Decision, texts *policyTex
 	if len(d.Policies) == 1 {
 		f.only = texts.of(&d.Policies[0])
 	}
-	one, p := d.One()
-	t, timed := d.Time(one, p)
 	if styles&Legacy != 0 {
+		one, p := d.One()
+		t, timed := d.Time(one, p)
 		f.legacy(one, t, timed)
 	}
 	if styles&Draft10 != 0 {
 		f.draft10(d, texts)
 	}
-	if styles&(Draft7|Draft6) == 0 {
-		return
-	}
-	if styles&Draft7 != 0 {
-		f.draft7(one, t, timed)
-	}
-	if styles&Draft6 != 0 {
-		f.draft6(one, t, timed)
-	}
-	f.policies(d, func(p *policyText) string { return p.draft6 }, texts)
 }
 
 func (f *fields) integer(n int64) { f.text = strconv.AppendInt(f.text, n, 10) }
@@ -163,24 +136,19 @@ func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
 		f.end(rateLimit)
 		return
 	}
-	f.policies(d, func(p *policyText) string { return p.draft10 }, texts)
+	for i := range d.Policies {
+		if p := &d.Policies[i]; report.Limits(p) {
+			f.comma()
+			f.string(texts.of(p).draft10)
+		}
+	}
+	f.end(rateLimitPolicy)
 	for i := range d.Policies {
 		if part, ok := d.Part(i); ok && report.Limits(&d.Policies[i]) {
 			f.item(texts.of(&d.Policies[i]).name, d, part, &d.Policies[i])
 		}
 	}
 	f.end(rateLimit)
-}
-
-// policies adds RateLimit-Policy, with an item for each policy.
-func (f *fields) policies(d *report.Decision, item func(*policyText) string, texts *policyTexts) {
-	for i := range d.Policies {
-		if p := &d.Policies[i]; report.Limits(p) {
-			f.comma()
-			f.string(item(texts.of(p)))
-		}
-	}
-	f.end(rateLimitPolicy)
 }
 
 // item appends an item of draft 10 for part of d, whose policy is p, or nil if that is not known.
@@ -200,28 +168,6 @@ func (f *fields) comma() {
 	if len(f.text) > f.begin() {
 		f.text = append(f.text, ',')
 	}
-}
-
-func (f *fields) draft7(r *ratelimit.Result, t time.Duration, timed bool) {
-	f.string("limit=")
-	f.integer(report.Count(r.Limit))
-	f.string(", remaining=")
-	f.repeated(&f.left, report.Count(r.Remaining))
-	if timed {
-		f.string(", reset=")
-		f.repeated(&f.wait, report.Seconds(t))
-	}
-	f.end(rateLimit)
-}
-
-func (f *fields) draft6(r *ratelimit.Result, t time.Duration, timed bool) {
-	f.number(limitField, report.Count(r.Limit))
-	f.repeated(&f.left, report.Count(r.Remaining))
-	f.end(remainingField)
-	if timed {
-		f.repeated(&f.wait, report.Seconds(t))
-	}
-	f.end(resetField)
 }
 
 // refusal adds the fields of a refusal.

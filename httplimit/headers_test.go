@@ -66,25 +66,12 @@ func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 				"RateLimit-Policy": `"burst";q=100;w=60`,
 				"RateLimit":        `"burst";r=42;t=30`,
 			}},
-			{Draft7, map[string]string{
-				"RateLimit-Policy": `100;w=60`,
-				"RateLimit":        `limit=100, remaining=42, reset=30`,
-			}},
-			{Draft6, map[string]string{
-				"RateLimit-Policy":    `100;w=60`,
-				"RateLimit-Limit":     "100",
-				"RateLimit-Remaining": "42",
-				"RateLimit-Reset":     "30",
-			}},
-			{Legacy | Draft6 | Draft7, map[string]string{
+			{Legacy | Draft10, map[string]string{
 				"X-RateLimit-Limit":     "100",
 				"X-RateLimit-Remaining": "42",
 				"X-RateLimit-Reset":     strconv.FormatInt(now+30, 10),
-				"RateLimit-Policy":      `100;w=60`,
-				"RateLimit":             `limit=100, remaining=42, reset=30`,
-				"RateLimit-Limit":       "100",
-				"RateLimit-Remaining":   "42",
-				"RateLimit-Reset":       "30",
+				"RateLimit-Policy":      `"burst";q=100;w=60`,
+				"RateLimit":             `"burst";r=42;t=30`,
 			}},
 		} {
 			want := make(http.Header)
@@ -96,12 +83,12 @@ func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 	})
 }
 
-func TestEachDraftHasThePolicies(t *testing.T) {
+func TestThePoliciesAreThoseOfTheLimiter(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	lim, err := ratelimit.NewFixedWindow(mem, ratelimit.PerMinute(100))
 	require.NoError(t, err)
-	for style, want := range map[HeaderStyle]string{Draft10: `"100/m";q=100;w=60`, Draft7: "100;w=60", Draft6: "100;w=60", Legacy: ""} {
+	for style, want := range map[HeaderStyle]string{Draft10: `"100/m";q=100;w=60`, Legacy: ""} {
 		w := httptest.NewRecorder()
 		Middleware(lim, WithHeaders(style))(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 		require.Equal(t, want, w.Header().Get("RateLimit-Policy"), style)
@@ -110,13 +97,12 @@ func TestEachDraftHasThePolicies(t *testing.T) {
 
 func TestARefusalHasTheTimeToComeBackInEachStyle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := header(Legacy|Draft6|Draft7, report.Decision{
+		h := header(Legacy|Draft10, report.Decision{
 			Result:   ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
 			Policies: []ratelimit.Policy{burst},
 		})
 		require.Equal(t, "2", h.Get("Retry-After"))
-		require.Equal(t, "2", h.Get("RateLimit-Reset"))
-		require.Equal(t, "limit=100, remaining=0, reset=2", h.Get("RateLimit"))
+		require.Equal(t, `"burst";r=0;t=2`, h.Get("RateLimit"))
 		require.Equal(t, strconv.FormatInt(time.Now().Unix()+2, 10), h.Get("X-RateLimit-Reset"))
 	})
 }
@@ -137,12 +123,11 @@ func TestTheLegacyLimitIsThatOfTheDecision(t *testing.T) {
 
 func TestNoStyleHasATimeWhereNoWaitingHelps(t *testing.T) {
 	never := report.Decision{Result: ratelimit.Result{Limit: 100, Remaining: 42, RetryAfter: ratelimit.Never}, Policies: []ratelimit.Policy{burst}}
-	h := header(Legacy|Draft7|Draft6, never)
-	require.Equal(t, "limit=100, remaining=42", h.Get("RateLimit"))
-	for _, field := range []string{xReset, resetField, retryAfter} {
+	h := header(Legacy|Draft10, never)
+	require.Equal(t, `"burst";r=42`, h.Get("RateLimit"))
+	for _, field := range []string{xReset, retryAfter} {
 		require.NotContains(t, h, field)
 	}
-	require.Equal(t, `"burst";r=42`, header(Draft10, never).Get("RateLimit"))
 }
 
 func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
@@ -184,12 +169,9 @@ func TestOfADenialTheOneLimitIsThatWhichDeniedLongest(t *testing.T) {
 	}
 	whole := ratelimit.Result{Limit: 10, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
 	d := report.Decision{Result: whole, Parts: testkit.Parts(parts...), DeniedBy: "daily", Policies: []ratelimit.Policy{burst, daily, burst}}
-	h := header(Legacy|Draft7|Draft6, d)
+	h := header(Legacy, d)
 	require.Equal(t, "1000", h.Get("X-RateLimit-Limit"))
 	require.Equal(t, "4", h.Get("X-RateLimit-Remaining"))
-	require.Equal(t, "limit=1000, remaining=4, reset=3600", h.Get("RateLimit"))
-	require.Equal(t, "1000", h.Get("RateLimit-Limit"))
-	require.Equal(t, "4", h.Get("RateLimit-Remaining"))
 	require.Equal(t, "3600", h.Get("Retry-After"))
 }
 
@@ -219,7 +201,7 @@ func TestUnlimitedLimitsAreNotReported(t *testing.T) {
 	require.Equal(t, `"burst";q=100;w=60`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=42;t=0`, h.Get("RateLimit"))
 
-	h = header(Draft10|Draft7, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}, Policies: []ratelimit.Policy{unlimited}})
+	h = header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}, Policies: []ratelimit.Policy{unlimited}})
 	require.NotContains(t, h, rateLimitPolicy)
 	require.NotContains(t, header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true}, Policies: []ratelimit.Policy{unlimited}}), rateLimit)
 
@@ -287,19 +269,6 @@ func checkList(t *testing.T, h http.Header, field string, names []string, params
 // quotedPlain is quoted without the backslashes.
 func quotedPlain(s string) string {
 	return strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(string(report.AppendString(nil, s)))
-}
-
-func TestOlderDraftsParseAsStructuredFieldsToo(t *testing.T) {
-	one := report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: time.Minute}, Policies: []ratelimit.Policy{burst, daily}}
-	h := header(Draft6|Draft7, one)
-	dict, err := httpsfv.UnmarshalDictionary(h[rateLimit])
-	require.NoError(t, err)
-	require.Equal(t, []string{"limit", "remaining", "reset"}, dict.Names())
-	list, err := httpsfv.UnmarshalList(h[rateLimitPolicy])
-	require.NoError(t, err)
-	require.Len(t, list, 2)
-	w, _ := list[1].(httpsfv.Item).Params.Get("w")
-	require.EqualValues(t, 86400, w)
 }
 
 func FuzzPolicyNames(f *testing.F) {

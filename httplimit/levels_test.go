@@ -2,10 +2,13 @@ package httplimit_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -54,46 +57,57 @@ func TestEachOfSeveralLimitsIsTold(t *testing.T) {
 	require.Contains(t, w.Body.String(), `"violated-policies":["api/h"]`)
 }
 
+// one returns the fields of the style that has room for one limit: how many events it allows, how many are left,
+// and in how many seconds it resets, by the clock of a bubble.
+func one(t *testing.T, h http.Header) string {
+	t.Helper()
+	at, err := strconv.ParseInt(h.Get("X-RateLimit-Reset"), 10, 64)
+	require.NoError(t, err)
+	return fmt.Sprintf("%s, %s, %d", h.Get("X-RateLimit-Limit"), h.Get("X-RateLimit-Remaining"), at-time.Now().Unix())
+}
+
 // A First that denies has the numbers of the limiter that admits again first, in every style.
 func TestAFirstTellsTheSameTimeInEachField(t *testing.T) {
-	mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }))
-	require.NoError(t, err)
-	window := func(name string, l ratelimit.Limit) ratelimit.Limiter {
-		return ratelimit.Must(ratelimit.NewFixedWindow(mem, l, ratelimit.WithName(name)))
-	}
-	first, err := ratelimit.NewFirst(window("day", ratelimit.PerDay(1)), window("minute", ratelimit.PerMinute(2)), window("hour", ratelimit.PerHour(3)))
-	require.NoError(t, err)
-	h := httplimit.Middleware(first, httplimit.WithHeaders(httplimit.Draft7))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	for i, want := range []string{
-		"limit=1, remaining=0, reset=86400",
-		"limit=2, remaining=1, reset=60", "limit=2, remaining=0, reset=60",
-		"limit=3, remaining=2, reset=3600", "limit=3, remaining=1, reset=3600", "limit=3, remaining=0, reset=3600",
-		"limit=2, remaining=0, reset=60",
-	} {
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-		require.Equal(t, want, w.Header().Get("RateLimit"), i)
-		require.Equal(t, map[bool]string{true: "60"}[i == 6], w.Header().Get("Retry-After"), i)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		window := func(name string, l ratelimit.Limit) ratelimit.Limiter {
+			return ratelimit.Must(ratelimit.NewFixedWindow(mem, l, ratelimit.WithName(name)))
+		}
+		first, err := ratelimit.NewFirst(window("day", ratelimit.PerDay(1)), window("minute", ratelimit.PerMinute(2)), window("hour", ratelimit.PerHour(3)))
+		require.NoError(t, err)
+		h := httplimit.Middleware(first)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for i, want := range []string{
+			"1, 0, 86400",
+			"2, 1, 60", "2, 0, 60",
+			"3, 2, 3600", "3, 1, 3600", "3, 0, 3600",
+			"2, 0, 60",
+		} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+			require.Equal(t, want, one(t, w.Header()), i)
+			require.Equal(t, map[bool]string{true: "60"}[i == 6], w.Header().Get("Retry-After"), i)
+		}
+	})
 }
 
 // A First that admits has the numbers of the limiter that was charged, although a limit that was not has fewer left.
 func TestAFirstTellsOfTheLimiterThatWasCharged(t *testing.T) {
-	mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }))
-	require.NoError(t, err)
-	window := func(name string, l ratelimit.Limit) ratelimit.Limiter {
-		return ratelimit.Must(ratelimit.NewFixedWindow(mem, l, ratelimit.WithName(name)))
-	}
-	plan, err := ratelimit.NewAll(window("hour", ratelimit.PerHour(1)), window("day", ratelimit.PerDay(2)))
-	require.NoError(t, err)
-	first, err := ratelimit.NewFirst(plan, window("credits", ratelimit.PerDay(100)))
-	require.NoError(t, err)
-	h := httplimit.Middleware(first, httplimit.WithHeaders(httplimit.Draft7))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	for _, want := range []string{"limit=1, remaining=0, reset=3600", "limit=100, remaining=99, reset=86400", "limit=100, remaining=98, reset=86400"} {
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-		require.Equal(t, want, w.Header().Get("RateLimit"))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		window := func(name string, l ratelimit.Limit) ratelimit.Limiter {
+			return ratelimit.Must(ratelimit.NewFixedWindow(mem, l, ratelimit.WithName(name)))
+		}
+		plan, err := ratelimit.NewAll(window("hour", ratelimit.PerHour(1)), window("day", ratelimit.PerDay(2)))
+		require.NoError(t, err)
+		first, err := ratelimit.NewFirst(plan, window("credits", ratelimit.PerDay(100)))
+		require.NoError(t, err)
+		h := httplimit.Middleware(first)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for _, want := range []string{"1, 0, 3600", "100, 99, 86400", "100, 98, 86400"} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+			require.Equal(t, want, one(t, w.Header()))
+		}
+	})
 }
 
 func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
@@ -128,69 +142,52 @@ func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
 }
 
 func TestFieldsWithRoomForOneLimitAreOfOneLimit(t *testing.T) {
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	for _, c := range []struct {
-		algorithm string
-		levels    []ratelimit.Limit
-		reset     string // at Remaining 0
-	}{
-		{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(1000)}, "1"},
-		{"sliding_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(1000)}, "2"},
-		{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(9), ratelimit.PerHour(2)}, "3600"},
-		{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(2)}, "3600"}, // the longer of two that are used up
-		{"token_bucket", []ratelimit.Limit{{Rate: 60, Period: time.Minute, Burst: 2}, ratelimit.PerHour(1000)}, "1"},
-	} {
-		mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
-		require.NoError(t, err)
-		both := levels.New(t, c.algorithm, mem, "api", c.levels...)
-		for _, style := range []httplimit.HeaderStyle{httplimit.Draft6, httplimit.Draft7, httplimit.Legacy} {
-			require.NoError(t, both.Reset(t.Context(), "192.0.2.1"))
-			h := httplimit.Middleware(both, httplimit.WithHeaders(style))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			algorithm string
+			levels    []ratelimit.Limit
+			reset     int // in seconds, at Remaining 0
+		}{
+			{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(1000)}, 1},
+			{"sliding_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(1000)}, 2},
+			{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(9), ratelimit.PerHour(2)}, 3600},
+			{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(2)}, 3600}, // the longer of two that are used up
+			{"token_bucket", []ratelimit.Limit{{Rate: 60, Period: time.Minute, Burst: 2}, ratelimit.PerHour(1000)}, 1},
+		} {
+			both := levels.New(t, c.algorithm, memory(t), "api", c.levels...)
+			h := httplimit.Middleware(both)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			var w *httptest.ResponseRecorder
-			sent := time.Now()
 			for range 2 {
 				w = httptest.NewRecorder()
 				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 				require.Equal(t, http.StatusOK, w.Code)
 			}
-			switch style {
-			case httplimit.Draft6:
-				require.Equal(t, []string{"2", "0", c.reset}, []string{w.Header().Get("RateLimit-Limit"), w.Header().Get("RateLimit-Remaining"), w.Header().Get("RateLimit-Reset")})
-			case httplimit.Draft7:
-				require.Equal(t, "limit=2, remaining=0, reset="+c.reset, w.Header().Get("RateLimit"))
-			case httplimit.Legacy:
-				reset, err := time.ParseDuration(c.reset + "s")
-				require.NoError(t, err)
-				unix, err := strconv.ParseInt(w.Header().Get("X-RateLimit-Reset"), 10, 64)
-				require.NoError(t, err)
-				require.WithinDuration(t, sent.Add(reset), time.Unix(unix, 0), time.Minute)
-			}
+			require.Equal(t, fmt.Sprintf("2, 0, %d", c.reset), one(t, w.Header()))
 		}
-	}
+	})
 }
 
 func TestAtNothingLeftTheTimeIsThatToTheNextPlace(t *testing.T) {
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	for _, algorithm := range []string{"fixed_window", "token_bucket", "leaky_bucket"} {
-		for _, l := range []ratelimit.Limit{ratelimit.PerMinute(7), ratelimit.PerHour(60), ratelimit.PerSecond(3)} {
-			mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
-			require.NoError(t, err)
-			lim, err := ratelimit.New(algorithm, mem, l)
-			require.NoError(t, err)
-			h := httplimit.Middleware(lim, httplimit.WithHeaders(httplimit.Legacy, httplimit.Draft6))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-			w := httptest.NewRecorder()
-			for range l.Rate {
+	synctest.Test(t, func(t *testing.T) {
+		for _, algorithm := range []string{"fixed_window", "token_bucket", "leaky_bucket"} {
+			for _, l := range []ratelimit.Limit{ratelimit.PerMinute(7), ratelimit.PerHour(60), ratelimit.PerSecond(3)} {
+				lim, err := ratelimit.New(algorithm, memory(t), l)
+				require.NoError(t, err)
+				h := httplimit.Middleware(lim)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+				w := httptest.NewRecorder()
+				for range l.Rate {
+					w = httptest.NewRecorder()
+					h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+				}
+				require.Equal(t, http.StatusOK, w.Code)
+				said := one(t, w.Header())
 				w = httptest.NewRecorder()
 				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+				require.Equal(t, http.StatusTooManyRequests, w.Code)
+				require.True(t, strings.HasSuffix(said, ", 0, "+w.Header().Get("Retry-After")), "%s of %v: %s", algorithm, l, said)
 			}
-			require.Equal(t, http.StatusOK, w.Code)
-			said := w.Header().Get("RateLimit-Reset")
-			w = httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-			require.Equal(t, http.StatusTooManyRequests, w.Code)
-			require.Equal(t, w.Header().Get("Retry-After"), said, "%s of %v", algorithm, l)
 		}
-	}
+	})
 }
 
 func TestWhileALocalShareDecidesThePolicyIsTheShares(t *testing.T) {

@@ -236,7 +236,7 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	d.Bucket = (kept || h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0) && report.IsBucket(h.Limiter)
 	if kept {
 		d.Describe(ctx, h.Limiter, key, nil)
-	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket || t.Slot != nil {
+	} else if h.styles&Draft10 != 0 || !d.Result.Allowed || d.Bucket || t.Slot != nil {
 		d.Describe(ctx, h.Limiter, key, s.policies[:0])
 	}
 	retry := d.Result.RetryAfter

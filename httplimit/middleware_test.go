@@ -442,7 +442,6 @@ func TestWrongArgumentsAreErrorsOfNewAndAnswersOfMiddleware(t *testing.T) {
 		"a nil error handler":           {lim, []httplimit.ServerOption{httplimit.WithErrorHandler(nil)}},
 		"no style":                      {lim, []httplimit.ServerOption{httplimit.WithHeaders()}},
 		"an unknown style":              {lim, []httplimit.ServerOption{httplimit.WithHeaders(1 << 7)}},
-		"two drafts of one name":        {lim, []httplimit.ServerOption{httplimit.WithHeaders(httplimit.Draft10, httplimit.Draft6)}},
 		"the zero Key":                  {lim, []httplimit.ServerOption{httplimit.WithKey(httplimit.Key{})}},
 		"a Key with a wrong argument":   {lim, []httplimit.ServerOption{httplimit.WithKey(httplimit.User(nil))}},
 		"a Key of a key that is wrong":  {lim, []httplimit.ServerOption{httplimit.WithKey(httplimit.First(httplimit.User(nil)))}},

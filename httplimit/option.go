@@ -180,16 +180,13 @@ func WithHeaders(styles ...HeaderStyle) ServerOption {
 	return serverOption(func(c *config) error {
 		c.styles = 0
 		for _, s := range styles {
-			if s > Legacy|Draft10|Draft7|Draft6 {
+			if s > Legacy|Draft10 {
 				return guard.Invalid("WithHeaders(%d): no such style", s)
 			}
 			c.styles |= s
 		}
 		if c.styles == 0 {
 			return guard.Invalid("WithHeaders: want at least one style, or use WithoutHeaders")
-		}
-		if c.styles&Draft10 != 0 && c.styles&(Draft7|Draft6) != 0 {
-			return guard.Invalid("WithHeaders: Draft10 cannot be combined with Draft7 or Draft6, because their fields have the same names")
 		}
 		return nil
 	})

@@ -14,7 +14,6 @@ type policyText struct {
 	quota   string // 1000
 	name    string // as a string of RFC 9651, and of JSON: "daily"
 	draft10 string // "daily";q=1000;w=86400
-	draft6  string // 1000;w=86400
 }
 
 // policyTexts are the recently used texts, so that a text is not made for each request. Policies
@@ -35,6 +34,5 @@ func (t *policyTexts) of(p *ratelimit.Policy) *policyText {
 func newPolicyText(p ratelimit.Policy) *policyText {
 	quota := strconv.FormatInt(report.Count(p.Quota), 10)
 	name := string(report.AppendString(nil, p.Name))
-	old := string(report.AppendQuota(nil, &p))
-	return &policyText{policy: p, quota: quota, name: name, draft10: name + ";q=" + old, draft6: old}
+	return &policyText{policy: p, quota: quota, name: name, draft10: name + ";q=" + string(report.AppendQuota(nil, &p))}
 }

@@ -213,9 +213,6 @@ func TestTheMiddlewareIsNotAskedForMoreThanItSaysIsLeft(t *testing.T) {
 		"default":  {nil, "Ratelimit"},
 		"legacy":   {[]httplimit.HeaderStyle{httplimit.Legacy}, "X-Ratelimit-Remaining"},
 		"draft 10": {[]httplimit.HeaderStyle{httplimit.Draft10}, "Ratelimit"},
-		"draft 7":  {[]httplimit.HeaderStyle{httplimit.Draft7}, "Ratelimit"},
-		"draft 6":  {[]httplimit.HeaderStyle{httplimit.Draft6}, "Ratelimit-Remaining"},
-		"all old":  {[]httplimit.HeaderStyle{httplimit.Draft6, httplimit.Legacy}, "Ratelimit-Remaining"},
 	} {
 		for name, limiter := range limiters {
 			t.Run(style+"/"+name, func(t *testing.T) {

@@ -16,6 +16,12 @@ const maxField = 4 << 10
 // maxName is the longest field name that is reported, because the server can make it up.
 const maxName = 100
 
+// Fields of older drafts, which other servers write.
+const (
+	remainingField = "Ratelimit-Remaining"
+	resetField     = "Ratelimit-Reset"
+)
+
 // value returns the value of the field name in h.
 func value(h http.Header, name string) string {
 	if text := h.Get(name); len(text) <= maxField {

@@ -38,7 +38,7 @@ func TestSetHeadersWritesWhatTheMiddlewareDoes(t *testing.T) {
 			"nothing ever comes": window(t, memory(t), ratelimit.PerHour(0)),
 		} {
 			for _, styles := range [][]httplimit.HeaderStyle{
-				nil, {httplimit.Legacy}, {httplimit.Draft10}, {httplimit.Draft6, httplimit.Draft7}, {httplimit.Legacy, httplimit.Draft7},
+				nil, {httplimit.Legacy}, {httplimit.Draft10},
 			} {
 				opts := []httplimit.ServerOption{httplimit.WithContext(), httplimit.WithDeniedHandler(
 					func(w http.ResponseWriter, r *http.Request, next http.Handler, _ httplimit.Decision) {
@@ -80,15 +80,6 @@ func several(t *testing.T, limits ...ratelimit.Limit) ratelimit.Limiter {
 
 // silent does not describe itself.
 type silent struct{ ratelimit.Limiter }
-
-func TestWithDraft10TheOlderDraftsAreLeftOut(t *testing.T) {
-	d := httplimit.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: time.Minute}}
-	want, got := make(http.Header), make(http.Header)
-	httplimit.SetHeaders(want, d, httplimit.Draft10)
-	httplimit.SetHeaders(got, d, httplimit.Draft7, httplimit.Draft10, httplimit.Draft6)
-	require.Equal(t, want, got)
-	require.Equal(t, `"default";r=42;t=60`, got.Get("RateLimit"))
-}
 
 func TestTheNumbersOfALaterResultAreSet(t *testing.T) {
 	lim := bucket(t, ratelimit.PerMinute(60))
@@ -143,20 +134,19 @@ func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 		parts             []ratelimit.Limiter
 		code              int
 		policies, numbers string // of draft 10
-		old               string // RateLimit-Policy of the older drafts
 		left              string // "": nothing
 	}{
-		{[]ratelimit.Limiter{unlimited, real, exempt}, 200, `"real";q=100;w=3600`, `"real";r=99;t=3600`, "100;w=3600", "99"},
-		{[]ratelimit.Limiter{exempt, unlimited}, 200, "", "", "", ""},
-		{[]ratelimit.Limiter{exempt, last, unlimited, real}, 200, `"last";q=5;w=3600,"real";q=100;w=3600`, `"last";r=4;t=3600,"real";r=99;t=3600`, "5;w=3600,100;w=3600", "4"},
-		{[]ratelimit.Limiter{unlimited, full, real}, 429, `"full";q=1;w=3600,"real";q=100;w=3600`, `"full";r=0;t=3600,"real";r=100`, "1;w=3600,100;w=3600", "0"},
-		{[]ratelimit.Limiter{unlimited, real, banned}, 403, "", "", "", ""},
-		{[]ratelimit.Limiter{banned, full, unlimited}, 403, "", "", "", ""},
-		{[]ratelimit.Limiter{open, unlimited}, 200, "", "", "", ""},
+		{[]ratelimit.Limiter{unlimited, real, exempt}, 200, `"real";q=100;w=3600`, `"real";r=99;t=3600`, "99"},
+		{[]ratelimit.Limiter{exempt, unlimited}, 200, "", "", ""},
+		{[]ratelimit.Limiter{exempt, last, unlimited, real}, 200, `"last";q=5;w=3600,"real";q=100;w=3600`, `"last";r=4;t=3600,"real";r=99;t=3600`, "4"},
+		{[]ratelimit.Limiter{unlimited, full, real}, 429, `"full";q=1;w=3600,"real";q=100;w=3600`, `"full";r=0;t=3600,"real";r=100`, "0"},
+		{[]ratelimit.Limiter{unlimited, real, banned}, 403, "", "", ""},
+		{[]ratelimit.Limiter{banned, full, unlimited}, 403, "", "", ""},
+		{[]ratelimit.Limiter{open, unlimited}, 200, "", "", ""},
 	} {
 		all, err := ratelimit.NewAll(c.parts...)
 		require.NoError(t, err)
-		for _, style := range []httplimit.HeaderStyle{httplimit.Draft10, httplimit.Draft7, httplimit.Draft6, httplimit.Legacy} {
+		for _, style := range []httplimit.HeaderStyle{httplimit.Draft10, httplimit.Legacy} {
 			require.NoError(t, real.Reset(t.Context(), "192.0.2.1"))
 			require.NoError(t, last.Reset(t.Context(), "192.0.2.1"))
 			w := serve(protect(t, all, httplimit.WithHeaders(style)), get(alice))
@@ -169,13 +159,6 @@ func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 			case httplimit.Draft10:
 				require.Equal(t, c.policies, h.Get("RateLimit-Policy"))
 				require.Equal(t, c.numbers, h.Get("RateLimit"))
-			case httplimit.Draft7:
-				require.Equal(t, c.old, h.Get("RateLimit-Policy"))
-				require.Equal(t, c.left == "", h.Get("RateLimit") == "")
-				require.Contains(t, h.Get("RateLimit"), c.left)
-			case httplimit.Draft6:
-				require.Equal(t, c.old, h.Get("RateLimit-Policy"))
-				require.Equal(t, c.left, h.Get("RateLimit-Remaining"))
 			case httplimit.Legacy:
 				require.Equal(t, c.left, h.Get("X-RateLimit-Remaining"))
 			}
@@ -191,7 +174,7 @@ func TestTheFieldsOfTheInnerMiddlewareAreNotMixedWithTheOuterOnes(t *testing.T) 
 		"nothing ever comes": window(t, memory(t), ratelimit.PerHour(0)),
 	} {
 		for _, styles := range []httplimit.ServerOption{
-			httplimit.WithHeaders(httplimit.Legacy, httplimit.Draft10), httplimit.WithHeaders(httplimit.Draft6, httplimit.Draft7),
+			httplimit.WithHeaders(httplimit.Legacy), httplimit.WithHeaders(httplimit.Draft10),
 		} {
 			synctest.Test(t, func(t *testing.T) { // for the time of X-RateLimit-Reset
 				within := httplimit.Middleware(inner, styles)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -218,7 +201,7 @@ func TestTheFieldsOfTheInnerMiddlewareAreNotMixedWithTheOuterOnes(t *testing.T) 
 // A field that a later Result does not have is not left over from the earlier one.
 func TestAFieldThatALaterResultHasNotIsRemoved(t *testing.T) {
 	h := make(http.Header)
-	for _, styles := range [][]httplimit.HeaderStyle{nil, {httplimit.Draft6, httplimit.Draft7}} {
+	for _, styles := range [][]httplimit.HeaderStyle{nil, {httplimit.Legacy}, {httplimit.Draft10}} {
 		httplimit.SetHeaders(h, httplimit.Decision{Result: ratelimit.Result{Limit: 2, RetryAfter: time.Minute, ResetAfter: time.Hour}}, styles...)
 		require.Equal(t, "60", h.Get("Retry-After"))
 		never := httplimit.Decision{Result: ratelimit.Result{Limit: 2, RetryAfter: ratelimit.Never, ResetAfter: time.Hour}}
