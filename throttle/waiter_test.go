@@ -639,6 +639,25 @@ func TestAStoreThatIsAwayForAWhileDoesNotEndASleep(t *testing.T) {
 	})
 }
 
+// The deadline of the caller cuts the last of several attempts short. Its error alone would not say why.
+func TestADeadlineDuringAnOutageIsToldWithTheOutage(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.PerSecond(1), func(t *testing.T, lim ratelimit.Limiter) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		began := time.Now()
+		c := &counted{Limiter: lim, away: func() error {
+			if time.Since(began) < time.Second {
+				return store.ErrUnavailable
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		_, err := ratelimit.Wait(ctx, c, "key", 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, store.ErrUnavailable)
+	})
+}
+
 func TestAWaiterAroundALeakyBucketServesItsRateToImpatientCallers(t *testing.T) {
 	inBubble(t, "leaky_bucket", ratelimit.PerSecond(100), func(t *testing.T, lim ratelimit.Limiter) {
 		w := waiter(t, lim, 100*time.Millisecond)

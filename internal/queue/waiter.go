@@ -292,7 +292,10 @@ func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 	q := w.queue
 	q.forget()
 	q.asked -= w.N // assume that nothing was charged: asking too early costs one question
-	if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return join(err, q.err)
+	case !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil:
 		return err
 	}
 	if q.pause == 0 || w.question.sent.After(q.failedAt) { // otherwise it was in progress when another question failed
