@@ -58,7 +58,7 @@ func (p *member) events(n int) int {
 
 // NewAll returns a limiter that admits a call if all of 1 to 16 limiters do. Nested Alls are flattened.
 // It returns [ErrInvalidOption] if a limiter sleeps, as throttle's Waiter does, or if two limiters share
-// their counts ([WithName]) but use different keys ([WithKeyFunc]).
+// their counts ([WithName]) but do not have the same Option [WithKeyFunc].
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -208,12 +208,12 @@ func coresOf(dst []*limiter, l Limiter) []*limiter {
 	return dst
 }
 
-// oneKeyEach refuses limits that share their counts but use different keys.
+// oneKeyEach refuses limits that share their counts but may use different keys. Functions cannot be compared.
 func oneKeyEach(cores []*limiter) error {
 	for i, c := range cores {
 		for _, other := range cores[:i] {
 			if c.sameSpace(other) && c.keyFunc != other.keyFunc {
-				return fmt.Errorf("%w: limits %q and %q share counts but use different keys: set a different WithName on each, or the same WithKeyFunc Option on both",
+				return fmt.Errorf("%w: limits %q and %q share counts, but their keys may differ: give both the same WithKeyFunc Option, or each its own WithName",
 					ErrInvalidOption, other.policyName, c.policyName)
 			}
 		}

@@ -35,7 +35,7 @@ type First struct {
 // NewFirst returns a limiter that asks 1 to 16 limiters in their order. An All counts as the limiters in it.
 // NewFirst returns [ErrInvalidOption] if a limiter overrules others, as a [Ban] or a list of package accesslist
 // does, or if it counts slots (package inflight). It also returns ErrInvalidOption if two limiters share their
-// counts ([WithName]) but use different keys ([WithKeyFunc]).
+// counts ([WithName]) but do not have the same Option [WithKeyFunc].
 func NewFirst(limiters ...Limiter) (*First, error) {
 	f := &First{limiters: slices.Clone(limiters)}
 	size := 0
@@ -99,7 +99,8 @@ func (f *First) AllowN(ctx context.Context, key string, n int) (Result, error) {
 	return f.decide(ctx, key, n, asking{what: toTake})
 }
 
-// AllowWithin implements [Delayer].
+// AllowWithin implements [Delayer]. The first limiter that admits the events within d is charged, even if a later
+// one would admit them sooner: for the earliest turn, use [Wait].
 func (f *First) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
 	return f.decide(ctx, key, n, asking{toTakeWithin, d})
 }

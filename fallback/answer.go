@@ -70,10 +70,10 @@ func FailLocal(n int) Answer {
 	return Answer{source: ratelimit.SourceLocal, share: true, shares: n}
 }
 
-// On returns a with s, normally a store in memory, in place of a memory of its own, which has up to
-// 16 million keys ([memstore.WithMaxKeys] sets another number). Limiters that share a limit then
-// share it even while the store fails. On is for [FailLocal]: [New] refuses it for other answers,
-// and refuses a nil store.
+// On returns p with s, normally a store in memory, in place of a memory of its own, which has up to
+// 16 million keys ([memstore.WithMaxKeys] sets another number). If the fallbacks of limiters that
+// share a limit have the same s, the limiters also share it while the store fails. On is for
+// [FailLocal]: [New] refuses it for other answers, and refuses a nil store.
 func (p Answer) On(s store.Store) Answer {
 	p.on, p.placed = s, true
 	return p

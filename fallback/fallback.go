@@ -74,8 +74,8 @@ type Option func(*Limiter) error
 //
 // It returns [ratelimit.ErrInvalidOption] if l, the local limiter or an option is nil, if an option
 // is out of range, or if p was not made by one of its constructors. For FailLocal, l must be a
-// built-in algorithm, a limiter of package inflight, or an All or Ban of these. If a limit cannot
-// be divided into shares, the error is [ratelimit.ErrInvalidLimit].
+// built-in algorithm, a limiter of package inflight, an All or Ban of these, or observe.Around any
+// of them. If a limit cannot be divided into shares, the error is [ratelimit.ErrInvalidLimit].
 //
 // Put a shadow, an accesslist and the limiters of package throttle outside a fallback. New refuses
 // them inside l and inside the local limiter, because they decide in place of the store, or sleep

@@ -170,3 +170,17 @@ func try(h http.Handler, password string) int {
 	h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, quiet)))
 	return w.Code
 }
+
+// gin's own answer to a request without a route comes after its middlewares, so WithRefund does not see it.
+func TestARequestWithoutARouteIsRefundedIfNoRouteAnswersIt(t *testing.T) {
+	e := gin.New()
+	e.Use(limited(httplimit.Middleware(perDay(5), httplimit.WithRefund(func(status int) bool { return status == http.StatusNotFound }))))
+	e.NoRoute(func(c *gin.Context) { c.String(http.StatusNotFound, "404 page not found") })
+	for range 9 {
+		w := httptest.NewRecorder()
+		e.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/nowhere", nil))
+		if w.Code != http.StatusNotFound {
+			t.Fatal(w.Code)
+		}
+	}
+}

@@ -22,7 +22,7 @@ func TestTheStepsOfREADME(t *testing.T) {
 	// Check several limits in one decision: all of them are charged, or none.
 	both, err := ratelimit.NewAll(perSecond, perHour)
 	require.NoError(t, err)
-	// During a Redis outage, each of three processes counts a third in memory.
+	// During a Redis outage, each of three processes admits a third.
 	safe, err := fallback.New(both, fallback.FailLocal(3))
 	require.NoError(t, err)
 	require.True(t, allowN(t, safe, 1).Allowed)

@@ -104,7 +104,7 @@ func (set *settings) checkRules(rules *serve.Rules, files int, log *slog.Logger,
 	for _, note := range rules.Notes() {
 		fmt.Fprintln(stdout, note)
 	}
-	_, err = fmt.Fprintf(stdout, "%d files are good\n", files)
+	_, err = fmt.Fprintf(stdout, "files: %d, errors: 0\n", files)
 	return err
 }
 
