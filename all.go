@@ -312,7 +312,9 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 		return err
 	}
 	if how.what == toTake && a.plain && a.members[0].core.joint.Together(key, key) {
-		return a.takePlain(ctx, key, n, res)
+		if err := a.takePlain(ctx, key, n, res); !errors.Is(err, see.ErrApart) {
+			return err
+		}
 	}
 	d := begin(how, a)
 	defer d.end()

@@ -19,6 +19,7 @@ type decision struct {
 	parts    []Part // of the entries, in their order
 	watched  bool   // whether an entry has observers
 	prepared bool   // whether prepareAll was called
+	apart    bool   // whether each entry is decided alone, because the store cannot decide on several keys at present
 	since    time.Time
 	calls    int // to stores and other limiters so far
 
@@ -79,7 +80,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // begin returns an empty decision. The caller must call end.
 func begin(how asking, all *All) *decision {
 	d := decisions.Get().(*decision)
-	d.how, d.n, d.denied, d.all, d.watched, d.prepared, d.calls = how, 0, false, all, false, false, 0
+	d.how, d.n, d.denied, d.all, d.watched, d.prepared, d.apart, d.calls = how, 0, false, all, false, false, false, 0
 	d.entries, d.parts = d.arrays.entries[:0], d.arrays.parts[:0]
 	return d
 }

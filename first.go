@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -255,6 +256,13 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 	replies := list.replies[:len(list.requests)]
 	if len(replies) > 0 {
 		err = f.joint.Decide(ctx, list.requests, replies)
+	}
+	if errors.Is(err, see.ErrApart) {
+		whole := alternatives
+		if failed != nil {
+			whole = whole[:len(whole)-1]
+		}
+		return f.askApart(ctx, key, n, how, whole, parts)
 	}
 	for i, d := range alternatives {
 		own := replies[:len(d.requests)]

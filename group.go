@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -17,8 +18,12 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 		d.groupFrom(first)
 		err = d.askStore(ctx, first.core.store)
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
+	case len(d.group) > 1 && errors.Is(err, see.ErrApart):
+		d.apart = true
+		return d.decideGroup(ctx, first)
 	}
 	voters := 0
 	for _, e := range d.group {
@@ -46,7 +51,7 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 // groupFrom makes group the entry first and the entries that its store can decide in the same call.
 func (d *decision) groupFrom(first *entry) {
 	d.group = append(d.arrays.group[:0], first)
-	if first.core.joint == nil {
+	if first.core.joint == nil || d.apart {
 		return
 	}
 	for i := range d.entries {

@@ -7,6 +7,7 @@ package see
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -345,6 +346,10 @@ func Held[L any](l L) bool {
 // ErrHeld is returned if slots are asked for where nothing would hold them. A waiter cannot use
 // their RetryAfter, which is when they expire, because they are usually released long before.
 var ErrHeld = fmt.Errorf("%w: the limiter counts slots, and only inflight.Hold and inflight.Wait can hold them", store.ErrInvalidOption)
+
+// ErrApart is the error of a store that cannot decide on several keys in one call at present, and has
+// decided nothing. It decides on each of them alone.
+var ErrApart = errors.New("at present, each key must be decided alone")
 
 // Fixed reports whether nothing in l can change: it is a limit of package ratelimit, or an All of
 // them.

@@ -204,3 +204,60 @@ func TestReadyKnowsTheServersThatCallsUse(t *testing.T) {
 		require.Equal(t, known, s.Servers(), name)
 	}
 }
+
+// While a slot moves, its nodes refuse a script of several keys unless they have all of them or none of them. Limits of
+// new users, and of those whose keys are on both nodes, are then decided one after the other.
+func TestSeveralLimitsAreDecidedWhileTheirSlotMoves(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	client := cluster.Client(t)
+	s := newStore(t, client, redisstore.WithTimeout(10*time.Second))
+	limit := ratelimit.PerDay(3)
+	one := ratelimit.Must(ratelimit.NewFixedWindow(s, limit, ratelimit.WithName("one")))
+	two := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerDay(2), ratelimit.WithName("two")))
+	ctx := t.Context()
+	for name, lim := range map[string]ratelimit.Limiter{
+		"all":     ratelimit.Must(ratelimit.NewAll(one, two)),
+		"charged": ratelimit.Must(ratelimit.NewAll(one, ratelimit.Must(ratelimit.NewSlidingLog(s, ratelimit.PerDay(2), ratelimit.WithReserved(1))))),
+		"first":   ratelimit.Must(ratelimit.NewFirst(ratelimit.Must(ratelimit.NewAll(one, two)), two)),
+		"ban":     ratelimit.Must(ratelimit.NewBan(ratelimit.Must(ratelimit.NewAll(one, two)), s, ratelimit.Penalty{Denials: 9, Within: time.Hour, For: time.Hour})),
+	} {
+		for _, moved := range []bool{false, true} { // one of the keys, or none, because there are none
+			key := fmt.Sprint(name, moved)
+			slot := client.ClusterKeySlot(ctx, "{="+key+"}").Val()
+			from, to := cluster.Masters[0].Client(t), cluster.Masters[1].Client(t)
+			if slot >= 8192 {
+				from, to = to, from
+			}
+			if moved {
+				_, err := one.Allow(ctx, key)
+				require.NoError(t, err)
+			}
+			fromID, toID := from.Do(ctx, "CLUSTER", "MYID").Val(), to.Do(ctx, "CLUSTER", "MYID").Val()
+			require.NoError(t, to.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", fromID).Err())
+			require.NoError(t, from.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", toID).Err())
+			if moved {
+				host, port, err := net.SplitHostPort(to.Options().Addr)
+				require.NoError(t, err)
+				found := from.Keys(ctx, "*"+key+"*").Val()
+				require.Len(t, found, 1)
+				require.NoError(t, from.Do(ctx, "MIGRATE", host, port, found[0], 0, 5000).Err())
+			}
+			r, err := lim.Allow(ctx, key)
+			require.NoError(t, err, key)
+			require.True(t, r.Allowed, key)
+			require.NoError(t, lim.Refund(ctx, key, r, 1), key)
+			admitted := 0
+			for range 5 {
+				r, err := lim.Allow(ctx, key)
+				require.NoError(t, err, key)
+				if r.Allowed {
+					admitted++
+				}
+			}
+			require.Equal(t, map[string]int{"all": 2, "charged": 1, "first": 2, "ban": 2}[name], admitted, key)
+			_, err = lim.Peek(ctx, key)
+			require.NoError(t, err, key)
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
@@ -205,6 +206,9 @@ func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
 	switch {
 	case errors.Is(f.Err, errApart):
 		c.apart = true
+	case c.size() > 1 && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // their slot is moving, so the node can tell only where each single key is
+		f.Err, f.Again = fmt.Errorf("%w: %w", see.ErrApart, f.Err), false
+		return false
 	case s.link.slots != nil && !c.around && elsewhere(f.Err):
 		c.around = true
 	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so the attempts end
