@@ -205,7 +205,7 @@ func (b *Batch) charged(i int, r store.Reply, n int64) {
 func (b *Batch) askAll(ctx context.Context, s store.Store) error {
 	replies, exact := make([]store.Reply, len(b.Parts)), false
 	for n := len(b.Claims); n > 0; n = b.fitting(replies, n) {
-		exact = n == 1
+		exact = true // which several claims never are
 		for i := range b.Parts {
 			p := &b.Parts[i]
 			if n < len(b.Claims) || b.Asked > 0 {

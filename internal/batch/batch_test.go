@@ -128,6 +128,7 @@ func TestAsManyClaimsAreChargedAsFit(t *testing.T) {
 		copy(b.Requests, requests)
 		b.Ask(t.Context(), mem)
 		require.NoError(t, b.Err)
+		require.Nil(t, b.Panicked)
 		require.Equal(t, fit, b.Fit)
 		require.LessOrEqual(t, b.Asked, 2)
 		for i, q := range requests {
@@ -166,7 +167,7 @@ func (s busy) Decide(ctx context.Context, requests []store.Request, replies []st
 func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 	algorithms := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
 	random := rand.New(rand.NewPCG(7, 1))
-	soon := 0
+	soon, room := 0, int64(0)
 	for range 4000 {
 		mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Unix(1_800_000_000, 0) }))
 		require.NoError(t, err)
@@ -223,7 +224,9 @@ func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 				require.False(t, store.AllOK(b.Requests, v.Replies))
 				for i, r := range v.Replies {
 					if !r.OK() && r.X == 1 {
-						soon++
+						soon, room = soon+1, room+r.Y
+						require.Equal(t, store.DeniedPlainly, r.Outcome)
+						require.GreaterOrEqual(t, r.Y, int64(0))
 						require.Less(t, r.Y, c.N[i])
 					}
 				}
@@ -237,6 +240,7 @@ func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 		}
 	}
 	require.Positive(t, soon)
+	require.Positive(t, room)
 }
 
 // What is owed is paid before anybody is admitted.

@@ -78,8 +78,8 @@ func (d *Store) lead(f *fetch, i int) {
 	}
 	e.fetching, k.leads = true, true
 	p.Owed = int64(e.owed)
-	k.wish = max(p.Owed+p.Sum, int64(e.ask(now, int(p.Sum), d.termsOf(e.ns))))
-	if p.Want = k.wish; !f.UpTo() { // all or none, so ask for no more than there is, as far as is known
+	k.wish = int64(e.ask(now, int(p.Sum), d.termsOf(e.ns))) // Owed+Sum or more, because claims find no spare lease here
+	if p.Want = k.wish; !f.UpTo() {                         // all or none, so ask for no more than there is, as far as is known
 		p.Want = max(p.Sum, min(k.wish, int64(e.remaining)))
 	}
 }
@@ -126,10 +126,8 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 func (d *Store) takeIn(f *fetch, i int) {
 	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	rule, by := l.request.Namespace.Rule, l.limits.by
-	if p.Granted > 0 {
-		says := p.Reply.Report(rule, by, p.Granted, p.Granted)
-		k.grant = &grant{at: p.Reply.X, reset: says.Reset, room: int(says.Remaining), limits: l.limits}
-	}
+	says := p.Reply.Report(rule, by, p.Granted, p.Granted)
+	k.grant = &grant{at: p.Reply.X, reset: says.Reset, room: int(says.Remaining), limits: l.limits}
 	l.shard.mu.Lock()
 	defer l.shard.mu.Unlock()
 	e, now := l.entry, d.now()
@@ -145,7 +143,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 			e.failed()
 		}
 		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) {
-			e.full = max(e.full, now+refill(by)+refill(by)/clockPart) // it is not known for how long, but for no longer
+			e.full = max(e.full, now+lengthened(refill(by))) // it is not known for how long, but for no longer
 		}
 	}
 	if f.Next == nil {

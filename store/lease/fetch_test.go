@@ -116,6 +116,28 @@ func TestLeasesFollowTheDemand(t *testing.T) {
 	})
 }
 
+// Nobody waits for the store under a steady demand: the next lease is there before the current one is used up.
+func TestUnderASteadyDemandNobodyWaits(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t)}
+			d := newLease(t, newLimiter(t, algorithm, s, window), life)
+			hold(t, d, 60)
+			s.set(trip/5, nil)
+			began := time.Now()
+			for range 1000 {
+				r, err := ratelimit.AllowWithin(t.Context(), d, "key", 1, 0) // which is as an Allow
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+				time.Sleep(life / 100)
+			}
+			require.Equal(t, 10*life, time.Since(began))
+			s.set(0, nil)
+			closeLease(t, d)
+		})
+	})
+}
+
 // Under a steady demand leases grow until they last for half of a life.
 func TestLeasesGrowUntilTheyLastForHalfALife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -486,6 +508,37 @@ func TestCallersThatLeaveAQueueTakeNothing(t *testing.T) {
 				}
 			})
 			synctest.Wait()
+		}
+		asking.Wait()
+		s.set(0, nil)
+		closeLease(t, d)
+		require.Equal(t, 1_000_000-int(admitted.Load()), remaining(t, newLimiter(t, "fixed_window", mem, window)))
+	})
+}
+
+// Nor is anything lost of a lease that is shared out while some of those leave for whom it has come.
+func TestCallersThatLeaveWhileALeaseIsSharedOutTakeNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		s := &recorder{Store: mem}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+		var admitted atomic.Int64
+		admitted.Add(int64(len(hold(t, d, 2000))))
+		s.set(trip, nil)
+		for ; d.Stats().Held > 0; admitted.Add(1) {
+			require.True(t, allow(t, d).Allowed)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var asking sync.WaitGroup
+		for range 1000 {
+			asking.Go(func() {
+				if r, err := d.Allow(ctx, "key"); err == nil {
+					cancel() // so that the others leave
+					require.True(t, r.Allowed)
+					admitted.Add(1)
+				}
+			})
 		}
 		asking.Wait()
 		s.set(0, nil)

@@ -84,24 +84,31 @@ func TestLateLeasesAreRefundedImmediately(t *testing.T) {
 	})
 }
 
+// occupy has all workers of d refund until back is closed. It returns how s answers meanwhile.
+func occupy(t *testing.T, d *onLease, s *recorder) (refunds func(op string) error, back chan struct{}) {
+	back = make(chan struct{})
+	refunds = func(op string) error {
+		if op == "Refund" {
+			<-back
+		}
+		return nil
+	}
+	s.set(0, refunds)
+	for range 32 {
+		hold(t, d, 1)
+		time.Sleep(2 * life)
+		synctest.Wait()
+	}
+	return refunds, back
+}
+
 // A caller that waits behind a failing call is asked for immediately, even while a call ahead waits
 // for a worker, because all workers are refunding.
 func TestWaitersAreServedWithoutAWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, back := &recorder{Store: memory(t)}, make(chan struct{})
-		refunds := func(op string) error {
-			if op == "Refund" {
-				<-back
-			}
-			return nil
-		}
-		s.set(0, refunds)
+		s := &recorder{Store: memory(t)}
 		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
-		for range 32 {
-			hold(t, d, 1)
-			time.Sleep(2 * life)
-			synctest.Wait()
-		}
+		refunds, back := occupy(t, d, s)
 		hold(t, d, 8)
 		for d.Stats().Held > 0 { // the next lease is to be fetched ahead
 			allow(t, d)
@@ -121,8 +128,11 @@ func TestWaitersAreServedWithoutAWorker(t *testing.T) {
 			synctest.Wait()
 		}
 		asking.Wait()
-		close(back)
 		s.set(0, nil)
+		s.reset()
+		close(back)
+		synctest.Wait()
+		require.Empty(t, asked(s.reset(), "TakeUpTo"), "the lease has come without a worker")
 		closeLease(t, d)
 	})
 }

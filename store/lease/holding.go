@@ -167,9 +167,12 @@ func (h *holding[G]) refused(retry, pause, sent, now time.Duration, t *terms) {
 	}
 	h.denied = max(sent+min(shortened(retry), t.life), now+pause)
 	if t.overdraft > 0 { // otherwise a key that is denied for a day would be kept for a day
-		h.full = max(h.full, now+retry+retry/clockPart)
+		h.full = max(h.full, now+lengthened(retry))
 	}
 }
 
 // shortened returns the time that has certainly passed on the store's clock when d has passed here.
 func shortened(d time.Duration) time.Duration { return d - d/clockPart - time.Microsecond }
+
+// lengthened returns how long it takes here until d has certainly passed on the store's clock.
+func lengthened(d time.Duration) time.Duration { return d + d/(clockPart-1) }

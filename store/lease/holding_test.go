@@ -190,17 +190,6 @@ func TestGrantsGrowAfterTwoThatWereSpentSoon(t *testing.T) {
 	}
 }
 
-// The store's clock may be slower than that of the process. Until its limit has room for certain,
-// nothing is lent.
-func TestNothingIsLentBeforeAnySlowerClockHasRoom(t *testing.T) {
-	const retry = 1000 * time.Second
-	terms := &terms{life: time.Second, most: 1000, overdraft: 8}
-	var h holding[int]
-	h.refused(retry, 0, 0, 0, terms)
-	require.False(t, h.borrow(retry, terms), "the other clock may be a second behind")
-	require.True(t, h.borrow(retry+time.Second, terms))
-}
-
 // No number of events overflows an int of 32 bits.
 func TestNoNumberOfEventsOverflows32Bits(t *testing.T) {
 	const most = 1<<31 - 1

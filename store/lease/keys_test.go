@@ -123,6 +123,7 @@ func TestADecisionOnWhatIsHeldAllocatesNothing(t *testing.T) {
 			if r, err := d.Allow(ctx, "key"); err != nil || !r.Allowed {
 				lost++
 			}
+			runtime.Gosched() // also to what it may have begun
 		})
 		require.Zero(t, allocs, algorithm)
 		require.Zero(t, lost)
@@ -134,6 +135,24 @@ func TestADecisionOnWhatIsHeldAllocatesNothing(t *testing.T) {
 		require.Zero(t, testing.AllocsPerRun(1_000, func() { _, _ = d.Allow(ctx, "key") }), "a denial")
 		closeLease(t, d)
 	}
+}
+
+// That is also so while the next lease is to be fetched, and no worker is free to do so.
+func TestDecisionsAllocateNothingWhileALeaseIsToBeFetched(t *testing.T) {
+	effort.OneGoroutine(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		_, back := occupy(t, d, s)
+		hold(t, d, 60)
+		for d.Stats().Held > 14 {
+			require.True(t, allow(t, d).Allowed)
+		}
+		ctx := t.Context()
+		require.Zero(t, testing.AllocsPerRun(10, func() { _, _ = d.Allow(ctx, "key") }))
+		close(back)
+		closeLease(t, d)
+	})
 }
 
 // Many callers of many keys, while others look, reset, give back and close.

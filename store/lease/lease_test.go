@@ -354,6 +354,17 @@ func TestCallsThatCannotBeLeasedAreCounted(t *testing.T) {
 	_, err := d.AllowWithin(t.Context(), "few", 1, time.Second)
 	require.NoError(t, err)
 	require.Equal(t, int64(5), d.Stats().Unleased)
+
+	other := newLimiter(t, "fixed_window", d.Store, perSecond)
+	all, err := ratelimit.NewAll(d.limiting, other)
+	require.NoError(t, err)
+	before := d.Stats().Asked
+	_, err = all.Peek(t.Context(), "few")
+	require.NoError(t, err)
+	require.Equal(t, before, d.Stats().Asked, "looks are for no events")
+	_, err = ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: d.limiting, Key: "few", Look: true}, ratelimit.Ask{Limiter: other, Key: "few", N: 1})
+	require.NoError(t, err)
+	require.Equal(t, before+1, d.Stats().Asked)
 	closeLease(t, d)
 	require.Zero(t, ask("key", 1), "closed: as its owner wants it")
 }
@@ -423,15 +434,22 @@ func TestWaitersKeepTheirOwnLimitWhenItChanges(t *testing.T) {
 				return ratelimit.PerMinute(rate), nil
 			})), life)
 			var wg sync.WaitGroup
-			for _, rate := range []int{1_000_000, 1_000_000, 2_000_000} { // one asks, one waits, and one changes the limit
-				wg.Go(func() {
-					r, err := d.AllowN(context.WithValue(t.Context(), rateKey{}, rate), "key", 1)
-					require.NoError(t, err)
-					require.True(t, r.Allowed, rate)
-					require.Equal(t, rate, r.Limit)
-				})
-				synctest.Wait()
+			ask := func(rate, callers int) {
+				for range callers {
+					wg.Go(func() {
+						r, err := d.AllowN(context.WithValue(t.Context(), rateKey{}, rate), "key", 1)
+						require.NoError(t, err)
+						require.True(t, r.Allowed, rate)
+						require.Equal(t, rate, r.Limit)
+					})
+					synctest.Wait()
+				}
 			}
+			ask(1_000_000, 1)
+			ask(1_000_000, 1000) // so that the next lease is as large
+			time.Sleep(trip + trip/2)
+			ask(1_000_000, 1) // waits
+			ask(2_000_000, 1) // changes the limit
 			wg.Wait()
 			closeLease(t, d)
 		})
@@ -508,23 +526,26 @@ func TestALoneWaiterFetchesALease(t *testing.T) {
 	})
 }
 
-// A denial by the store says when the next event comes, of a bucket as well.
+// A denial by the store says when the next event comes, of a bucket as well, but no sooner than the store is asked
+// again.
 func TestADenialByTheStoreSaysWhenTheNextEventComes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memory(t)
-		bucket := ratelimit.Limit{Rate: 25, Period: time.Second, Burst: 100}
-		d := newLease(t, newLimiter(t, "token_bucket", s, bucket), life)
-		_, _, err := d.AllowUpTo(t.Context(), "key", 100)
-		require.NoError(t, err)
-		says, err := d.Peek(t.Context(), "key")
-		require.NoError(t, err)
-		require.Equal(t, 40*time.Millisecond, says.RetryAfter)
-		r := allow(t, d)
-		require.Equal(t, says.RetryAfter, r.RetryAfter)
-		time.Sleep(r.RetryAfter)
-		require.True(t, allow(t, d).Allowed)
-		closeLease(t, d)
-	})
+	for rate, next := range map[int]time.Duration{25: 40 * time.Millisecond, 100: 10 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memory(t)
+			bucket := ratelimit.Limit{Rate: rate, Period: time.Second, Burst: 100}
+			d := newLease(t, newLimiter(t, "token_bucket", s, bucket), life)
+			_, _, err := d.AllowUpTo(t.Context(), "key", 100)
+			require.NoError(t, err)
+			says, err := d.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, next, says.RetryAfter)
+			r := allow(t, d)
+			require.Equal(t, max(next, life/2), r.RetryAfter)
+			time.Sleep(r.RetryAfter)
+			require.True(t, allow(t, d).Allowed)
+			closeLease(t, d)
+		})
+	}
 }
 
 // A window of one event is leased, too: its denials cost the store nothing.
@@ -534,7 +555,6 @@ func TestAWindowOfOneEventIsLeased(t *testing.T) {
 			s := &recorder{Store: memory(t)}
 			d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerDay(1)), time.Minute)
 			require.True(t, allow(t, d).Allowed)
-			require.False(t, allow(t, d).Allowed)
 			s.reset()
 			require.False(t, allow(t, d).Allowed)
 			require.Empty(t, s.reset())

@@ -16,28 +16,60 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// The overdraft keeps its bound if the look fails that follows a charge beyond the limit.
+// looksFail is how a store answers of which all looks fail.
+func looksFail(op string) error {
+	if op == "Peek" {
+		return store.ErrOverloaded
+	}
+	return nil
+}
+
+// The overdraft keeps its bound if the look fails that follows a charge beyond the limit. The key then counts as full
+// until all of the limit has come back, and no longer.
 func TestOverdraftKeepsItsBoundWhileLooksFail(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
-		s := &recorder{Store: memory(t, stopped)}
-		d := newLease(t, newLimiter(t, algorithm, s, perSecond), life, lease.WithOverdraft(8))
-		s.set(0, func(op string) error {
-			if op == "Peek" {
-				return store.ErrOverloaded
+		for _, overdraft := range []int{1, 8} {
+			s := &recorder{Store: memory(t, stopped)}
+			d := newLease(t, newLimiter(t, algorithm, s, perSecond), life, lease.WithOverdraft(overdraft))
+			s.set(0, looksFail)
+			admitted := 0
+			for range 5000 {
+				if r, err := d.Allow(t.Context(), "key"); err == nil && r.Allowed {
+					admitted++
+				}
+				synctest.Wait()
 			}
-			return nil
-		})
-		admitted := 0
-		for range 5000 {
-			if r, err := d.Allow(t.Context(), "key"); err == nil && r.Allowed {
-				admitted++
-			}
+			require.LessOrEqual(t, admitted, 1000+overdraft, "the store's clock stands still")
+			s.set(0, nil)
+			time.Sleep(2 * time.Second)
 			synctest.Wait()
+			require.Zero(t, d.Stats().Keys)
+			closeLease(t, d)
 		}
-		s.set(0, nil)
-		closeLease(t, d)
-		require.LessOrEqual(t, admitted, 1000+8, "the store's clock stands still")
 	})
+}
+
+// The overdraft keeps its bound if each of the two clocks is wrong by as much as NTP allows.
+func TestOverdraftKeepsItsBoundWithClocksThatDiffer(t *testing.T) {
+	for _, fail := range []func(string) error{nil, looksFail} {
+		synctest.Test(t, func(t *testing.T) {
+			const slow, fast = 9995, 10005 // the store's clock, and this one
+			began, start := time.Now(), time.Unix(1_800_000_000, 0)
+			s := &recorder{Store: memory(t, memstore.WithClock(func() time.Time { return start.Add(time.Since(began) * slow / fast) }))}
+			plain := newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1000))
+			d := newLease(t, plain, time.Second, lease.WithOverdraft(1))
+			require.True(t, allowN(t, plain, 1000).Allowed)
+			s.set(0, fail)
+			require.True(t, allow(t, d).Allowed, "lent")
+			synctest.Wait()
+			s.set(0, nil)
+			time.Sleep((time.Minute - 10*time.Microsecond) * fast / slow)
+			require.False(t, allow(t, d).Allowed, "it is the same window")
+			time.Sleep(20 * time.Microsecond)
+			require.True(t, allow(t, d).Allowed)
+			closeLease(t, d)
+		})
+	}
 }
 
 // The same if one call in ten is refused, of whatever kind, with an error after which nothing is charged.
@@ -101,20 +133,60 @@ func TestALateRefundOfALentEventIsNoRoom(t *testing.T) {
 	})
 }
 
-// However often a lent event is refunded, a lease has no more than was granted.
+// However often a lent event is refunded, a lease has no more than was granted. That is also so if others were lent
+// while the first ones were paid for.
 func TestRepeatedRefundsOfALentEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newLease(t, newLimiter(t, "fixed_window", memory(t), ratelimit.PerSecond(100)), 100*time.Millisecond, lease.WithOverdraft(4))
+		s := &recorder{Store: memory(t), latency: trip}
+		d := newLease(t, newLimiter(t, "fixed_window", s, ratelimit.PerSecond(100)), 100*time.Millisecond, lease.WithOverdraft(8))
 		first := allow(t, d)
-		require.EqualValues(t, 1, d.Stats().Overdrawn)
-		for range 10 {
+		for range 5 { // at the fourth one the store is asked
 			allow(t, d)
 			synctest.Wait()
 		}
+		require.EqualValues(t, 6, d.Stats().Overdrawn)
+		time.Sleep(trip)
+		synctest.Wait()
+		require.EqualValues(t, 4+1, d.Stats().Granted)
 		for range 1000 {
 			require.NoError(t, d.Refund(t.Context(), "key", first, 1))
 		}
-		require.LessOrEqual(t, d.Stats().Held, 100)
+		require.Equal(t, 4+1, d.Stats().Held)
+		s.set(0, nil)
+		closeLease(t, d)
+	})
+}
+
+// An event that was lent is refunded while it is paid for. What the payment then brings too much goes back, even if
+// two leases are held.
+func TestALentEventIsRefundedWhileItIsPaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t, stopped)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second, lease.WithOverdraft(8))
+		taken := hold(t, d, 16)
+		s.set(trip, nil)
+		var lent []ratelimit.Result
+		for len(lent) < 3 { // while the next lease is on its way
+			before := d.Stats().Overdrawn
+			r := allow(t, d)
+			synctest.Wait()
+			if taken = append(taken, r); d.Stats().Overdrawn > before {
+				lent = append(lent, r)
+			}
+		}
+		require.NoError(t, d.Refund(t.Context(), "key", taken[len(taken)-4], 1)) // the last one of the lease, which is held again
+		require.Equal(t, 1, d.Stats().Held)
+		time.Sleep(trip)
+		synctest.Wait()
+		require.Greater(t, d.Stats().Held, 1, "and the next lease")
+		d.Sweep() // which pays
+		synctest.Wait()
+		require.NoError(t, d.Refund(t.Context(), "key", lent[2], 1))
+		time.Sleep(trip)
+		synctest.Wait()
+		s.set(0, nil)
+		closeLease(t, d)
+		require.Equal(t, 1_000_000-(len(taken)-2), remaining(t, d))
 	})
 }
 
@@ -242,6 +314,25 @@ func TestAnAllowUpToWaitsForOneTimeout(t *testing.T) {
 	})
 }
 
+// What is held is not for a limiter that leaves a reserve to others, because only the store knows what remains.
+func TestAReserveIsLeftAlthoughEventsAreHeld(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		for _, reserved := range []int{1, 30} {
+			synctest.Test(t, func(t *testing.T) {
+				limit := ratelimit.PerHour(100_000)
+				d := newLease(t, newLimiter(t, algorithm, memory(t, stopped), limit), time.Minute)
+				hold(t, d, 8)
+				l, err := ratelimit.New(algorithm, d.Store, limit, ratelimit.WithName("test"), ratelimit.WithReserved(reserved))
+				require.NoError(t, err)
+				require.True(t, allowN(t, l, remaining(t, l)).Allowed)
+				require.False(t, allow(t, l).Allowed)
+				require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
+				closeLease(t, d)
+			})
+		}
+	})
+}
+
 // An AllowUpTo leaves the reserve to others, and says how many it has charged.
 func TestAnAllowUpToLeavesTheReserve(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
@@ -252,8 +343,10 @@ func TestAnAllowUpToLeavesTheReserve(t *testing.T) {
 			require.NoError(t, err)
 			all, err := l.Peek(t.Context(), "key")
 			require.NoError(t, err)
+			var r ratelimit.Result
 			for _, c := range [][2]int{{40, 40}, {1000, all.Remaining - 40}, {5, 0}} {
-				n, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", c[0])
+				var n int
+				n, r, err = ratelimit.AllowUpTo(t.Context(), l, "key", c[0])
 				want := c[1]
 				require.NoError(t, err)
 				require.Equal(t, want, n)
@@ -263,6 +356,7 @@ func TestAnAllowUpToLeavesTheReserve(t *testing.T) {
 			rest, err := l.Peek(t.Context(), "key")
 			require.NoError(t, err)
 			require.Zero(t, rest.Remaining)
+			require.Equal(t, rest.RetryAfter, r.RetryAfter)
 			require.GreaterOrEqual(t, remaining(t, newLimiter(t, algorithm, s, ratelimit.PerHour(100))), 30)
 		})
 	})

@@ -125,21 +125,27 @@ func TestPeekAddsNothingHeldUnderAnotherLimit(t *testing.T) {
 
 // An event that was lent can be refunded wherever it is: owed, paid by a lease, or paid long ago.
 func TestLentEventsCanBeRefunded(t *testing.T) {
-	for name, after := range map[string]time.Duration{"owed": 0, "leased": 20 * time.Millisecond, "lapsed": 150 * time.Millisecond} {
-		synctest.Test(t, func(t *testing.T) {
-			p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerSecond(100))
-			d := newLease(t, p, 100*time.Millisecond, lease.WithOverdraft(8))
-			var lent []ratelimit.Result
-			for range 3 {
-				lent = append(lent, allow(t, d))
-			}
-			time.Sleep(after)
-			for _, r := range lent {
-				require.NoError(t, d.Refund(t.Context(), "key", r, 1), name)
-			}
-			require.NoError(t, d.Close(t.Context()))
-			require.Equal(t, 100, remaining(t, p), name)
-		})
+	for name, after := range map[string]time.Duration{"owed": 0, "leased": 150 * time.Millisecond, "lapsed": 250 * time.Millisecond} {
+		for _, n := range []int{1, 3} {
+			synctest.Test(t, func(t *testing.T) {
+				p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerSecond(100))
+				d := newLease(t, p, 100*time.Millisecond, lease.WithOverdraft(8))
+				var lent []ratelimit.Result
+				for range n {
+					lent = append(lent, allow(t, d))
+				}
+				time.Sleep(after)
+				for before := d.Stats().Granted; name == "leased" && d.Stats().Granted == before; { // until there is another lease
+					lent = append(lent, allow(t, d))
+					synctest.Wait()
+				}
+				for _, r := range lent {
+					require.NoError(t, d.Refund(t.Context(), "key", r, 1), name)
+				}
+				require.NoError(t, d.Close(t.Context()))
+				require.Equal(t, 100, remaining(t, p), name)
+			})
+		}
 	}
 }
 

@@ -78,6 +78,22 @@ func TestAllsAtOnceShareACall(t *testing.T) {
 	}
 }
 
+// Those who wait behind the first one have what its leases bring.
+func TestAllsAtOnceHaveTheLeasesOfTheFirst(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			all, _, _, d, s := two(t, algorithm)
+			grow(t, all, d)
+			s.reset()
+			s.set(20*time.Millisecond, nil)
+			require.Equal(t, 4, allowed(atOnce(t, all, 4, one), one))
+			require.Equal(t, []call{{"TakeAll", 2}}, s.reset())
+			s.set(0, nil)
+			require.NoError(t, d.Close(t.Context()))
+		})
+	})
+}
+
 // Of callers at once as many are admitted as fit, in the order of arrival. The others are told when the
 // next one does, as they would be alone.
 func TestOfAllsAtOnceAsManyAreAdmittedAsFit(t *testing.T) {
@@ -458,7 +474,9 @@ func TestALeaseThatCameLateIsNotForgotten(t *testing.T) {
 		s := &recorder{Store: memory(t, stopped)}
 		d, err := lease.New(s, life)
 		require.NoError(t, err)
-		first, second := newLimiter(t, "fixed_window", d, ratelimit.PerDay(7200)), newLimiter(t, "fixed_window", d, ratelimit.PerHour(7200))
+		limit := ratelimit.PerDay(7200)
+		first := newLimiter(t, "fixed_window", d, limit, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		second := newLimiter(t, "fixed_window", d, ratelimit.PerHour(7200))
 		all, err := ratelimit.NewAll(first, second)
 		require.NoError(t, err)
 		s.set(5*life, nil)
@@ -473,11 +491,13 @@ func TestALeaseThatCameLateIsNotForgotten(t *testing.T) {
 		})
 		synctest.Wait()
 		s.set(2*time.Millisecond, nil) // from the second half of the call that is under way on
+		limit = ratelimit.PerDay(7000) // so that those who wait are decided on by the store
+		require.True(t, allow(t, first).Allowed)
 		wg.Wait()
 		time.Sleep(time.Minute)
 		require.NoError(t, d.Close(t.Context()))
 		require.EqualValues(t, 2, d.Stats().GivenBack)
-		require.Equal(t, []int{7199, 7199}, []int{remaining(t, first), remaining(t, second)})
+		require.Equal(t, []int{6998, 7199}, []int{remaining(t, first), remaining(t, second)})
 	})
 }
 
@@ -728,6 +748,22 @@ func TestOfTheGrantThatEmptiesALimit(t *testing.T) {
 	}
 }
 
+// Nor is it worth a look if the last event was asked for alone: nobody may ask for the next one.
+func TestNobodyLooksAfterTheLastEventWithoutALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := onStopped(t, time.Second)
+		tight := newLimiter(t, "sliding_log", d, ratelimit.PerHour(3600))
+		all, err := ratelimit.NewAll(tight, newLimiter(t, "sliding_log", d, ratelimit.PerDay(24*3600)))
+		require.NoError(t, err)
+		require.True(t, allowN(t, tight, fullKey(t, tight)-1).Allowed)
+		s.reset()
+		require.True(t, allow(t, all).Allowed)
+		require.Equal(t, []call{{"TakeAll", 2}}, s.reset())
+		require.False(t, allow(t, all).Allowed)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
 // If others have taken what there seemed to be, or have given back, what is asked for is found without a look.
 func TestNobodyLooksWhereALimitIsNotEmptied(t *testing.T) {
 	for name, others := range map[string]func(t *testing.T, l ratelimit.Limiter, taken ratelimit.Result){
@@ -793,7 +829,7 @@ func TestADenialOfSeveralEventsKeepsTheDenialOfOne(t *testing.T) {
 // Events granted together under a limit that has since changed are not spent under the current one.
 func TestAGrantOfSeveralLimitsUnderAnOlderOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, s := onStopped(t, time.Second)
+		d, s := onSizes(t, stopped)
 		type tier struct{}
 		tiered := newLimiter(t, "fixed_window", d, ratelimit.PerMinute(10_000), ratelimit.WithLimitFunc(func(ctx context.Context, _ string) (l ratelimit.Limit, err error) {
 			l, _ = ctx.Value(tier{}).(ratelimit.Limit)
@@ -805,14 +841,17 @@ func TestAGrantOfSeveralLimitsUnderAnOlderOne(t *testing.T) {
 		lower := context.WithValue(t.Context(), tier{}, ratelimit.PerMinute(5000))
 		s.set(20*time.Millisecond, nil)
 		var wg sync.WaitGroup
-		wg.Go(func() { require.True(t, allow(t, all).Allowed) })
-		synctest.Wait()
+		for _, n := range []int{3, 1} { // so that the next lease would have 3
+			wg.Go(func() { require.True(t, allowN(t, all, n).Allowed) })
+			synctest.Wait()
+		}
 		r, err := tiered.AllowN(lower, "key", 2) // by the store, and the limit is another one from now on
 		require.NoError(t, err)
 		require.Equal(t, []any{true, 5000}, []any{r.Allowed, r.Limit})
 		wg.Wait()
+		require.EqualValues(t, 1, s.n[len(s.n)-1][0], "no lease is asked for under the older one")
 		s.set(0, nil)
-		charged += 3
+		charged += 6
 		r, err = tiered.Allow(lower, "key")
 		require.NoError(t, err)
 		require.Equal(t, ratelimit.SourceStore, r.Source())

@@ -109,23 +109,55 @@ func TestACallForOneKeyDuringAnAll(t *testing.T) {
 // when it arrives, the call is not denied.
 func TestAnAllIsNotDeniedWhatALeaseInFlightHas(t *testing.T) {
 	for _, algorithm := range []string{"sliding_window", "sliding_log"} {
-		synctest.Test(t, func(t *testing.T) {
-			all, tight, wide, d, s := two(t, algorithm)
-			grow(t, all, d)
-			allowN(t, tight, remaining(t, tight)-3)
-			left := remaining(t, wide)
-			s.set(20*time.Millisecond, nil)
-			go func() { _, _ = tight.Allow(t.Context(), "key") }()
-			synctest.Wait()
-			time.Sleep(time.Millisecond)
-			require.True(t, allow(t, all).Allowed, algorithm)
-			require.True(t, allow(t, all).Allowed, algorithm)
-			require.False(t, allow(t, all).Allowed, algorithm)
-			require.NoError(t, d.Close(t.Context()))
-			require.Equal(t, left-2, remaining(t, wide), algorithm)
-			require.Zero(t, remaining(t, tight), algorithm)
-		})
+		for n := range 4 { // one event or two, and whether it is known of another denial what there was
+			synctest.Test(t, func(t *testing.T) {
+				all, tight, wide, d, s := two(t, algorithm)
+				grow(t, all, d)
+				enough := 1 + n%2
+				allowN(t, tight, remaining(t, tight)-1-enough)
+				if n >= 2 {
+					full := newLimiter(t, algorithm, d, ratelimit.PerDay(100_000))
+					require.True(t, allowN(t, full, 100_000).Allowed)
+					both, err := ratelimit.NewAll(tight, full)
+					require.NoError(t, err)
+					require.False(t, allow(t, both).Allowed)
+				}
+				left := remaining(t, wide)
+				s.set(20*time.Millisecond, nil)
+				go func() { _, _ = tight.Allow(t.Context(), "key") }()
+				synctest.Wait()
+				time.Sleep(time.Millisecond)
+				for range enough {
+					require.True(t, allow(t, all).Allowed, algorithm)
+				}
+				require.False(t, allow(t, all).Allowed, algorithm)
+				require.NoError(t, d.Close(t.Context()))
+				require.Equal(t, left-enough, remaining(t, wide), algorithm)
+				require.Zero(t, remaining(t, tight), algorithm)
+			})
+		}
 	}
+}
+
+// A First of limits on one lease takes what is held of the first one, and then of the next one.
+func TestAFirstTakesWhatIsHeldInTurn(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := onStopped(t, time.Second)
+			plan, credits := newLimiter(t, algorithm, d, ratelimit.PerMinute(1200)), newLimiter(t, algorithm, d, ratelimit.PerHour(360_000))
+			first, err := ratelimit.NewFirst(plan, credits)
+			require.NoError(t, err)
+			fresh := []int{fullKey(t, plan), fullKey(t, credits)}
+			s.reset()
+			for range fresh[0] + 100 {
+				require.True(t, allow(t, first).Allowed)
+				synctest.Wait()
+			}
+			require.Less(t, len(s.reset()), 100)
+			require.NoError(t, d.Close(t.Context()))
+			require.Equal(t, []int{0, fresh[1] - 100}, []int{remaining(t, plan), remaining(t, credits)})
+		})
+	})
 }
 
 // A denial of an All is remembered, with what its other limits have said.
@@ -439,9 +471,13 @@ func TestReportsWithADenialAdmitNothing(t *testing.T) {
 		others, err := ratelimit.NewAll(wide, wider)
 		require.NoError(t, err)
 		require.True(t, allowN(t, tight, 30).Allowed)
+		require.True(t, allowN(t, wide, 990).Allowed)
 		time.Sleep(10 * time.Second)
+		s.reset()
 		require.False(t, allow(t, all).Allowed)
-		require.Equal(t, []int{3}, asked(s.reset(), "TakeAll"), "once")
+		require.Equal(t, []call{{"TakeAll", 3}}, s.reset(), "once")
+		require.False(t, allowN(t, all, 11).Allowed, "of which wide has 10")
+		s.reset()
 		time.Sleep(time.Second/2 - 1)
 		require.False(t, allow(t, all).Allowed)
 		require.Empty(t, s.reset())
@@ -451,7 +487,7 @@ func TestReportsWithADenialAdmitNothing(t *testing.T) {
 		require.True(t, allow(t, others).Allowed)
 		require.Equal(t, []int{2}, asked(s.reset(), "TakeAll"))
 		require.NoError(t, d.Close(t.Context()))
-		require.Equal(t, []int{999, 1999}, []int{remaining(t, wide), remaining(t, wider)})
+		require.Equal(t, []int{9, 1999}, []int{remaining(t, wide), remaining(t, wider)})
 	})
 }
 

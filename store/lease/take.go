@@ -111,7 +111,7 @@ func (d *Store) Decide(ctx context.Context, requests []store.Request, replies []
 // haveArrived reports whether the store has denied events that are held by now, because a lease in flight had taken them.
 func (d *Store) haveArrived(misses []miss, replies []store.Reply) bool {
 	return len(misses) > 1 && slices.ContainsFunc(misses, func(m miss) bool {
-		if m.entry == nil || m.known || !m.request.Votes() || replies[m.at].OK() {
+		if m.entry == nil || !m.request.Votes() || replies[m.at].OK() {
 			return false
 		}
 		m.shard.mu.Lock()
@@ -267,7 +267,7 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, misses 
 
 // takeAlone asks the store for everything that one call lacks.
 func (d *Store) takeAlone(ctx context.Context, misses []miss, replies []store.Reply) (all bool, err error) {
-	if len(misses) > 1 || misses[0].request.Op != store.OpLook { // the call is for events
+	if slices.ContainsFunc(misses, func(l miss) bool { return !l.request.Looks() }) { // the call is for events
 		d.stats.asked.Add(1)
 	}
 	requests, told := make([]store.Request, len(misses)), make([]store.Reply, len(misses))
