@@ -192,7 +192,7 @@ func TestACallLooksForItsServerWhileItHasTime(t *testing.T) {
 func TestReadyKnowsTheServersThatCallsUse(t *testing.T) {
 	t.Parallel()
 	for name, client := range severals(t) {
-		s, err := redisstore.New(client)
+		s, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second))
 		require.NoError(t, err)
 		require.NoError(t, s.Ready(t.Context()))
 		require.Positive(t, s.Stats().RoundTrip)
