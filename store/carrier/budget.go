@@ -15,8 +15,8 @@ type Budget struct {
 	Left time.Duration // from the beginning of the call until End
 	Own  bool          // End is the carrier's timeout, not the context's deadline
 
-	// Ahead lets the call go before others, and keeps it from being refused for want of room. Set it for calls that make
-	// room for others, such as a refund. There must not be more of these calls than others that were admitted.
+	// Ahead lets the call go before others, and keeps it from being refused for want of room or time. Set it for calls that
+	// make room for others, such as a refund. There must not be more of these calls than others that were admitted.
 	Ahead bool
 
 	// Together keeps the call from going alone. Set it if the call has to wait for others at the server: the end of its time

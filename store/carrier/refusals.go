@@ -40,7 +40,7 @@ func (g *gate) noRoom() *Failure {
 // if probes returns true, to see whether round trips are shorter now.
 func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 	e := &g.forecast
-	if b.Left < time.Duration(e.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
+	if !b.Ahead && b.Left < time.Duration(e.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
 		g.tooShort.Add(1)
 		g.refusal.wait(b, b.End) // if the time is the caller's own, the error is that of the context
 		return failFar

@@ -31,12 +31,14 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 		left      time.Duration // of a deadline; 0: the store's own timeout
 		way, trip time.Duration
 		inside    int64
+		ahead     bool
 		room      int64 // each of the others waits 1 ms longer than the one before
 		want      string
 	}{
 		{left: 20 * ms, way: 20 * ms, room: 1, want: admitted},
 		{left: 20*ms - 1, way: 20 * ms, room: 1, want: tooFar},
 		{way: 240 * ms, room: 1, want: admitted},
+		{left: 20*ms - 1, way: 20 * ms, ahead: true, want: admitted}, // a refund counts, even if its reply comes too late
 
 		// Of the store's own time a quarter is for the wait.
 		{inside: 49, room: 10, trip: 300 * ms, want: admitted},
@@ -72,10 +74,13 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 				defer cancel()
 			}
 			b := p.Begin(ctx)
+			b.Ahead = c.ahead
 			got := admitted
 			switch f := p.refuses(&b, p.probes); f {
 			case nil:
-				inside++
+				if !c.ahead {
+					inside++
+				}
 			case failFar:
 				got, wait = tooFar, b.Left
 			default:
