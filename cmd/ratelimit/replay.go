@@ -106,6 +106,9 @@ func (p *program) replay(ctx context.Context, args []string) error {
 	if err := p.parse(flags, args); err != nil {
 		return err
 	}
+	if r.config == "-" && (flags.NArg() == 0 || slices.Contains(flags.Args(), "-")) {
+		return p.misuse(flags, errors.New("-config - and a log in standard input cannot be combined: name the file of one of them"))
+	}
 	if err := r.prepare(); err != nil {
 		return p.misuse(flags, err)
 	}

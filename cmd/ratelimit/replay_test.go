@@ -145,6 +145,26 @@ func TestAKeyDoesNotReachTheTerminal(t *testing.T) {
 }
 
 // Midnight in Kolkata is at 18:30 in UTC.
+func TestTheNameOfALimiterDoesNotReachTheTerminal(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("limiters:\n  \"a\\e[2Jb\": {algorithm: token_bucket, limit: 1/s}\n"), 0o600))
+	got := command(t, strings.NewReader(sample), "replay", "-config", file)
+	require.Zero(t, got.code)
+	require.NotContains(t, got.stdout, "\x1b")
+	require.Contains(t, got.stdout, `"a\x1b[2Jb": token_bucket`)
+}
+
+// Standard input can be read only once.
+func TestConfigAndLogFromStandardInput(t *testing.T) {
+	for _, logs := range [][]string{nil, {"-"}, {"testdata/access.log", "-"}} {
+		got := command(t, strings.NewReader("limiters: {a: {algorithm: token_bucket, limit: 1/s}}\n"), append([]string{"replay", "-config", "-"}, logs...)...)
+		require.Equal(t, 2, got.code, "%v", logs)
+		require.Contains(t, got.stderr, "-config - and a log in standard input")
+	}
+	got := command(t, strings.NewReader("limiters: {a: {algorithm: token_bucket, limit: 1/s}}\n"), "replay", "-config", "-", "testdata/access.log")
+	require.Zero(t, got.code)
+}
+
 func TestReplayByACalendar(t *testing.T) {
 	var log strings.Builder
 	for _, at := range []string{"00:30:00", "18:29:59", "18:30:00", "23:59:59"} {

@@ -34,7 +34,7 @@ func (r *replay) print(w io.Writer) error {
 
 func (r *replay) printText(w io.Writer, keys int, top []string) {
 	if r.name != "" {
-		fmt.Fprintf(w, "%s: ", r.name)
+		fmt.Fprintf(w, "%s: ", printable(r.name))
 	}
 	fmt.Fprintf(w, "%s, %v", r.algorithm, &r.limits)
 	if r.file.Reserved > 0 {

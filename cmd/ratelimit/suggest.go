@@ -201,7 +201,7 @@ func (s *suggest) print(w io.Writer) {
 	if len(s.keys) == 0 || len(s.windows) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\nMost requests of a %s in any period, and the limit for %v %% of them:\n\n", s.noun(), 100*s.quantile)
+	fmt.Fprintf(w, "\nMost requests of a %s in any period, and the limit for %.6g %% of them:\n\n", s.noun(), 100*s.quantile)
 	fmt.Fprintf(w, "%8s %8s %8s %8s %8s  %-14s %s\n", "period", "50 %", "90 %", "99 %", "most", "limit", "denies something to")
 	for _, win := range s.windows {
 		most := slices.Sorted(slices.Values(win.most))
@@ -222,7 +222,7 @@ func (s *suggest) warnOfFew(w io.Writer) {
 	if s.quantile == 1 || rank(n, s.quantile) < n {
 		return
 	}
-	fmt.Fprintf(w, "\nToo few for %v %%: %s. The limits are therefore those of the busiest %s, whether its requests are good or bad.\n",
+	fmt.Fprintf(w, "\nToo few for %.6g %%: %s. The limits are therefore those of the busiest %s, whether its requests are good or bad.\n",
 		100*s.quantile, s.several(n), s.noun())
 	if n > 1 {
 		fmt.Fprintf(w, "Read more of the log, or leave out the busiest: -quantile %v.\n", math.Floor(100*float64(n-1)/float64(n))/100)
@@ -241,5 +241,6 @@ func periodText(d time.Duration) string {
 // quantile returns the smallest of the sorted values that a share q of them does not exceed.
 func quantile(sorted []int32, q float64) int32 { return sorted[rank(len(sorted), q)-1] }
 
-// rank returns a share q of n values, rounded up.
-func rank(n int, q float64) int { return max(1, int(math.Ceil(q*float64(n)))) }
+// rank returns a share q of n values, rounded up. A product such as 0.07*100, which is a little
+// above 7, is not.
+func rank(n int, q float64) int { return max(1, int(math.Ceil(q*float64(n)-1e-9))) }

@@ -210,3 +210,16 @@ func TestALongLogIsReadInBoundedMemory(t *testing.T) {
 		require.Less(t, slices.Max(heap[5:]), heap[2]+heap[2]/4+1<<20, "%s: %v", args, heap)
 	}
 }
+
+// 0.07*100 is a little above 7 as a float64.
+func TestARankIsNotThatOfARoundingError(t *testing.T) {
+	for _, c := range []struct {
+		n    int
+		q    float64
+		want int
+	}{{100, 0.07, 7}, {100, 0.071, 8}, {100, 0.29, 29}, {1000, 0.999, 999}, {3, 0.01, 1}, {1 << 20, 1, 1 << 20}} {
+		require.Equal(t, c.want, rank(c.n, c.q), "%v of %d", c.q, c.n)
+	}
+	got := command(t, nil, "suggest", "-quantile", "0.07", "testdata/access.log")
+	require.Contains(t, got.stdout, "the limit for 7 % of them")
+}
