@@ -56,7 +56,8 @@ type Counters struct {
 
 	names    atomic.Pointer[map[string]*atomic.Int64] // the map is replaced, never changed
 	newName  sync.Mutex                               // held to replace names
-	other    atomic.Int64                             // denials by names beyond maxNames
+	other    atomic.Int64                             // denials by names beyond maxNames, and by "other"
+	expected atomic.Bool                              // whether other has a row before it counts anything
 	took     [len(durationBounds) + 1]atomic.Int64
 	tookTime atomic.Int64 // sum of the durations, ns
 }
@@ -72,7 +73,9 @@ func NewCounters(limiter string) *Counters {
 // not valid UTF-8 is quoted with [strconv.QuoteToASCII].
 func (c *Counters) Expect(limits ...string) {
 	for _, name := range limits {
-		c.named(name)
+		if c.named(name) == &c.other {
+			c.expected.Store(true)
+		}
 	}
 }
 
@@ -291,7 +294,7 @@ func (c *Counters) deniedBy() []DeniedBy {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		rows = append(rows, DeniedBy{name, names[name].Load()})
 	}
-	if n := c.other.Load(); n > 0 {
+	if n := c.other.Load(); n > 0 || c.expected.Load() {
 		rows = append(rows, DeniedBy{otherName, n})
 	}
 	return rows

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -387,4 +388,16 @@ func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
 	observed(t, ban, c)
 	observed(t, login, c)
 	require.Empty(t, c.Snapshot().DeniedBy, "one limit is not named")
+}
+
+// "other" may be the name of a limit, or stand for those that have no row.
+func TestOtherHasARowBeforeItDenies(t *testing.T) {
+	named, many := observe.NewCounters("a"), observe.NewCounters("b")
+	require.Empty(t, named.Snapshot().DeniedBy)
+	named.Expect("other")
+	require.Equal(t, []observe.DeniedBy{{Name: "other"}}, named.Snapshot().DeniedBy)
+	for i := range 33 {
+		many.Expect(strconv.Itoa(i))
+	}
+	require.Contains(t, many.Snapshot().DeniedBy, observe.DeniedBy{Name: "other"})
 }
