@@ -47,7 +47,8 @@ const (
 )
 
 // Config lists what the metrics are read from. The names in it become values of attributes, so use
-// few of them, and do not change them.
+// few of them, and do not change them. If one of Limiters has several limits of the same name, the
+// smallest is exported: give them names by [ratelimit.WithName] or [ratelimit.WithPolicyName].
 type Config struct {
 	Counters   []*observe.Counters               // with different names
 	Fallbacks  map[string]*fallback.Limiter      // by the attribute ratelimit.limiter
@@ -81,6 +82,10 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // Register creates instruments that read the elements of c when metrics are collected. Their scope
 // is the import path of this package. To end this, call the Unregister method of the result. Call
 // it before you register the same names again.
+//
+// By default, the SDK keeps 2,000 points of an instrument and merges all others into one with the
+// attribute otel.metric.overflow. Each of the Counters has 14 points of ratelimit.decisions. For more
+// than 142 Counters, create the provider with its option WithCardinalityLimit.
 //
 // Register returns [ratelimit.ErrInvalidOption] if an option or something in c is nil, if two
 // Counters have the same name, or if a name is empty or not valid UTF-8. It also returns it if the
@@ -187,12 +192,16 @@ func known(l ratelimit.Limiter) string {
 	return ""
 }
 
-// limitsOf returns the limits of l by their names, if they do not depend on the key.
+// limitsOf returns the limits of l by their names, if they do not depend on the key. Of several with
+// one name, it returns the smallest.
 func limitsOf(l ratelimit.Limiter) map[string]int {
 	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not called for ""
 	quotas := make(map[string]int, len(policies))
 	for _, p := range policies {
-		quotas[strings.ToValidUTF8(p.Name, "?")] = p.Quota
+		name := strings.ToValidUTF8(p.Name, "?")
+		if least, found := quotas[name]; !found || p.Quota < least {
+			quotas[name] = p.Quota
+		}
 	}
 	return quotas
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -596,4 +598,16 @@ func TestTheNameOfALimitThatDeniesIsUTF8(t *testing.T) {
 	said := spanned(t, func(ctx context.Context) { _, _ = l.Allow(ctx, "key") })
 	name, _ := said["ratelimit.denied_by"].(string)
 	require.Equal(t, `"caf\xe9"`, name)
+}
+
+// In any order, so that both exporters show the same.
+func TestOfLimitsOfOneNameTheSmallestIsShown(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	daily := ratelimit.Must(ratelimit.NewFixedWindow(mem, ratelimit.PerDay(5000), ratelimit.WithName("api")))
+	minute := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("api")))
+	for _, parts := range [][]ratelimit.Limiter{{daily, minute}, {minute, daily}} {
+		all := ratelimit.Must(ratelimit.NewAll(parts...))
+		reader, _ := register(t, otellimit.Config{Limiters: map[string]ratelimit.Limiter{"a": all}})
+		require.Contains(t, slices.Collect(maps.Values(collect(t, reader))), int64(100))
+	}
 }

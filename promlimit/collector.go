@@ -59,7 +59,8 @@ import (
 )
 
 // Config lists what a [Collector] reads. The names in it become values of labels, so use few of
-// them, and do not change them.
+// them, and do not change them. If one of Limiters has several limits of the same name, the smallest
+// is exported: give them names by [ratelimit.WithName] or [ratelimit.WithPolicyName].
 type Config struct {
 	Counters   []*observe.Counters               // with different names
 	Limiters   map[string]ratelimit.Limiter      // by the label "limiter": limits that are the same for all keys
@@ -150,12 +151,16 @@ func known(l ratelimit.Limiter) string {
 	return ""
 }
 
-// limitsOf returns the limits of l by their names, if they do not depend on the key.
+// limitsOf returns the limits of l by their names, if they do not depend on the key. Of several with
+// one name, it returns the smallest.
 func limitsOf(l ratelimit.Limiter) map[string]int {
 	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not called for ""
 	quotas := make(map[string]int, len(policies))
 	for _, p := range policies {
-		quotas[strings.ToValidUTF8(p.Name, "?")] = p.Quota
+		name := strings.ToValidUTF8(p.Name, "?")
+		if least, found := quotas[name]; !found || p.Quota < least {
+			quotas[name] = p.Quota
+		}
 	}
 	return quotas
 }

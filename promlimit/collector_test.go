@@ -564,3 +564,17 @@ func TestNoLabelIsAKey(t *testing.T) {
 		require.NotContains(t, series, "key ")
 	}
 }
+
+// In any order, so that both exporters show the same.
+func TestOfLimitsOfOneNameTheSmallestIsShown(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	daily := ratelimit.Must(ratelimit.NewFixedWindow(mem, ratelimit.PerDay(5000), ratelimit.WithName("api")))
+	minute := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(100), ratelimit.WithName("api")))
+	for _, parts := range [][]ratelimit.Limiter{{daily, minute}, {minute, daily}} {
+		all := ratelimit.Must(ratelimit.NewAll(parts...))
+		collector, err := promlimit.NewCollector(promlimit.Config{Limiters: map[string]ratelimit.Limiter{"a": all}})
+		require.NoError(t, err)
+		_, got := scrape(t, collector)
+		require.Equal(t, "100", got[`ratelimit_limit{limiter="a",policy="api"}`])
+	}
+}
