@@ -71,9 +71,9 @@ func replay(ctx context.Context, limit ratelimit.Limit, in io.Reader, out io.Wri
 //
 //	192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 5
 func parse(line string) (client string, at time.Time, err error) {
-	client, rest, _ := strings.Cut(line, " ")
-	_, rest, _ = strings.Cut(rest, "[")
-	text, _, _ := strings.Cut(rest, "]")
+	client, _, _ = strings.Cut(line, " ")
+	before, _, _ := strings.Cut(line, `] "`) // a user's name may contain a bracket
+	text := before[strings.LastIndexByte(before, '[')+1:]
 	at, err = time.Parse("02/Jan/2006:15:04:05 -0700", text)
 	return client, at, err
 }

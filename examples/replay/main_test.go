@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,6 +21,13 @@ func TestReplay(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, replay(t.Context(), ratelimit.PerMinute(2), strings.NewReader(sample), &out))
 	require.Equal(t, "2015-05-17 10:05:03  192.0.2.1  denied for 27s\n2/m denies 1 of 5 requests\n", out.String())
+}
+
+// The name of a user is what a client has sent.
+func TestReplayOfAUserWithABracket(t *testing.T) {
+	client, at, err := parse(`192.0.2.1 - [a] [17/May/2015:10:05:00 +0000] "GET /[b] HTTP/1.1" 200 10`)
+	require.NoError(t, err)
+	require.Equal(t, "192.0.2.1 2015-05-17 10:05:00", client+" "+at.UTC().Format(time.DateTime))
 }
 
 func TestReplayFails(t *testing.T) {

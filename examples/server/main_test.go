@@ -46,7 +46,7 @@ func onEachStore(t *testing.T, test func(t *testing.T, s *service)) {
 		test(t, s)
 		for _, name := range routeNames {
 			require.Zero(t, s.counts(t, name).Local, "decisions without Redis")
-			require.Zero(t, s.counts(t, name+"/redis").Errors)
+			require.Zero(t, s.counts(t, name+"/store").Errors)
 		}
 	})
 }
@@ -474,7 +474,7 @@ func TestRedisDiesAndMemoryGoesOn(t *testing.T) {
 		require.Equal(t, "client", limitsIn(t, a)[0].name)
 	}
 
-	all, shared := s.counts(t, "algorithms"), s.counts(t, "algorithms/redis")
+	all, shared := s.counts(t, "algorithms"), s.counts(t, "algorithms/store")
 	require.EqualValues(t, admitted, all.Allowed)
 	require.EqualValues(t, refused, all.Blocked)
 	require.GreaterOrEqual(t, all.Local, int64(1001), "all from the 500th on")

@@ -50,7 +50,7 @@ func (w *watch) limiter(name string, l ratelimit.Limiter) (ratelimit.Limiter, er
 // store returns l as it is on Redis, before a fallback answers for it: its errors, and how long
 // decisions take.
 func (w *watch) store(name string, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-	return observe.Around(l, w.counters(name+"/redis"))
+	return observe.Around(l, w.counters(name+"/store"))
 }
 
 func (w *watch) counters(name string) *observe.Counters {
