@@ -46,7 +46,7 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 		}
 		switch {
 		case err == nil:
-			s.joint.answered.Store(true)
+			s.Answered()
 			_, _ = fmt.Fprintln(w, "ready")
 		case !s.joint.answered.Load():
 			http.Error(w, fmt.Sprintf("the store has not answered yet: %v", err), http.StatusServiceUnavailable)
@@ -72,6 +72,10 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	})
 	return mux
 }
+
+// Answered reports that the store has answered, so that /readyz of [Service.Private] no longer
+// doubts its address. Decisions and ready report it too.
+func (s *Service) Answered() { s.joint.answered.Store(true) }
 
 // shownRule is a rule in /rules.
 type shownRule struct {

@@ -275,12 +275,13 @@ func TestStarts(t *testing.T) {
 	require.Contains(t, stderr.String(), "address already in use")
 }
 
-// For gRPC too a server is healthy once its store has answered.
+// For gRPC too a server is healthy once its store has answered. Its /readyz then no longer doubts the address, even if
+// nobody has asked for it before.
 func TestHealthBeforeTheStoreAnswers(t *testing.T) {
 	t.Parallel()
 	redis := testenv.StartRedis(t)
 	redis.Freeze()
-	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits), "-store", "redis://"+redis.Address)
+	s := startServer(t, "-config", writeFile(t, "limits.yaml", "on_failure: open\n"+limits), "-store", "redis://"+redis.Address)
 	client := healthpb.NewHealthClient(dial(t, s.grpc, insecure.NewCredentials()))
 	serving := func() bool {
 		state, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{})
@@ -289,6 +290,11 @@ func TestHealthBeforeTheStoreAnswers(t *testing.T) {
 	require.False(t, serving())
 	redis.Thaw()
 	require.Eventually(t, serving, time.Minute, time.Millisecond)
+	redis.Stop()
+	resp, err := http.Get("http://" + s.private + "/readyz")
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusOK, resp.StatusCode)
 	require.Zero(t, s.stop())
 }
 

@@ -226,6 +226,21 @@ func TestProxies(t *testing.T) {
 	})
 }
 
+// A client must not choose the host that is counted by a comma in it.
+func TestAHostWithACommaBehindHAProxy(t *testing.T) {
+	t.Parallel()
+	_, address := behind(t, proxies["HAProxy"], byPath)
+	for host, want := range map[string]int{"example.com": http.StatusOK, "any,example.com": http.StatusBadRequest} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address, nil)
+		require.NoError(t, err)
+		req.Host = host
+		resp, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, want, resp.StatusCode, host)
+	}
+}
+
 // byPath has three requests for each path and address, and counts all that proxies say.
 const byPath = `domain: edge
 descriptors:

@@ -300,6 +300,7 @@ func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 		case <-again.C:
 		}
 	}
+	s.service.Answered()
 	if s.health != nil {
 		s.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
 	}
