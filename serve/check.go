@@ -45,7 +45,7 @@ func (p *parser) checks(f field) {
 		if other := p.to.checks[name]; other != nil {
 			p.Fail(one.Key, "check %s is already defined in %s", quote(name), other.file)
 		}
-		if name == "" || url.PathEscape(name) != name {
+		if name == "" || name == "." || name == ".." || url.PathEscape(name) != name {
 			p.Fail(one.Key, "check %s: want a name that can be part of a URL's path", quote(name))
 		}
 		c := &check{file: p.File, domain: p.domain.name}

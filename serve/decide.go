@@ -124,8 +124,19 @@ func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
 		reserved = min((p.rule.reserved+d.instances-1)/d.instances, max(0, capacity(p.limit)-1))
 	}
 	p.shown = shownLimit(p.limit, reserved, p.shown.GetName())
-	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)), ratelimit.WithReserved(reserved))
+	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)), ratelimit.WithReserved(reserved), ratelimit.WithObserver(locally(p.observers)))
 	return err
+}
+
+// locally are observers that are told that this process has decided in place of the store.
+type locally []ratelimit.Observer
+
+var inPlaceOfStore = ratelimit.NewMark(nil, ratelimit.SourceLocal, nil)
+
+func (l locally) Decided(ctx context.Context, key string, n int, r ratelimit.Result, err error, took time.Duration) {
+	for _, o := range l {
+		o.Decided(ctx, key, n, r.WithMark(inPlaceOfStore), err, took)
+	}
 }
 
 // missing reports whether a limit that counts for the decision was asked as a shadow and failed.

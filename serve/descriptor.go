@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,9 +116,11 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 		if len(own) > 0 {
 			p.Fail(fields["metadata"].Key, "metadata: %s: needs a rate_limit", ownSetting)
 		}
-		if r.detailed {
-			p.note(fields["detailed_metric"].Key, "detailed_metric: it has no effect without a rate_limit")
-		}
+		leaf := fields["descriptors"].Value == nil // otherwise these apply to the descriptors below
+		p.idle(fields, "without a rate_limit", map[string]bool{
+			"detailed_metric": r.detailed, "shadow_mode": r.shadow, "quota_mode": r.quota, "metadata": r.metadata != nil,
+			"value_to_metric": leaf && n.byValue, "share_threshold": leaf && n.share != "", "share_parent": leaf && n.parent,
+		})
 		return
 	}
 	before := len(p.Errors)
@@ -126,10 +129,13 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 	p.replaces(r, in["replaces"])
 	unlimited := p.flag(in["unlimited"], "unlimited")
 	switch unit := in["unit"]; {
-	case unlimited && (unit.Value != nil || in["limit"].Value != nil || in[overLimit].Value != nil || in["reserved"].Value != nil || len(own) > 0):
+	case unlimited && (unit.Value != nil || in["limit"].Value != nil || in[overLimit].Value != nil || in["reserved"].Value != nil || in["algorithm"].Value != nil || len(own) > 0):
 		p.Fail(limit.Value, "rate_limit: unlimited cannot be combined with another limit")
 	case unlimited:
 		r.limit = ratelimit.Unlimited()
+		const why = "beside unlimited"
+		p.idle(fields, why, map[string]bool{"shadow_mode": r.shadow, "quota_mode": r.quota, "metadata": r.metadata != nil})
+		p.idle(in, why, map[string]bool{"requests_per_unit": in["requests_per_unit"].Value != nil})
 	default:
 		p.limit(r, limit, in, own)
 	}
@@ -141,6 +147,15 @@ func (p *parser) rule(n *node, fields map[string]field, at place) {
 	}
 	n.rule = r
 	p.to.rules = append(p.to.rules, r)
+}
+
+// idle adds a note for each field that is set, but has no effect.
+func (p *parser) idle(fields map[string]field, why string, set map[string]bool) {
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		if set[name] {
+			p.note(fields[name].Key, "%s: it has no effect %s", name, why)
+		}
+	}
 }
 
 // replaces reads the names of the rules that do not count together with this one.

@@ -266,6 +266,8 @@ descriptors:
 	_, err = s.ShouldRateLimit(t.Context(), req)
 	require.Equal(t, codes.Unavailable, status.Code(err), "no limit has 1 in a thousand years: %v", err)
 	require.Equal(t, 3, allowedOf(s, 32, request("user=c", "all=2")), "of callers at once")
+	require.Subset(t, decisionsOf(t, s, "edge/trial"), []string{"allowed local 1", "denied local 1"})
+	require.Subset(t, decisionsOf(t, s, "edge overrides"), []string{"allowed local 3", "denied local 1"})
 }
 
 // A corrupt value in the place of a shadow's count does not block the other limits, whether it is

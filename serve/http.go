@@ -2,7 +2,6 @@ package serve
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -180,8 +179,7 @@ func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 
 // fields sets the header fields of a response.
 func (s *Service) fields(h http.Header, q *question) {
-	names := cmp.Or(s.headers, &usualHeaders)
-	for _, f := range names.of(q.worst()) {
+	for _, f := range usualHeaders.of(q.worst()) {
 		h.Set(f.GetKey(), f.GetValue())
 	}
 	if wait := q.retryAfter(); s.denies(q) && wait != ratelimit.Never {

@@ -469,6 +469,68 @@ descriptors:
 	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1008`)
 }
 
+// A client must not be counted as another descriptor by what it writes.
+func TestDetailedMetricsOfAValueWithASlash(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, `domain: edge
+descriptors:
+	- key: user
+	  detailed_metric: true
+	  rate_limit: {unit: day, requests_per_unit: 9}
+	  descriptors: [{key: role, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}]
+`)
+	ask(t, s, "user=bob,role=admin")
+	for _, name := range []string{"bob/role=admin", "bob%2Frole=admin", "/bob", "/", "//"} {
+		req := request("user=x")
+		req.Descriptors[0].Entries[0].Value = name
+		_, err := s.ShouldRateLimit(t.Context(), req)
+		require.NoError(t, err)
+	}
+	require.ElementsMatch(t, []string{
+		`{answer="ok",descriptor="edge/user=bob/role=admin"} 1`,
+		`{answer="ok",descriptor="edge/user=bob%2Frole=admin"} 1`,
+		`{answer="ok",descriptor="edge/user=bob%252Frole=admin"} 1`,
+		`{answer="ok",descriptor="edge/user=/bob"} 1`,
+		`{answer="ok",descriptor="edge/user=/"} 1`,
+		`{answer="ok",descriptor="edge/user=/%2F"} 1`,
+	}, detailed(t, s))
+}
+
+// decisionsOf are the decisions that a rule has counted, as "allowed store 1".
+func decisionsOf(t testing.TB, s *serve.Service, rule string) (all []string) {
+	t.Helper()
+	prefix := `ratelimit_decisions_total{limiter="` + rule + `",outcome="`
+	for line := range strings.Lines(get(t, s.Private(nil), "/metrics")) {
+		if rest, found := strings.CutPrefix(line, prefix); found && !strings.HasSuffix(rest, " 0\n") {
+			all = append(all, strings.NewReplacer(`",source="`, " ", `"}`, "").Replace(strings.TrimSpace(rest)))
+		}
+	}
+	return all
+}
+
+// Rules whose places read alike count by themselves.
+func TestRulesWhosePlacesReadAlike(t *testing.T) {
+	t.Parallel()
+	const limit = "rate_limit: {unit: day, requests_per_unit: 2}"
+	r := rules(t, `domain: edge
+descriptors:
+	- {key: path, value: /login, descriptors: [{key: user, `+limit+`}]}
+	- {key: path, value: /login/user, `+limit+`}
+	- {key: path, value: "/login/user#2", `+limit+`}
+	- {key: a, descriptors: [{key: b overrides, `+limit+`}]}
+`, "domain: edge/a\ndescriptors: [{key: b overrides, "+limit+"}]", "domain: edge/a/b")
+	s, err := serve.New(memory(t), r)
+	require.NoError(t, err)
+	ask(t, s, "path=/login,user=ann")
+	ask(t, s, "path=/login/user 3")
+	ask(t, s, "path=/login/user#2")
+	require.Equal(t, []string{"allowed store 1"}, decisionsOf(t, s, "edge/path=/login/user"))
+	require.Equal(t, []string{"denied store 1"}, decisionsOf(t, s, "edge/path=/login/user#2"))
+	require.Equal(t, []string{"allowed store 1"}, decisionsOf(t, s, "edge/path=/login/user#2#2"))
+	require.Regexp(t, `"edge/a/b overrides#2".*"edge/a/b overrides#3"`, get(t, s.Private(nil), "/rules"), "the first is that of limits in requests")
+	require.Equal(t, 8, strings.Count(get(t, s.Private(nil), "/limits"), `"limiter":`), "of five rules and three domains")
+}
+
 // /limits has the keys that are denied most, and that ask most, if that is set, over reloads, and none otherwise.
 func TestTopKeys(t *testing.T) {
 	t.Parallel()

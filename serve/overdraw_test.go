@@ -170,3 +170,22 @@ descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 20}}]
 	require.NoError(t, err)
 	require.Equal(t, 2, spend(t, s))
 }
+
+// The metrics of a rule count a cost that does not fit as denied, and its charge as admitted.
+func TestMetricsOfChargesOverTheLimit(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, `domain: edge
+descriptors:
+	- {key: user, rate_limit: {unit: day, requests_per_unit: 5, charge_over_limit: true}}
+	- {key: never, rate_limit: {unit: day, requests_per_unit: 0}}
+`)
+	for range 10 {
+		ask(t, s, "user=bob 4")
+	}
+	require.Equal(t, []string{"allowed store 10", "denied store 9"}, decisionsOf(t, s, "edge/user"))
+	page := get(t, s.Private(nil), "/metrics")
+	require.Contains(t, page, `ratelimit_events_total{limiter="edge/user",outcome="allowed"} 40`)
+	require.Contains(t, page, `ratelimit_serve_requests_total{answer="over_limit",domain="edge"} 9`)
+	ask(t, s, "user=ann 4", "never=1")
+	require.Equal(t, []string{"allowed store 11", "denied store 9"}, decisionsOf(t, s, "edge/user"), "beside a limit that denies")
+}

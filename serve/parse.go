@@ -96,7 +96,13 @@ func parse(files []File, merge bool) (*Rules, error) {
 			rules.notes = append(rules.notes, fmt.Sprintf("%s: domain %s has no rate_limit: it admits everything", rules.domains[name].at, quote(name)))
 		}
 	}
+	rules.distinguish()
 	for _, r := range rules.rules {
+		for _, name := range r.replaces {
+			if !slices.ContainsFunc(rules.rules, func(other *rule) bool { return other.domain == r.domain && other.name == name }) {
+				rules.notes = append(rules.notes, fmt.Sprintf("%s: descriptor %s: replaces: it has no effect, because no rule of the domain has the name %s", r.file, quote(r.path), quote(name)))
+			}
+		}
 		if r.reserved > 0 && !slices.ContainsFunc(rules.rules, r.leavesTo) {
 			rules.notes = append(rules.notes, fmt.Sprintf("%s: reserved: no other descriptor counts the same and reserves fewer, so that nobody can use what is reserved", r.at))
 		}

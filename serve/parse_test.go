@@ -54,6 +54,7 @@ func TestErrorsOfAFileHaveTheirPlace(t *testing.T) {
 		one + "rate_limit: {unit: day, requests_per_unit: 2147483648}":                                "4:46: requests_per_unit: 2147483648 is more than 2147483647: use unlimited",
 		one + "rate_limit: {unit: day, requestsperunit: 1}":                                           `4:27: rate_limit: unknown field "requestsperunit"`,
 		one + "rate_limit: {unlimited: true, unit: day}":                                              "4:15: rate_limit: unlimited cannot be combined with another limit",
+		one + "rate_limit: {unlimited: true, algorithm: token_bucket}":                                "4:15: rate_limit: unlimited cannot be combined with another limit",
 		one + "rate_limit: {unlimited: true, charge_over_limit: true}":                                "4:15: rate_limit: unlimited cannot be combined with another limit",
 		one + "rate_limit: {limit: 1/s, charge_over_limit: always}":                                   `4:47: charge_over_limit: "always": want true or false`,
 		one + "rate_limit: {limit: 1/s}\n  metadata: {ratelimit: {charge_over_limit: 1}}":             `5:45: charge_over_limit: "1": want true or false`,
@@ -88,6 +89,8 @@ func TestErrorsOfAFileHaveTheirPlace(t *testing.T) {
 		"domain: d\nchecks: {a: [{b: header X Y}]}":                                                   `2:18: b: "header X Y": want`,
 		"domain: d\nchecks: {a: [{b: header Host}]}":                                                  `2:18: b: "header Host": want address, method, path, host`, // which Go takes out of the fields
 		"domain: d\nchecks: {a/b: [{b: path}]}":                                                       `2:10: check "a/b": want a name that can be part of a URL's path`,
+		"domain: d\nchecks: {.: [{b: path}]}":                                                         `2:10: check ".": want a name that can be part`,
+		"domain: d\nchecks: {..: [{b: path}]}":                                                        `2:10: check "..": want a name that can be part`, // which clients take out of a path
 		"a: &a [*a]":                                                                                  `1:1: file: unknown field "a"`,
 		"domain: d\n# Gr\xf6sse\n":                                                                    "2:5: byte 0xf6 is not UTF-8", // in Latin-1
 		"domain: d\n# \a\n":                                                                           "2:3: character U+0007 is not allowed",
@@ -210,6 +213,38 @@ descriptors:
 	require.NoError(t, err)
 	require.Equal(t, "OK, OK 15/16 1m0s, OK 15/16 1m0s, OK 999/1000 1m0s", short(ask(t, s, "404=true", "b=1", "c=1")))
 	require.Equal(t, "OVER, OVER 0/0 1h0m0s", short(ask(t, s, "d=1")))
+}
+
+// A field that has no effect is told, where the original accepts it.
+func TestFieldsWithoutAnEffect(t *testing.T) {
+	t.Parallel()
+	const one, limit = "domain: d\ndescriptors:\n- key: a\n  ", "rate_limit: {unit: day, requests_per_unit: 5}"
+	const below, beside = "\n  descriptors: [{key: b, " + limit + "}]", "\n- {key: b, " + limit + "}"
+	const replaces, named = "rate_limit: {unit: day, requests_per_unit: 5, replaces: [{name: b}]}\n- ", "{key: b, rate_limit: {unit: day, requests_per_unit: 5, name: b}}"
+	for file, want := range map[string]string{
+		"shadow_mode: true" + below:                              ":4:3: shadow_mode: it has no effect without a rate_limit",
+		"quota_mode: true" + below:                               ":4:3: quota_mode: it has no effect without a rate_limit",
+		"metadata: {a: b}" + below:                               ":4:3: metadata: it has no effect without a rate_limit",
+		"rate_limit: {unlimited: true}\n  shadow_mode: true":     ":5:3: shadow_mode: it has no effect beside unlimited",
+		"rate_limit: {unlimited: true}\n  quota_mode: true":      ":5:3: quota_mode: it has no effect beside unlimited",
+		"rate_limit: {unlimited: true}\n  metadata: {a: b}":      ":5:3: metadata: it has no effect beside unlimited",
+		"rate_limit: {unlimited: true, requests_per_unit: 5}":    ":4:33: requests_per_unit: it has no effect beside unlimited",
+		"value_to_metric: true" + beside:                         ":4:3: value_to_metric: it has no effect without a rate_limit",
+		"share_parent: true" + beside:                            ":4:3: share_parent: it has no effect without a rate_limit",
+		"value: x*\n  share_threshold: true" + beside:            ":5:3: share_threshold: it has no effect without a rate_limit",
+		replaces + "{key: b}":                                    `: descriptor "d/a": replaces: it has no effect, because no rule of the domain has the name "b"`,
+		replaces + named:                                         "",
+		"value_to_metric: true" + below:                          "",
+		"share_parent: true" + below:                             "",
+		"shadow_mode: false" + below:                             "",
+		"rate_limit: {unlimited: true}\n  value_to_metric: true": "",
+	} {
+		notes := strings.Join(rules(t, one+file).Notes(), "\n")
+		if want != "" {
+			want = "f0.yaml" + want
+		}
+		require.Equal(t, want, notes, file)
+	}
 }
 
 // A check that no rule counts is told: it would let everything through.

@@ -56,6 +56,7 @@ type part struct {
 	rule      *rule // nil if there is no limit
 	key       string
 	limiter   ratelimit.Limiter               // nil if nothing is asked
+	observers []ratelimit.Observer            // of the limiter
 	shown     *pb.RateLimitResponse_RateLimit // nil if there is no limit
 	limit     ratelimit.Limit
 	n         int
@@ -153,7 +154,7 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 	if p.unlimited = rule.shown == nil; p.unlimited {
 		return nil
 	}
-	p.key, p.limiter = string(key), now.limiters[rule.index]
+	p.key, p.limiter, p.observers = string(key), now.limiters[rule.index], now.observers[rule.index]
 	p.overdraws = rule.overdraws && p.n > 0 && !p.back && !how.reserve
 	if p.back && !canGiveBack(rule.algorithm) {
 		return invalid("descriptor %d: a %s cannot refund without the answer to its charge", i, rule.algorithm)
@@ -237,8 +238,9 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	l := ratelimit.Limit{Rate: int(o.GetRequestsPerUnit()), Period: period}
 	var buf [256]byte
 	p.key, p.shown, p.limit = string(countedAs(entriesKey(d.GetEntries(), buf[:0]))), shownLimit(l, 0, ""), l
+	p.observers = now.overrides[dom.name]
 	var err error
-	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]...))
+	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(p.observers...))
 	return err
 }
 

@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +28,25 @@ type Rules struct {
 // Notes returns warnings about settings that have no effect and limits that deny everything, each
 // as a line for a log.
 func (r *Rules) Notes() []string { return r.notes }
+
+// distinguish gives each rule its own path, because metrics count by it. Two places read alike if a
+// value or the name of a domain has a slash.
+func (r *Rules) distinguish() {
+	taken := map[string]bool{}
+	for name := range r.domains {
+		taken[overridesOf(name)] = true
+	}
+	for _, one := range r.rules {
+		path := one.path
+		for i := 2; taken[one.path]; i++ {
+			one.path = path + "#" + strconv.Itoa(i)
+		}
+		taken[one.path] = true
+	}
+}
+
+// overridesOf returns the name under which the limits of requests to a domain are counted.
+func overridesOf(domain string) string { return domain + " overrides" }
 
 // answerAlone reports whether a domain decides while the store fails. A denial is a decision too.
 func (r *Rules) answerAlone() bool {
@@ -174,7 +194,7 @@ type node struct {
 // rule is the limit of a descriptor.
 type rule struct {
 	index     int    // index in Rules.rules
-	path      string // such as "edge/path=/login/user", for people and metrics
+	path      string // such as "edge/path=/login/user", for people and metrics; no other rule has it
 	file      string
 	domain    *domain
 	name      string // for the replaces of other rules
@@ -235,22 +255,24 @@ func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) 
 }
 
 // label returns the path of r for metrics, with the values of entries that the file asks for.
-// Values that share a count appear as their pattern.
+// Values that share a count appear as their pattern. A slash that separates no entries is escaped,
+// except at the beginning of a value, because a client must not be counted as another descriptor.
 func (d *domain) label(r *rule, entries []*common.RateLimitDescriptor_Entry) string {
-	text, next := d.name, d.next
+	text, next := appendEscaped(nil, d.name, "%/"), d.next
 	for _, e := range entries {
 		n := next[e.GetKey()].find(e.GetValue())
 		value := n.value
 		if n.share == "" && (n.byValue || r.detailed) {
 			value = shortened(e.GetValue())
 		}
-		text += "/" + e.GetKey()
+		text = appendEscaped(append(text, '/'), e.GetKey(), "%/=")
 		if value != "" {
-			text += "=" + value
+			slash := value[:len(value)-len(strings.TrimPrefix(value, "/"))]
+			text = appendEscaped(append(append(text, '='), slash...), value[len(slash):], "%/")
 		}
 		next = n.next
 	}
-	return strings.ToValidUTF8(text, "\uFFFD")
+	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
 // shortened returns a value of a request as it appears in metrics.

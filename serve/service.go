@@ -62,7 +62,8 @@ type Service struct {
 // plan is Rules with their limiters. It never changes.
 type plan struct {
 	*Rules
-	limiters  []ratelimit.Limiter // one for each rule, by its index
+	limiters  []ratelimit.Limiter    // one for each rule, by its index
+	observers [][]ratelimit.Observer // those of the limiters
 	counters  map[string]*observe.Counters
 	topKeys   map[string]*observe.TopKeys     // by domain; empty without WithTopKeys
 	overrides map[string][]ratelimit.Observer // by domain
@@ -82,12 +83,20 @@ type Option func(*Service) error
 
 // WithHeaders adds three header fields to responses over gRPC, for the limit with the fewest events
 // left or, in a denial, the one that denies longest. If a name is empty, it is RateLimit-Limit,
-// RateLimit-Remaining or RateLimit-Reset.
+// RateLimit-Remaining or RateLimit-Reset. Over HTTP, the fields always have these names.
 func WithHeaders(names Headers) Option {
 	return func(s *Service) error {
 		names.Limit = cmp.Or(names.Limit, usualHeaders.Limit)
 		names.Remaining = cmp.Or(names.Remaining, usualHeaders.Remaining)
 		names.Reset = cmp.Or(names.Reset, usualHeaders.Reset)
+		seen := map[string]bool{}
+		for _, name := range []string{names.Limit, names.Remaining, names.Reset} {
+			if lower := strings.ToLower(name); !validField(name) || seen[lower] {
+				return fmt.Errorf("%w: WithHeaders: %s: want three different names of header fields, of letters, digits, - and _", ratelimit.ErrInvalidOption, quote(name))
+			} else {
+				seen[lower] = true
+			}
+		}
 		s.headers = &names
 		return nil
 	}
@@ -232,11 +241,11 @@ func (s *Service) Update(rules *Rules) error {
 		if err != nil {
 			return fmt.Errorf("%s: descriptor %s: %w", r.file, r.path, err)
 		}
-		next.limiters = append(next.limiters, l)
+		next.limiters, next.observers = append(next.limiters, l), append(next.observers, observers)
 	}
 	for name, d := range rules.domains {
 		var err error
-		if next.overrides[name], err = s.observersOf(next, d, name+" overrides"); err != nil {
+		if next.overrides[name], err = s.observersOf(next, d, overridesOf(name)); err != nil {
 			return err
 		}
 	}

@@ -186,6 +186,13 @@ func TestHeaders(t *testing.T) {
 		}
 		require.Equal(t, step.want, strings.Join(fields, ", "), step.descriptors)
 	}
+	h := post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"user": "ann"}}]}`).Header()
+	require.Equal(t, "3", h.Get("RateLimit-Limit"), "configurations of proxies read it")
+	require.Empty(t, h.Get("X-Limit"))
+	for _, names := range []serve.Headers{{Limit: "a b"}, {Reset: "x:"}, {Remaining: "ü"}, {Limit: "x\n"}, {Limit: "X-A", Reset: "x-a"}, {Limit: "ratelimit-reset"}} {
+		_, err := serve.New(memory(t), rules(t, edge), serve.WithHeaders(names))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%+v", names)
+	}
 }
 
 func override(unit typev3.RateLimitUnit, n uint32) *common.RateLimitDescriptor_RateLimitOverride {
