@@ -155,12 +155,12 @@ func (d *Decision) Shorten(to time.Duration) {
 		}
 	}
 	switch {
-	case len(d.Parts) == len(d.Policies):
+	case d.Parts != nil:
 		longest, denied := time.Duration(0), false
 		d.Parts = slices.Clone(d.Parts)
 		for i := range d.Parts {
 			if part := &d.Parts[i].Result; !part.Allowed && *part != (ratelimit.Result{}) {
-				if slots(&d.Policies[i]) {
+				if part.Counted() && slots(d.policy(i)) {
 					shorten(part)
 					denied = true
 				}
@@ -200,18 +200,26 @@ func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 }
 
 // policy returns the policy of part i, or nil if it is not known. For a part that has decided for
-// several limits, it is the first of their policies.
+// several limits, it is the first of their policies. Parts that are as many as the policies need not be in the same
+// places, because one part may stand for several policies, and another for none.
 func (d *Decision) policy(i int) *ratelimit.Policy {
+	var same *ratelimit.Policy // in the place of the part
 	if len(d.Policies) == len(d.Parts) {
-		return &d.Policies[i]
+		same = &d.Policies[i]
 	}
-	name := d.Parts[i].Name()
-	for j := range d.Policies {
-		if d.Policies[j].Name == name {
-			return &d.Policies[j]
+	if name := d.Parts[i].Name(); same == nil || name != "" && name != same.Name {
+		for j := range d.Policies {
+			if d.Policies[j].Name == name {
+				return &d.Policies[j]
+			}
 		}
 	}
-	return nil
+	if l := d.Parts[i].Limiter; l != nil {
+		if _, ok := l.(ratelimit.PolicyAppender); !ok { // it has none
+			return nil
+		}
+	}
+	return same
 }
 
 // tighter reports whether part, of policy p, comes before other, of policy o.

@@ -46,6 +46,30 @@ func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 	}
 }
 
+// Parts may be as many as the policies, and stand for others: here the first two of them for one and two policies,
+// and the last for none.
+func TestAPartHasThePolicyOfItsName(t *testing.T) {
+	plan, a := named(t, "plan"), named(t, "a")
+	both := ratelimittest.All(t, a, named(t, "b"))
+	undescribed := struct{ ratelimit.Limiter }{named(t, "c")}
+	admitted := ratelimit.Result{Allowed: true, Limit: 7}
+	d := report.Decision{Result: admitted, Policies: policies("plan", "a", "b"),
+		Parts: []ratelimit.Part{{Result: admitted, Limiter: plan}, {Limiter: both}, {Result: admitted, Limiter: undescribed}}}
+	for i, want := range []bool{true, false, false} {
+		_, known := d.Part(i)
+		require.Equal(t, want, known, d.Policies[i].Name)
+	}
+	d = report.Decision{Result: admitted, Policies: policies("b", "a"),
+		Parts: []ratelimit.Part{{Result: ratelimit.Result{Limit: 1}, Limiter: a}, {Result: admitted, Limiter: undescribed}}}
+	part, _ := d.Part(1)
+	require.Equal(t, 1, part.Limit)
+}
+
+func named(t *testing.T, name string) ratelimit.Limiter {
+	t.Helper()
+	return ratelimittest.New(t, "token_bucket", ratelimittest.NewClock(time.Unix(1e9, 0)).Memory(t), ratelimit.PerHour(5), ratelimit.WithName(name))
+}
+
 // outage is a decision by p.
 func outage(t *testing.T, p fallback.Answer) ratelimit.Result {
 	t.Helper()
@@ -312,6 +336,12 @@ func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
 			time.Minute, []time.Duration{time.Hour, time.Minute, 0}},
 		"more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), admitted}...)},
 			time.Second, []time.Duration{ratelimit.Never, 0}},
+		"slots beside a wrapper of two limits": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, rate, slots},
+			Parts: []ratelimit.Part{{Result: outage(t, fallback.FailOpen())}, {Result: denied(time.Hour), Limiter: named(t, "slots")}}},
+			5 * time.Second, []time.Duration{0, 5 * time.Second}},
+		"a wrapper of slots that is closed": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{slots, rate},
+			Parts: []ratelimit.Part{{Result: outage(t, fallback.FailClosed())}, {Result: denied(time.Minute)}}},
+			time.Minute, []time.Duration{time.Second, time.Minute}},
 	} {
 		before := slices.Clone(c.d.Parts)
 		shared := c.d.Parts
