@@ -152,7 +152,11 @@ func (c *Charge) Refund(ctx context.Context, key string, r *ratelimit.Result) er
 func EndWith(ctx context.Context, slot *inflight.Slot) (_ context.Context, stop func()) {
 	work, cancel := context.WithCancelCause(ctx)
 	of := slot.Context()
-	forget := context.AfterFunc(of, func() { cancel(context.Cause(of)) })
+	forget := context.AfterFunc(of, func() {
+		if cause := context.Cause(of); errors.Is(cause, inflight.ErrLost) { // otherwise it was released, and the work continues
+			cancel(cause)
+		}
+	})
 	return work, func() {
 		forget()
 		cancel(nil)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -70,4 +71,27 @@ func TestAContextForWorkEndsWhenThatIsDone(t *testing.T) {
 	require.NoError(t, work.Err())
 	stop()
 	require.ErrorIs(t, work.Err(), context.Canceled)
+}
+
+// Work continues without a slot that it has released itself.
+func TestOnlyALossEndsTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := inflight.New(ratelimit.Must(memstore.New()), 2, time.Minute)
+		require.NoError(t, err)
+		hold := func(opts ...inflight.Option) *inflight.Slot {
+			slot, _, err := inflight.Hold(t.Context(), l, "key", 1, opts...)
+			require.NoError(t, err)
+			return slot
+		}
+		released, lost := hold(), hold(inflight.Longest(time.Second))
+		on, stop := EndWith(t.Context(), released)
+		defer stop()
+		off, stop := EndWith(t.Context(), lost)
+		defer stop()
+		released.Release()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.NoError(t, on.Err())
+		require.ErrorIs(t, context.Cause(off), inflight.ErrLost)
+	})
 }
