@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -216,6 +217,16 @@ func (a *allQueues) join(until context.Context, l ratelimit.Limiter, key string,
 	w.place = q.idle.PushBack(w)
 	a.move(q)
 	return w, nil
+}
+
+// waitedFor reports whether callers here wait for slots of key that l wants, or have left some to other processes.
+func (a *allQueues) waitedFor(l ratelimit.Limiter, key string) bool {
+	if !a.some.Load() {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.ContainsFunc(cores(l), func(core *ratelimit.Custom) bool { return a.bySlots[slotsOf(core, key)] != nil })
 }
 
 // queueOf returns the queue of id, and creates it if there is none.

@@ -1,6 +1,7 @@
 package inflight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,8 +26,9 @@ const (
 )
 
 // MaxWaiting limits how many callers wait for slots of a key and limiter in this process, 1 to
-// 2^31-1. The default is 1,024. It is for [Wait], and for [Hold] together with [WaitUpTo].
-// Otherwise it is an error.
+// 2^31-1. The default is 1,024. Beyond that, a caller only gets a slot if there is room for those
+// that wait as well, because they may only wait for the store's answer. It is for [Wait], and for
+// [Hold] together with [WaitUpTo]. Otherwise it is an error.
 func MaxWaiting(n int) Option {
 	return func(s *settings) error {
 		if n < 1 || n > math.MaxInt32 {
@@ -85,11 +87,20 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		ctx, cancel = context.WithTimeout(ctx, set.patience)
 		defer cancel()
 	}
-	w, _ := queues.join(ctx, l, key, n, set.most)
-	if w == nil {
-		return nil, none, ErrFull
+	var s *Slot
+	var r ratelimit.Result
+	var err error
+	if w, denial := queues.join(ctx, l, key, n, set.most); w != nil {
+		s, r, err = w.acquire(ctx, ctx, n, set)
+	} else {
+		h := new(hold)
+		h.begin(ctx, l, key, n)
+		h.settings = set
+		h.core, _ = l.(*ratelimit.Custom)
+		if s, r, err = h.pass(ctx, denial); s == nil {
+			return nil, none, cmp.Or(ctx.Err(), ErrFull)
+		}
 	}
-	s, r, err := w.acquire(ctx, ctx, n, set)
 	if err != nil || r.Delay <= 0 {
 		return s, r, err
 	}
@@ -103,7 +114,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 
 // wait waits in the queue for a slot, up to the time of WaitUpTo.
 func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
-	if !queues.some.Load() { // nobody is overtaken
+	if !queues.waitedFor(h.limiter, h.key) { // nobody is overtaken
 		h.waited = true
 		if s, r, err := h.acquire(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 			return s, r, err
@@ -113,7 +124,7 @@ func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	defer cancel()
 	w, denial := queues.join(until, h.limiter, h.key, h.n, h.most)
 	if w == nil {
-		return h.refuse(ctx, denial)
+		return h.pass(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true
 	s, r, err := w.acquire(ctx, until, h.n, h.settings)
@@ -127,6 +138,20 @@ func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	return s, r, err
 }
 
+// pass is for a caller that finds no place in the queue, whose last denial is denial. If nobody was denied, those in
+// it may only wait for an answer, and if there is room for them as well, the caller overtakes nobody.
+func (h *hold) pass(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
+	if denial != nil {
+		return nil, *denial, nil
+	}
+	r, err := h.limiter.Peek(ctx, h.key)
+	if most := cmp.Or(h.most, defaultMost); err == nil && r.Allowed && (r.Limit == 0 || (r.Remaining-h.n)/most >= h.n) {
+		h.waited = true
+		return h.acquire(ctx)
+	}
+	return nil, refusal(r), err
+}
+
 // refuse returns a denial for a caller that must not overtake waiters: the last denial in their
 // queue or, if there is none, one made from a Peek.
 func (h *hold) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
@@ -134,11 +159,16 @@ func (h *hold) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, rat
 		return nil, *denial, nil
 	}
 	r, err := h.limiter.Peek(ctx, h.key)
+	return nil, refusal(r), err
+}
+
+// refusal returns r, of a Peek, as a denial.
+func refusal(r ratelimit.Result) ratelimit.Result {
 	if r.Allowed {
 		r.Allowed, r.Remaining, r.RetryAfter, r.Delay = false, 0, leastPause, 0
 		r.ResetAfter = max(r.ResetAfter, leastPause)
 	}
-	return nil, r, err
+	return r
 }
 
 // sleep sleeps for d, unless that exceeds the deadline of ctx.

@@ -1,0 +1,79 @@
+package inflight_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
+)
+
+// more is the number of callers of which only one may wait for slots.
+const more = 300
+
+// burst has callers of take come at once, and returns how many of them got a slot. They keep it until all have
+// come.
+func burst(callers int, take func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error)) (got int) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for range callers {
+		all.Go(func() {
+			slot, _, _ := take(context.Background())
+			time.Sleep(time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			if slot != nil {
+				got++
+			}
+			slot.Release()
+		})
+	}
+	all.Wait()
+	time.Sleep(time.Second)
+	return got
+}
+
+// Callers that come while others only wait for the answer of a store far away are not refused free slots.
+func TestWhoNeedNotWaitTakesNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 20 * time.Millisecond
+		few, many := slots(t, s, 1, ratelimit.WithName("few")), slots(t, s, 1000, ratelimit.WithName("many"))
+		most := inflight.MaxWaiting(200)
+		wait := func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
+			return inflight.Wait(ctx, many, "key", 1, most)
+		}
+		waitUpTo := func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
+			return inflight.Hold(ctx, many, "key", 1, inflight.WaitUpTo(time.Second/2), most)
+		}
+		require.Equal(t, more, burst(more, wait))
+		require.Equal(t, more, burst(more, waitUpTo))
+		held := hold(t, few)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { _, _, _ = inflight.Wait(ctx, few, "key", 1) }()
+		synctest.Wait()
+		looks := s.looks.Load()
+		require.Equal(t, more, burst(more, waitUpTo), "somebody waits for slots of another limiter")
+		require.Equal(t, looks, s.looks.Load(), "and needs not be looked for")
+		cancel()
+		held.Release()
+		time.Sleep(time.Second)
+	})
+}
+
+// Who finds no place does not overtake those that wait if there is no slot for all.
+func TestWhoFindsNoPlaceOvertakesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 20 * time.Millisecond
+		l := slots(t, s, 4)
+		require.Equal(t, 4, burst(6, func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
+			return inflight.Wait(ctx, l, "key", 1, inflight.MaxWaiting(4))
+		}))
+	})
+}
