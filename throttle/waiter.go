@@ -133,7 +133,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	queues, me := w.queues(), queue.NewWaiter()
 	me.Context, me.Key, me.Kind, me.Max, me.Places = ctx, queues.Key(ctx, key, n), queues.Kind, w.max, &w.places
 	r, err = ratelimit.Wait(me, w.limiter, key, n)
-	d := me.Answer
+	d, ahead := me.Answer, me.Ahead
 	me.Free()
 	if err == nil {
 		r.Delay = 0
@@ -143,7 +143,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	room := d.Remaining >= events // if there is room, only the scheduled time is too far away
 	switch {
 	case errors.Is(err, queue.ErrFull) && !d.Asked:
-		return w.look(ctx, key, events)
+		return w.look(ctx, key, n, ahead)
 	case errors.Is(err, queue.ErrFull): // even calls that a sleep would help are denied
 		return w.denial(r, room, 0), nil
 	case !errors.Is(err, queue.ErrTooLate) && !errors.Is(err, queue.ErrNever):
@@ -160,10 +160,17 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	return w.denial(r, room, patience), nil
 }
 
-// look returns the denial of a call that finds no place, with the wait behind the other callers. It
-// must not take the events that they wait for.
-func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+// look decides on a call that finds no place. It must not take the events that other callers wait for, ahead in all.
+// They may only wait for an answer, so if there is room for them as well, the limiter decides now. Otherwise look
+// returns a denial, with the wait behind the others.
+func (w *Waiter) look(ctx context.Context, key string, call, ahead int) (ratelimit.Result, error) {
 	r, err := w.limiter.Peek(ctx, key)
+	n := see.Events(w.limiter, call)
+	if err == nil && r.Allowed && r.Delay <= 0 && (!r.Counted() || r.Remaining/(call/n)-ahead >= n) { // the queue may count calls
+		if r, err = ratelimit.AllowWithin(ctx, w.limiter, key, call, 0); r.Allowed {
+			return r, err
+		}
+	}
 	if err != nil {
 		return ratelimit.Result{}, err
 	}

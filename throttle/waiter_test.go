@@ -348,6 +348,31 @@ func TestOnlySoManyWaitAtOnce(t *testing.T) {
 	})
 }
 
+// Callers that come while others wait for the answer of a limiter far away need no place if there is room for all.
+func TestWhatNeedNotWaitNeedsNoPlace(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(100), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, &counted{Limiter: lim, way: 20 * time.Millisecond}, time.Second, throttle.WithMaxWaiting(20))
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 160 {
+			wg.Go(func() {
+				r, err := w.Allow(t.Context(), []string{"one", "two"}[i%2])
+				require.NoError(t, err)
+				require.Zero(t, r.Delay)
+				if r.Allowed {
+					admitted.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if _, leaky := lim.(*ratelimit.LeakyBucket); leaky { // which admits one at a time
+			require.Equal(t, int64(2), admitted.Load())
+		} else {
+			require.Equal(t, int64(160), admitted.Load())
+		}
+	})
+}
+
 func TestATurnNeedsAPlaceToWait(t *testing.T) {
 	inBubble(t, "leaky_bucket", ratelimit.PerHour(60), func(t *testing.T, lim ratelimit.Limiter) {
 		w := waiter(t, lim, time.Hour, throttle.WithMaxWaiting(1))

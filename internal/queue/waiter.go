@@ -72,6 +72,8 @@ type Waiter struct {
 	// denial, it shows when the events could be admitted.
 	Answer Answer
 
+	Ahead int // events of those who wait for their turn or for an answer; set if the error is ErrFull and nothing was asked
+
 	queue    *queue
 	end      time.Time // the latest turn
 	arrival  uint64
@@ -138,6 +140,7 @@ func (w *Waiter) Wait(ctx context.Context) error {
 				return err
 			}
 		case w.element == nil && !w.sit():
+			w.Ahead = q.events + q.unknown
 			return w.leave(cmp.Or(q.err, ErrFull))
 		case w.element == nil:
 			q.insert(w)
