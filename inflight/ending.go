@@ -116,8 +116,12 @@ func (h *hold) tell(why Reason) {
 	if h.counters != nil {
 		h.counters.end(e)
 	}
-	if h.onEnd != nil {
+	switch {
+	case h.onEnd == nil:
+	case why == Released:
 		h.onEnd(e)
+	default: // nobody has called
+		_ = unlessItPanics(func() error { h.onEnd(e); return nil })
 	}
 }
 
@@ -131,13 +135,7 @@ func (h *hold) giveBack() {
 			queues.wake(h.key, p.core, h.yields)
 			continue
 		}
-		release := func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) } // fewer than n would not be the whole call
-		var err error
-		if h.inMemory() {
-			err = release() // by the caller of Release
-		} else {
-			err = unlessItPanics(release)
-		}
+		err := unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) }) // fewer than n would not be the whole call
 		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
 		if !gone { // even if a function of the limiter has failed
 			left = append(left, p)
@@ -165,7 +163,7 @@ func (h *hold) giveBackBeside() {
 	r := h.charged
 	for l := h.limiter; l != nil; l = around(l) {
 		if r = innerOf(l, r); see.Mirroring(l) {
-			_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.n)
+			_ = unlessItPanics(func() error { return l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.n) })
 		}
 	}
 }

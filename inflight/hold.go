@@ -37,7 +37,8 @@ func Longest(d time.Duration) Option {
 }
 
 // OnEnd calls f once when the slot ends, and before that if it is lost. f must return quickly. A slot
-// in memory that has ended is free for what f begins.
+// in memory that has ended is free for what f begins. A panic of f is one of Release, if that ends
+// the slot, and otherwise it is dropped.
 func OnEnd(f func(Ending)) Option {
 	return func(s *settings) error {
 		if f == nil {
@@ -198,9 +199,8 @@ func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			r, err = a.r, a.err
 		case <-ctx.Done():
 			go func() {
-				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.noted(a.r) {
-					_ = (&Slot{h}).refund(h.ctx) // nobody else can
-					h.end(Released)
+				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed {
+					h.abandon(a.r)
 				}
 			}()
 			return r, ctx.Err()
@@ -210,6 +210,17 @@ func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 		return h.take(ctx, false)
 	}
 	return r, err
+}
+
+// abandon gives back what r, an admission, has charged, because its caller has left.
+func (h *hold) abandon(r ratelimit.Result) {
+	_ = unlessItPanics(func() error {
+		if !h.noted(r) {
+			return nil
+		}
+		defer h.end(Released) // even if the refund panics
+		return (&Slot{h}).refund(h.ctx)
+	})
 }
 
 // noted records the slots of r. If the limiter has changed, it refunds r.

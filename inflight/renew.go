@@ -132,7 +132,7 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	case p.toTake:
 		h.giveBackBeside()
 	case isStandIn(p.charged()):
-		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.n)
+		_ = unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) })
 	}
 	h.mu.Lock()
 	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // the slot is a different one
@@ -143,8 +143,8 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	return true
 }
 
-// unlessItPanics calls f, and returns a panic as an error: a limit or a key function may panic, and there is no
-// caller to panic for. The slot is renewed or released later, or expires.
+// unlessItPanics calls f, and returns a panic as an error: a function of the user may panic, and there is no caller
+// to panic for, or a slot to give back. The slot is renewed or released later, or expires.
 func unlessItPanics(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
