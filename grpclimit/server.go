@@ -158,12 +158,17 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 
 // decide asks the limiter about a call or a message. The error is the one to return for the call.
 // If the charge has no key, no decision was made.
-func (s server) decide(ctx context.Context, fullMethod, key string, msg any, headers bool) (charge, error) {
+func (s server) decide(ctx context.Context, fullMethod, key string, msg any, headers bool) (ch charge, err error) {
 	n := s.Costs(call{ctx, fullMethod, msg})
 	if n == 0 {
 		return charge{}, nil
 	}
 	slot, r, err := s.Take(ctx, key, n)
+	defer func() {
+		if ch.slot == nil { // a function of the limiter or a DeniedHandler has panicked
+			slot.Release()
+		}
+	}()
 	if err != nil {
 		return charge{}, s.limiterFailed(ctx, fullMethod, err)
 	}

@@ -175,6 +175,22 @@ func TestACallFindsItsSlot(t *testing.T) {
 	requireHeld(t, atOnce, 0)
 }
 
+// A limit function may panic while the decision is described, when the slot is already held.
+func TestAPanicBeforeTheHandlerKeepsNoSlot(t *testing.T) {
+	_, atOnce, plan := slots(t, 1)
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	credits := bucketOn(t, mem, ratelimit.PerDay(1), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { panic("planted") }))
+	first, err := ratelimit.NewFirst(plan, credits) // asks the second only for its policy
+	require.NoError(t, err)
+	both, err := ratelimit.NewAll(first, atOnce)
+	require.NoError(t, err)
+	limit, err := grpclimit.UnaryServerInterceptor(both, global)
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "planted", func() { _, _ = limit(t.Context(), nil, &grpc.UnaryServerInfo{}, nil) })
+	require.Zero(t, held(t, atOnce))
+}
+
 // Clients that wait for slots are never too many at once, and all have their turn.
 func TestClientsHoldSlots(t *testing.T) {
 	const n = 3
