@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	pb "google.golang.org/grpc/interop/grpc_testing"
@@ -189,6 +190,15 @@ func TestAPanicBeforeTheHandlerKeepsNoSlot(t *testing.T) {
 	require.NoError(t, err)
 	require.PanicsWithValue(t, "planted", func() { _, _ = limit(t.Context(), nil, &grpc.UnaryServerInfo{}, nil) })
 	require.Zero(t, held(t, atOnce))
+}
+
+// Slots are not so many per time, and in memory they last for ten years.
+func TestADenialTellsHowManySlotsThereAre(t *testing.T) {
+	_, atOnce, _ := slots(t, 3)
+	policies, err := ratelimit.AppendPolicies(t.Context(), nil, atOnce, "global")
+	require.NoError(t, err)
+	denied := grpclimit.DeniedStatus(grpclimit.Decision{Result: ratelimit.Result{Limit: 3, RetryAfter: time.Hour}, Policies: policies})
+	require.Equal(t, "concurrency limit exceeded: 3", denied.Details()[0].(*errdetails.QuotaFailure).Violations[0].Description)
 }
 
 // Clients that wait for slots are never too many at once, and all have their turn.

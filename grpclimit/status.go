@@ -1,6 +1,7 @@
 package grpclimit
 
 import (
+	"strconv"
 	"strings"
 	"time"
 
@@ -90,7 +91,10 @@ func violation(p *ratelimit.Policy) *errdetails.QuotaFailure_Violation {
 		QuotaValue:  int64(p.Quota),
 		Description: "rate limit exceeded",
 	}
-	if p.Limit != (ratelimit.Limit{}) {
+	switch {
+	case report.Slots(p):
+		v.Description = "concurrency limit exceeded: " + strconv.Itoa(p.Quota)
+	case p.Limit != (ratelimit.Limit{}):
 		v.Description += ": " + p.Limit.String()
 	}
 	return v

@@ -438,6 +438,26 @@ func TestATrailerIsThereWhenTheBodyHasBeenRead(t *testing.T) {
 	}
 }
 
+// A trailer that the client has not announced has no map before the body has been read. Where a request gets another
+// context, net/http itself loses it.
+func TestATrailerThatWasNotAnnouncedIsThereToo(t *testing.T) {
+	all := variants(t)
+	for _, variant := range []string{"no middleware", "rates", "lists", "WithRefund", "slots", "slots around WithRefund"} {
+		limit, got := all[variant], make(chan string, 1)
+		server := httptest.NewServer(limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			got <- r.Trailer.Get("Sum")
+		})))
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		require.NoError(t, err)
+		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 7\r\n\r\n")
+		require.NoError(t, err)
+		require.Equal(t, "7", <-got, variant)
+		require.NoError(t, conn.Close())
+		server.Close()
+	}
+}
+
 // A ReverseProxy answers 502 to a body that is too large for it. That is the client's fault, and is known as such if the
 // limit on bodies is around the middleware.
 func TestABodyThatIsTooLargeForAProxyIsCounted(t *testing.T) {

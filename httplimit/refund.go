@@ -101,8 +101,8 @@ type answer struct {
 func watchAnswer(w http.ResponseWriter, r *http.Request) *answer {
 	a := &answer{outer: r, r: r}
 	if hasBody(r) {
-		a.body.ReadCloser = r.Body
 		a.r = r.WithContext(r.Context())
+		a.body.ReadCloser, a.body.outer, a.body.inner = r.Body, r, a.r
 		a.r.Body = &a.body
 	}
 	a.w = watched(w, a)
@@ -144,17 +144,25 @@ func (a *answer) hijacked(c net.Conn) net.Conn {
 // body is the body of a request. It records whether reading it has failed, which only the client
 // can cause unless the body was closed before. It also records whether the last Read filled its
 // buffer without reaching the end, as the last Read of an http.MaxBytesReader does if the body is
-// too large.
+// too large. The server has then set the trailer of its own request, whose map is a new one if the client has not
+// announced it.
 type body struct {
 	io.ReadCloser
+	outer, inner        *http.Request
 	closed, broken, cut atomic.Bool // atomic, because a proxy's transport may still read it when the handler returns
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.cut.Store(err == nil && n == len(p))
-	if err != nil && !errors.Is(err, io.EOF) && !b.closed.Load() {
-		b.broken.Store(true)
+	switch {
+	case err == nil:
+	case !errors.Is(err, io.EOF):
+		if !b.closed.Load() {
+			b.broken.Store(true)
+		}
+	case b.inner.Trailer == nil && b.outer.Trailer != nil:
+		b.inner.Trailer = b.outer.Trailer
 	}
 	return n, err
 }

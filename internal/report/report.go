@@ -140,13 +140,13 @@ func (d *Decision) Follow(local []ratelimit.Policy) {
 // concurrent is the Unit of slots (package inflight).
 const concurrent = "concurrent-requests"
 
-// slots reports whether p is a limit of slots. Nobody knows when a slot will be released.
-func slots(p *ratelimit.Policy) bool { return p != nil && p.Unit == concurrent }
+// Slots reports whether p is a limit of slots. Nobody knows when a slot will be released.
+func Slots(p *ratelimit.Policy) bool { return p != nil && p.Unit == concurrent }
 
 // Shorten sets the RetryAfter of slots to retry, or to 1 s if that is 0. The limiter's own
 // RetryAfter is when a slot expires that is never released, which may be in years.
 func (d *Decision) Shorten(to time.Duration) {
-	if d.Result.Allowed || !d.Result.Counted() || !slices.ContainsFunc(d.Policies, func(p ratelimit.Policy) bool { return slots(&p) }) {
+	if d.Result.Allowed || !d.Result.Counted() || !slices.ContainsFunc(d.Policies, func(p ratelimit.Policy) bool { return Slots(&p) }) {
 		return
 	}
 	shorten := func(r *ratelimit.Result) {
@@ -160,7 +160,7 @@ func (d *Decision) Shorten(to time.Duration) {
 		d.Parts = slices.Clone(d.Parts)
 		for i := range d.Parts {
 			if part := &d.Parts[i].Result; !part.Allowed && *part != (ratelimit.Result{}) {
-				if part.Counted() && slots(d.policy(i)) {
+				if part.Counted() && Slots(d.policy(i)) {
 					shorten(part)
 					denied = true
 				}
@@ -228,8 +228,8 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 	case !part.Allowed:
 		decides, decided := part.RetryAfter == d.Result.RetryAfter, other.RetryAfter == d.Result.RetryAfter
 		return decides && !decided || decides == decided && part.RetryAfter > other.RetryAfter
-	case slots(p) != slots(o):
-		return slots(o)
+	case Slots(p) != Slots(o):
+		return Slots(o)
 	case d.has(part) != d.has(other):
 		return d.has(part)
 	case part.Remaining != other.Remaining:
@@ -274,7 +274,7 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 		return Until(r)
 	case !part.Allowed:
 		return Until(part)
-	case slots(p):
+	case Slots(p):
 		return 0, false
 	}
 	t = d.admitted(part, p)
