@@ -53,9 +53,9 @@ func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 // After a lost reply, a key pays twice. A refund of what the store admitted is also refunded to l.
 //
 // Each admission by the store also costs a decision of l, and one or two allocations. A key that
-// owes costs a second call to the store, or up to four if the limiter has no AllowUpTo method. An
-// event that is too large for l may fit the store, so its RetryAfter is the time until the next
-// probe. [More].
+// owes costs a second call to the store, or up to four if the limiter has no AllowUpTo method. If
+// its last call got no reply, a Peek comes first. An event that is too large for l may fit the
+// store, so its RetryAfter is the time until the next probe. [More].
 //
 // [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/redis.md#when-redis-does-not-answer
 func FailTo(l ratelimit.Limiter) Answer {

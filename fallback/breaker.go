@@ -232,8 +232,8 @@ func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Res
 		return ratelimit.Result{}, errOpen
 	}
 	defer b.changes.tell() // even if the limiter panics
-	if b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load() {
-		r, err = b.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, key, do) })
+	if doubts := f.owed.doubts(key); doubts || b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load() {
+		r, err = b.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, key, doubts, do) })
 	} else { // the breaker is closed, and the last call succeeded
 		r, err = b.circuit.Execute(do)
 	}
@@ -284,10 +284,11 @@ func (b *breaker) carefully(do func() (ratelimit.Result, error)) (ratelimit.Resu
 }
 
 // lookAndDo runs do. While the store may be hanging, it first sends a Peek, because a hanging store
-// later executes everything it was sent, and nobody would learn the result.
-func (f *Limiter) lookAndDo(ctx context.Context, key string, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+// later executes everything it was sent, and nobody would learn the result. A part of the store may be
+// hanging while the breaker learns from the keys of other parts that it works.
+func (f *Limiter) lookAndDo(ctx context.Context, key string, doubts bool, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	looked := false
-	if f.breaker.halfOpen.Load() || f.breaker.failing.Load() && f.owed.owes(key, f.breaker.now()) {
+	if doubts || f.breaker.halfOpen.Load() || f.breaker.failing.Load() && f.owed.owes(key, f.breaker.now()) {
 		err := f.look(ctx, key)
 		looked = err == nil
 		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // with any other error, the store has answered the Peek
@@ -325,6 +326,11 @@ func unasked(r ratelimit.Result, err error) error {
 func answeredByStore(r ratelimit.Result) bool {
 	s := r.Source()
 	return s == ratelimit.SourceStore || s == ratelimit.SourceBan
+}
+
+// unsent reports whether nothing was sent to the store by a call that failed with err.
+func unsent(err error) bool {
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrOverloaded)
 }
 
 // ofTheStore reports whether err concerns the store as a whole. A corrupt state, clocks that

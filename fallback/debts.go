@@ -21,6 +21,7 @@ type debts struct {
 	mu    sync.Mutex // protects what follows; never held during a call of a limiter
 	byKey map[keyhash.Hash]debt
 	until time.Duration // the latest of all keys
+	hands int           // keys that calls are charging the store with
 }
 
 // charge is a number of events, and of the calls that admitted them.
@@ -31,12 +32,14 @@ type debt struct {
 	charge
 	until   time.Duration // when the local limiter will have forgotten them
 	handing bool          // whether a call is charging the store with them
+	doubt   bool          // whether the last call got no reply, so that the store may still be hanging
 }
 
-// add remembers c of key, admitted now, which the local limiter counts for the time life. How much
-// of it still counts is determined when the store is charged. It cannot be tracked here, because
-// concurrent calls arrive in a different order than they were decided in.
-func (d *debts) add(key string, c charge, now, life time.Duration) {
+// add remembers c of key, admitted now in place of the store, which has failed with err. The local
+// limiter counts it for the time life. How much of it still counts is determined when the store is
+// charged. It cannot be tracked here, because concurrent calls arrive in a different order than they
+// were decided in.
+func (d *debts) add(key string, c charge, err error, now, life time.Duration) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -47,11 +50,12 @@ func (d *debts) add(key string, c charge, now, life time.Duration) {
 	if !found && len(d.byKey) >= maxDebts {
 		d.dropLeast(now)
 	}
-	if now >= owed.until {
+	if now >= owed.until && !owed.handing { // what is being charged is subtracted afterwards
 		owed.charge = charge{}
 	}
 	owed.events += min(c.events, math.MaxInt32-owed.events)
 	owed.calls += min(c.calls, math.MaxInt32-owed.calls)
+	owed.doubt = owed.doubt || !unsent(err)
 	owed.until = max(owed.until, now+min(life, math.MaxInt64-now))
 	d.until = max(d.until, owed.until)
 	d.byKey[id] = owed
@@ -89,31 +93,47 @@ func (d *debts) owes(key string, now time.Duration) bool {
 	return found && now < owed.until
 }
 
-// take returns what key owes, for the caller to charge to the store, or nothing if another call is
-// doing so.
-func (d *debts) take(key string, now time.Duration) charge {
+// doubts reports whether key owes, and the store may still be hanging, as far as is known from calls of key.
+func (d *debts) doubts(key string) bool {
+	if d.keys.Load() == 0 {
+		return false
+	}
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now >= d.until { // all have decayed
+	return d.byKey[id].doubt
+}
+
+// take returns what key owes, for the caller to charge to the store, or nothing if another call is
+// doing so.
+func (d *debts) take(key string, now time.Duration) debt {
+	id := d.seeds.Hash(key)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now >= d.until && d.hands == 0 { // all have decayed
 		d.byKey = nil
 		d.keys.Store(0)
-		return charge{}
+		return debt{}
 	}
 	owed, found := d.byKey[id]
 	if !found || owed.handing {
-		return charge{}
+		return debt{}
 	}
 	owed.handing = true
 	d.byKey[id] = owed
-	return owed.charge
+	d.hands++
+	return owed
 }
 
-// paid ends what take began: key no longer owes c.
-func (d *debts) paid(key string, c charge) {
+// paid ends what take began: key no longer owes c, and may be in doubt.
+func (d *debts) paid(key string, c charge, doubt bool) {
 	d.change(key, func(owed *debt) {
-		owed.handing, owed.events, owed.calls = false, owed.events-c.events, owed.calls-c.calls
+		owed.handing, owed.doubt = false, doubt
+		owed.events, owed.calls = owed.events-c.events, owed.calls-c.calls
 	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hands--
 }
 
 // forgive reduces what key owes by n events. Which calls still count is determined when the store

@@ -395,8 +395,9 @@ func TestWhileAKeyIsHandedBackItsOtherCallsAskTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
 		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
-		inner.down.Store(true)
+		inner.before = func(context.Context) error { return store.ErrUnavailable } // nothing is sent, so no Peek comes first
 		require.Equal(t, 20, admitted(t, lim, 20))
+		inner.before = nil
 		inner.comeBack()
 		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "the probe").Source())
 		inner.calls.Store(0)
@@ -414,6 +415,35 @@ func TestWhileAKeyIsHandedBackItsOtherCallsAskTheStore(t *testing.T) {
 		first.Wait()
 		require.Equal(t, 100-20-10-1, admitted(t, lim, 200))
 	})
+}
+
+// What is admitted locally while older events of the key are charged stays owed, even if the local limiter has forgotten
+// those meanwhile.
+func TestEventsAdmittedDuringAPaymentStayOwed(t *testing.T) {
+	for _, othersCall := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			refuses := func(context.Context) error { return store.ErrUnavailable }
+			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerDay(100)), before: refuses}
+			lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerSecond(50))))
+			require.Equal(t, 4, admitted(t, lim, 4))
+			inner.before = nil
+			allow(t, lim, "other")
+			inner.before = func(context.Context) error { time.Sleep(1500 * time.Millisecond); return nil }
+			var payer sync.WaitGroup
+			payer.Go(func() { require.Equal(t, ratelimit.SourceStore, source(t, lim)) })
+			time.Sleep(time.Second) // after which the local window is another
+			inner.before = nil
+			if othersCall {
+				allow(t, lim, "other")
+			}
+			inner.before = refuses
+			require.Equal(t, ratelimit.SourceLocal, source(t, lim))
+			inner.before = nil
+			payer.Wait()
+			require.True(t, lim.Owes("key"))
+			require.Equal(t, 100-4-1-1, peek(t, lim, "key").Remaining)
+		})
+	}
 }
 
 // One call that fails or is refused is answered in place of the store, and no other one is: neither the callers

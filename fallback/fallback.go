@@ -180,7 +180,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	case errors.Is(err, errOpen) && f.sees().frees && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // without asking the store
 	case errors.Is(err, ratelimit.ErrStore):
-		return f.answer(ctx, q)
+		return f.answer(ctx, q, err)
 	case err != nil:
 		return ratelimit.Result{}, err
 	case q.method != peek:
@@ -247,8 +247,8 @@ func (f *Limiter) askStore(ctx context.Context, q question) (ratelimit.Result, e
 // answered is the note on Results made in place of the store's.
 type answered struct{ _ byte }
 
-// answer decides in place of the store.
-func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, err error) {
+// answer decides in place of the store, which has failed with failed.
+func (f *Limiter) answer(ctx context.Context, q question, failed error) (r ratelimit.Result, err error) {
 	switch f.source {
 	case ratelimit.SourceFailOpen:
 		return f.made, nil
@@ -264,7 +264,7 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 		r.RetryAfter = f.breaker.retryAfter()
 	}
 	if q.method != peek && r.Allowed && !uncounted(r) {
-		f.owed.add(q.key, charge{q.n, 1}, f.breaker.now(), r.ResetAfter)
+		f.owed.add(q.key, charge{q.n, 1}, failed, f.breaker.now(), r.ResetAfter)
 	}
 	return f.says(r), nil
 }
@@ -308,11 +308,12 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	case !errors.Is(err, ratelimit.ErrStore) || f.local == nil:
 		return r, err
 	}
+	failed := err
 	if r, err = ratelimit.Charge(ctx, f.local, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
 	if !uncounted(r) {
-		f.owed.add(key, charge{n, 0}, f.breaker.now(), r.ResetAfter)
+		f.owed.add(key, charge{n, 0}, failed, f.breaker.now(), r.ResetAfter)
 	}
 	return f.says(r), nil
 }

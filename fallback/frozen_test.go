@@ -2,6 +2,7 @@ package fallback_test
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -142,6 +143,114 @@ func TestAStoreThatStoodStillIsChargedWithWhatWasAdmitted(t *testing.T) {
 			require.LessOrEqual(t, most-r.Remaining, admitted+4+callers, "five failures open the breaker")
 		})
 	}
+}
+
+// shards are two stores that look like one, as with a cluster: standing has the key "hangs".
+type shards struct {
+	store.Store
+	standing *standing
+}
+
+func (s *shards) of(key string) store.Store {
+	if key == "hangs" {
+		return s.standing
+	}
+	return s.Store
+}
+
+// Decide implements [store.Store].
+func (s *shards) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return s.of(requests[0].Key).Decide(ctx, requests, replies)
+}
+
+func (s *shards) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.of(key).Take(ctx, ns, key, l, n)
+}
+
+// A shard that hangs, or is slow, opens no breaker while others serve. Its keys' debts are paid once all the same.
+func TestAShardThatStoodStillIsPaidOnce(t *testing.T) {
+	ask := map[string]func(ctx context.Context, l *fallback.Limiter) (ratelimit.Result, error){
+		"Allow": func(ctx context.Context, l *fallback.Limiter) (ratelimit.Result, error) { return l.Allow(ctx, "hangs") },
+		"Charge": func(ctx context.Context, l *fallback.Limiter) (ratelimit.Result, error) {
+			return l.Charge(ctx, "hangs", 1)
+		},
+	}
+	for name, ask := range ask {
+		for _, share := range []int{1, 100} { // 100 has room for 10
+			t.Run(fmt.Sprintf("%s, a share of 1/%d", name, share), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := &shards{ratelimit.Must(memstore.New()), &standing{Store: ratelimit.Must(memstore.New())}}
+					const most = 1000
+					inner := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(most)))
+					lim := ratelimit.Must(fallback.New(inner, fallback.FailLocal(share)))
+					admitted := 0
+					for i := range 60 {
+						s.standing.still = i >= 2 && i < 50
+						if i == 50 {
+							s.standing.goOn()
+						}
+						if r, err := ask(t.Context(), lim); err == nil && r.Allowed {
+							admitted++
+						}
+						require.Equal(t, ratelimit.SourceStore, allow(t, lim, "serves").Source())
+					}
+					require.True(t, allow(t, lim, "hangs").Allowed)
+					require.False(t, lim.Owes("hangs"))
+					charged := most - peek(t, inner, "hangs").Remaining
+					if name != "Charge" || share == 1 { // events of a Charge that exceed the share are not owed
+						require.GreaterOrEqual(t, charged, admitted+1)
+					}
+					require.LessOrEqual(t, charged, admitted+1+1, "the first call that was not answered")
+				})
+			})
+		}
+	}
+}
+
+// What is owed for calls that were never sent is paid without a Peek. If that payment is not answered, it is sent again
+// only when the store has answered a Peek, even if the local limiter has no room and adds nothing.
+func TestAPaymentWithoutAReplyIsRepeatedAfterAPeek(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shards{ratelimit.Must(memstore.New()), &standing{Store: ratelimit.Must(memstore.New())}}
+		inner := &faulty{Limiter: ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(3))))
+		inner.before = func(context.Context) error { return store.ErrUnavailable }
+		for range 4 { // fewer failures than open the breaker
+			allow(t, lim, "hangs")
+		}
+		inner.before, s.standing.still = nil, true
+		for range 10 {
+			require.Equal(t, ratelimit.SourceStore, allow(t, lim, "serves").Source())
+			require.False(t, allow(t, lim, "hangs").Allowed)
+		}
+		s.standing.goOn()
+		require.Equal(t, 100-3, peek(t, inner, "hangs").Remaining)
+		require.Equal(t, 100-3-3-1, allow(t, lim, "hangs").Remaining)
+		require.False(t, lim.Owes("hangs"))
+	})
+}
+
+// The plan of a First has room now and then, and the store of its credits hangs. What a payment is to charge to the credits
+// is charged once.
+func TestTheSecondLimiterOfAFirstIsPaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &standing{Store: ratelimit.Must(memstore.New())}
+		plan := newLimiter(t, "token_bucket", ratelimit.Must(memstore.New()), ratelimit.Limit{Rate: 1, Period: time.Second})
+		credits := newLimiter(t, "fixed_window", s, ratelimit.PerDay(1000))
+		lim := failover(t, ratelimit.Must(ratelimit.NewFirst(plan, credits)), fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(100))))
+		require.True(t, allow(t, lim, "key").Allowed)
+		s.still = true
+		for range 4 { // fewer failures than open the breaker
+			require.True(t, allowN(t, lim, 10).Allowed)
+		}
+		for range 20 {
+			time.Sleep(2 * time.Second)
+			require.Equal(t, ratelimit.SourceStore, allow(t, lim, "other").Source())
+			require.True(t, allow(t, lim, "key").Allowed)
+		}
+		s.goOn()
+		require.Equal(t, 10, 1000-peek(t, credits, "key").Remaining, "the first call that was not answered")
+	})
 }
 
 // Whatever the probe is, it changes nothing at a store that hangs. Each of these calls counts as

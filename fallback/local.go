@@ -60,12 +60,13 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
-	owed := f.owed.take(key, f.breaker.now())
+	was := f.owed.take(key, f.breaker.now())
+	owed, doubt := was.charge, was.doubt
 	if owed == (charge{}) { // nothing is owed, or another call is charging it, so the store works and decides this call
 		return nil
 	}
 	var paid charge
-	defer func() { f.owed.paid(key, paid) }()
+	defer func() { f.owed.paid(key, paid, doubt) }()
 
 	due := owed
 	counts := f.sees().counts
@@ -77,12 +78,17 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 			due = due.still(s.held)
 		}
 	}
-	granted, err := pay(ctx, f.limiter, key, due)
-	if err != nil && !errors.Is(err, errUncounted) {
-		return err // after a lost reply it may be charged again, which is better than not at all
-	}
+	doubt = true // even if pay panics
+	granted, err := pay(ctx, f.limiter, key, due, was.doubt)
 	paid = charge{owed.events - due.events + granted.events, owed.calls - due.calls + granted.calls}
-	return nil
+	switch {
+	case err == nil, errors.Is(err, errUncounted):
+		doubt = false
+		return nil
+	case unsent(err):
+		doubt = was.doubt
+	}
+	return err // after a lost reply it may be charged again, which is better than not at all
 }
 
 // still returns as much of c as is held. A part that no limit counts (-1) is reduced in the same
@@ -216,23 +222,36 @@ const payTries = 3
 var errUncounted = errors.New("fallback: the limiter does not count")
 
 // pay charges l with as much of due as it has room for. If one of several ways fails, what was charged until then
-// is paid.
-func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge) (paid charge, err error) {
+// is paid. With doubt, it first looks at the limits of later ways, which a Peek of l need not ask.
+func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge, doubt bool) (paid charge, err error) {
 	left, ways := due, waysOf(l)
 	for i, limits := range ways {
-		granted, err := payBy(ctx, limits, key, left, i < len(ways)-1)
-		switch {
-		case err != nil && left == due:
-			return charge{}, err
-		case err != nil:
-			return charge{due.events - left.events, due.calls - left.calls}, nil //nolint:nilerr // the next call pays the rest, or returns the error
+		if doubt && i > 0 {
+			err = lookAt(ctx, limits, key)
 		}
-		if granted == left {
+		var granted charge
+		if err == nil {
+			granted, err = payBy(ctx, limits, key, left, i < len(ways)-1)
+		}
+		switch {
+		case err != nil:
+			return charge{due.events - left.events, due.calls - left.calls}, err
+		case granted == left:
 			return due, nil
 		}
 		left = left.still(rest(limits, left, granted))
 	}
 	return charge{due.events - left.events, due.calls - left.calls}, nil
+}
+
+// lookAt asks limits without a charge, and returns the first error.
+func lookAt(ctx context.Context, limits []owing, key string) error {
+	for _, l := range limits {
+		if _, err := l.Peek(ctx, key); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // rest returns what is left of due after limits were charged with granted: -1 for a part that none of several limits counts.
