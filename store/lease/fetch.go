@@ -77,7 +77,7 @@ func (d *Store) lead(f *fetch, i int) {
 		return
 	}
 	e.fetching, k.leads = true, true
-	p.Owed = int64(e.owed)
+	p.Owed = int64(e.due())
 	k.wish = int64(e.ask(now, int(p.Sum), d.termsOf(e.ns))) // Owed+Sum or more, because claims find no spare lease here
 	if p.Want = k.wish; !f.UpTo() {                         // all or none, so ask for no more than there is, as far as is known
 		p.Want = max(p.Sum, min(k.wish, int64(e.remaining)))
@@ -139,7 +139,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 		if p.Granted > 0 {
 			d.takeLease(f, i, now)
 		}
-		if f.Lost {
+		if e.unsure = false; f.Lost {
 			e.failed()
 		}
 		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) {

@@ -16,6 +16,7 @@ type holding[G any] struct {
 	next     int           // events to ask for
 	quick    int           // consecutive grants that were spent quickly
 	owed     int           // events admitted by overdraft that the store does not know yet
+	unsure   bool          // whether the last call got no reply, so that the store may still be hanging
 	denied   time.Duration // until this time, nothing is admitted
 	full     time.Duration // nothing is admitted by overdraft before
 }
@@ -106,7 +107,7 @@ func (h *holding[G]) drop() (g G, unspent int) {
 // removed.
 func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
 	if h.spare.left > 0 { // there is no room for another grant
-		return h.owed
+		return h.due()
 	}
 	switch usable := h.until - h.from; {
 	case h.size == 0:
@@ -123,7 +124,16 @@ func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
 	if t.halve && h.size > 0 {
 		n = min(n, h.room/2)
 	}
-	return h.owed + max(1, n, waiting)
+	return h.due() + max(1, n, waiting)
+}
+
+// due returns how many of the events that are owed to charge in the next call. A store that hangs runs later
+// everything it was sent, so after a call without a reply it is sent only one of them.
+func (h *holding[G]) due() int {
+	if h.unsure {
+		return min(h.owed, 1)
+	}
+	return h.owed
 }
 
 // grants is what the store granted when want events were requested, of which owed were owed at that
@@ -158,7 +168,7 @@ func (h *holding[G]) receive(g grants, t *terms) *lease[G] {
 
 // failed records an error. The requested events may have been charged without anybody to spend them, so the
 // next grant is small.
-func (h *holding[G]) failed() { h.next, h.quick, h.size = 1, 0, 0 }
+func (h *holding[G]) failed() { h.next, h.quick, h.size, h.unsure = 1, 0, 0, true }
 
 // refused records a denial that was requested at sent.
 func (h *holding[G]) refused(retry, pause, sent, now time.Duration, t *terms) {

@@ -253,6 +253,32 @@ func TestPaidDebtsAreNotChargedAgainAfterAnError(t *testing.T) {
 	})
 }
 
+// A store that hangs runs later everything it was sent. What is owed is therefore sent once, and again only when the store
+// has answered.
+func TestDebtsAreSentOnceToAStoreThatHangs(t *testing.T) {
+	eachLending(t, func(t *testing.T, algorithm string) {
+		s := &recorder{Store: memory(t, stopped)}
+		plain := newLimiter(t, algorithm, s, perSecond)
+		d := newLease(t, newLimiter(t, algorithm, s, perSecond), life, lease.WithOverdraft(100))
+		s.set(0, func(string) error { return errOdd })
+		for range 99 {
+			require.True(t, allow(t, d).Allowed)
+		}
+		time.Sleep(20 * life)
+		synctest.Wait()
+		sent := asked(s.reset(), "TakeUpTo")
+		require.Greater(t, len(sent), 10)
+		for _, n := range sent[1:] {
+			require.LessOrEqual(t, n, 2, "one event that is owed, and a lease")
+		}
+		s.set(0, nil)
+		time.Sleep(5 * life)
+		synctest.Wait()
+		require.Equal(t, 1000-99, remaining(t, plain))
+		closeLease(t, d)
+	})
+}
+
 // A key that is full for long is kept only where that bounds the overdraft.
 func TestAKeyThatIsFullForLongIsKeptOnlyForTheOverdraft(t *testing.T) {
 	for _, overdraft := range []int{0, 1} {

@@ -307,7 +307,7 @@ func (m *model) doFetch(p *process) {
 	}
 	sent := m.clock(p)
 	m.tidy(p, sent)
-	f := oneKey(m.space, m.limits, p.waiting, p.ask(sent, p.waiting, &m.terms), p.owed)
+	f := oneKey(m.space, m.limits, p.waiting, p.ask(sent, p.waiting, &m.terms), p.due())
 	p.fetching, p.waiting = true, 0
 
 	over := false // what comes later is not read
@@ -389,6 +389,7 @@ func oneKey(ns *store.Namespace, ls *limits, waiting, want, owed int) *batch.Bat
 // decideOn is what Store.takeIn does.
 func (m *model) decideOn(p *process, f *batch.Batch, sent, decided time.Duration) {
 	now, part := m.clock(p), &f.Parts[0]
+	p.unsure = false
 	p.owed -= int(part.Forced)
 	if part.Granted > 0 {
 		if m.removed == fromSending {
