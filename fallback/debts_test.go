@@ -422,23 +422,31 @@ func TestWhileAKeyIsHandedBackItsOtherCallsAskTheStore(t *testing.T) {
 func TestEventsAdmittedDuringAPaymentStayOwed(t *testing.T) {
 	for _, othersCall := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			refuses := func(context.Context) error { return store.ErrUnavailable }
-			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerDay(100)), before: refuses}
+			var refuses, takesLong atomic.Bool
+			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerDay(100)), before: func(context.Context) error {
+				if takesLong.Load() {
+					time.Sleep(1500 * time.Millisecond)
+				} else if refuses.Load() {
+					return store.ErrUnavailable
+				}
+				return nil
+			}}
 			lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerSecond(50))))
+			refuses.Store(true)
 			require.Equal(t, 4, admitted(t, lim, 4))
-			inner.before = nil
+			refuses.Store(false)
 			allow(t, lim, "other")
-			inner.before = func(context.Context) error { time.Sleep(1500 * time.Millisecond); return nil }
+			takesLong.Store(true)
 			var payer sync.WaitGroup
 			payer.Go(func() { require.Equal(t, ratelimit.SourceStore, source(t, lim)) })
 			time.Sleep(time.Second) // after which the local window is another
-			inner.before = nil
+			takesLong.Store(false)
 			if othersCall {
 				allow(t, lim, "other")
 			}
-			inner.before = refuses
+			refuses.Store(true)
 			require.Equal(t, ratelimit.SourceLocal, source(t, lim))
-			inner.before = nil
+			refuses.Store(false)
 			payer.Wait()
 			require.True(t, lim.Owes("key"))
 			require.Equal(t, 100-4-1-1, peek(t, lim, "key").Remaining)

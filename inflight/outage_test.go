@@ -2,6 +2,7 @@ package inflight_test
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/dispatch"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -93,6 +96,64 @@ func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.Equal(t, 4, free(t, inner))
 		}
+	})
+}
+
+// standing is a store that hangs at times, and then runs what it was sent.
+type standing struct {
+	*remote
+	still atomic.Bool
+	mu    sync.Mutex
+	sent  []func()
+}
+
+// Decide implements [store.Store].
+func (s *standing) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
+func (s *standing) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.ask(func() (store.Reply, error) { return s.remote.Take(ctx, ns, key, l, n) })
+}
+
+func (s *standing) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.ask(func() (store.Reply, error) { return s.remote.Peek(ctx, ns, key, l, n) })
+}
+
+func (s *standing) ask(call func() (store.Reply, error)) (store.Reply, error) {
+	if !s.still.Load() {
+		return call()
+	}
+	s.mu.Lock()
+	s.sent = append(s.sent, func() { _, _ = call() })
+	s.mu.Unlock()
+	time.Sleep(250 * time.Millisecond)
+	return store.Reply{}, store.ErrTimeout
+}
+
+// However often a slot that was admitted in an outage was to be taken up at a store that hangs, it is one slot there.
+func TestASlotOfAnOutageIsTakenUpOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &standing{remote: newRemote(t)}
+		inner := slots(t, s, 4)
+		l := ratelimit.Must(fallback.New(inner, fallback.FailLocal(2)))
+		s.down.Store(true)
+		held := hold(t, l)
+		s.down.Store(false)
+		s.still.Store(true)
+		time.Sleep(time.Minute)
+		s.still.Store(false)
+		s.mu.Lock()
+		for _, call := range s.sent {
+			call()
+		}
+		s.mu.Unlock()
+		require.Equal(t, 4, free(t, inner))
+		time.Sleep(2 * time.Second) // less than a life
+		require.Equal(t, 3, free(t, inner))
+		held.Release()
+		synctest.Wait()
+		require.Equal(t, 4, free(t, inner))
 	})
 }
 

@@ -117,8 +117,10 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 		switch {
 		case p.counted():
 			r, err = p.core.Renew(ctx, h.key, p.charged())
-		case p.standsIn():
-			r, err = p.core.Allow(ctx, h.key)
+		case p.standsIn(): // a store that hangs runs later what it was sent, so it is looked at first
+			if r, err = p.core.Peek(ctx, h.key); err == nil && r.Allowed {
+				r, err = p.core.Allow(ctx, h.key)
+			}
 		} // otherwise no slot was needed
 		return err
 	})
