@@ -27,8 +27,9 @@
 // # Exceptions
 //
 // If a process is killed, or ends without Close, the events that it holds are lost until they would
-// have left the limit anyway. The same holds for a lease whose reply was lost. [WithMaxLease]
-// bounds both. If the store's clock jumps ahead, or the store loses writes, each lease that is held
+// have left the limit anyway. The same holds for a lease whose reply was lost, and for a lease that
+// ends unspent while the store cannot be reached, because its refund is tried once. [WithMaxLease]
+// bounds all three. If the store's clock jumps ahead, or the store loses writes, each lease that is held
 // can still be used once. A process that is stopped does not use leases that end in the meantime,
 // unless its monotonic clock was stopped too.
 package lease
