@@ -139,7 +139,8 @@ func (d *Store) takeIn(f *fetch, i int) {
 		if p.Granted > 0 {
 			d.takeLease(f, i, now)
 		}
-		if e.unsure = false; f.Lost {
+		e.unsure = false
+		if f.Lost {
 			e.failed()
 		}
 		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) {
