@@ -79,6 +79,16 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	}
 	a.pairs, a.plain = newPairs(a.members), isPlain(a.members)
 	a.held = slices.ContainsFunc(a.members, func(p member) bool { return see.Held(p.limiter) })
+	k := see.Known[Limiter]{Kind: a.kind(), Key: a.keyFunc(), Local: a.local}
+	if see.Changing[Limiter](a) {
+		k.Kinds = a.kind
+	}
+	a.known = see.NewCore[Limiter](a, k)
+	return a, nil
+}
+
+// kind returns how a admits waiters.
+func (a *All) kind() queue.Kind {
 	kind := queuesOf(a.limiters[0]).Kind
 	for _, l := range a.limiters {
 		kind = queue.Joint(kind, queuesOf(l).Kind)
@@ -86,8 +96,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	if kind == queue.Leaky && len(a.members) > 1 && !a.plain { // the ResetAfter of a denial may count events that were refunded
 		kind = queue.Turns
 	}
-	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Key: a.keyFunc(), Local: a.local})
-	return a, nil
+	return kind
 }
 
 // membersOf returns the members of l if it is an All, and otherwise l itself, unless it cannot be a member.

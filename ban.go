@@ -58,7 +58,7 @@ type lockout struct {
 }
 
 // NewBan returns a limiter that decides as l does and bans keys according to p. It keeps the bans in s,
-// which should be the store of l. Bans with the same name on the same store are shared. The options are
+// which should be the store of l. Bans with the same name and Within on the same store are shared. The options are
 // [WithName] ("ban" by default), [WithPolicyName], [WithKeyFunc], and [WithObserver] or
 // [WithTimedObserver], whose observers are notified of each denial that counts. NewBan returns
 // [ErrInvalidOption] for other options, and if l sleeps, or is an All of 16 limits.
@@ -78,9 +78,16 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	if err := b.denials.make(b, s, p, opts); err != nil {
 		return nil, err
 	}
-	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kind: queue.Joint(queuesOf(l).Kind, queue.Plain), Local: b.local})
+	k := see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kind: b.kind(), Local: b.local}
+	if see.Changing(l) {
+		k.Kinds = b.kind
+	}
+	b.known = see.NewCore[Limiter](b, k)
 	return b, nil
 }
+
+// kind returns how b admits waiters.
+func (b *Ban) kind() queue.Kind { return queue.Joint(queuesOf(b.limiter).Kind, queue.Plain) }
 
 // Validate returns [ErrInvalidOption] if a field of p is out of range.
 func (p Penalty) Validate() error {

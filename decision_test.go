@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -681,4 +682,31 @@ func TestALeakyBucketChargedTwiceGetsAllBack(t *testing.T) {
 			require.Equal(t, 10, peek(t, plan, "key").Remaining, "Decide %+v", asks)
 		}
 	}
+}
+
+// apart is a store that cannot decide on several keys at once, such as a cluster whose slot moves.
+type apart struct{ store.Store }
+
+func (a apart) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if len(requests) > 1 {
+		return fmt.Errorf("%w: %w", see.ErrApart, store.ErrUnavailable)
+	}
+	return a.Store.Decide(ctx, requests, replies)
+}
+
+// The charges of a leaky bucket go back from the last one on, also if each limit of the most that there may be is
+// charged by a call of its own.
+func TestAllThatWasChargedOneAfterTheOtherGoesBack(t *testing.T) {
+	s := apart{ratelimit.Must(memstore.New())}
+	leaky := newLimiter(t, "leaky_bucket", s, ratelimit.PerHour(10), ratelimit.WithName("leaky"))
+	var asks []ratelimit.Ask
+	for i := range 14 {
+		asks = append(asks, ratelimit.Ask{Limiter: newLimiter(t, "fixed_window", s, ratelimit.PerHour(100), ratelimit.WithName(fmt.Sprint(i))), Key: "key", N: 1})
+	}
+	asks = append(asks, ratelimit.Ask{Limiter: leaky, Key: "key", N: 2}, ratelimit.Ask{Limiter: leaky, Key: "key", N: 3})
+	r, err := ratelimit.Decide(t.Context(), asks...)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.NoError(t, ratelimit.GiveBack(t.Context(), r, asks...))
+	require.Equal(t, 10, peek(t, leaky, "key").Remaining)
 }

@@ -23,6 +23,7 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 		return nil
 	case len(d.group) > 1 && errors.Is(err, see.ErrApart):
 		d.apart = true
+		d.calls-- // which has charged nothing, so that each entry still has a turn
 		return d.decideGroup(ctx, first)
 	}
 	voters := 0

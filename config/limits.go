@@ -19,15 +19,22 @@ type limits struct {
 	all   ratelimit.Limiter // the wrapped limiter: the single limit, or an All
 	spec  *spec
 	parts []ratelimit.Limiter // each limit alone, as in spec.limits, and then the slots
+	ban   *bans               // nil if there is none
 	owner *Limiters
 	mark  *ratelimit.Mark // the owner's mark on what these limits have charged
 }
 
 type around = ratelimit.Around
 
+// bans are the bans of a text, without the limits that they are around.
+type bans struct{ *ratelimit.Ban }
+
+// Reset implements [ratelimit.Limiter].
+func (b *bans) Reset(ctx context.Context, key string) error { return b.Lift(ctx, key) }
+
 // newLimits makes a limiter for each limit, by its place in parts, and one for all of them. Bans
-// are stored in bans.
-func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
+// are stored on the store on.
+func (ls *Limiters) newLimits(s *spec, on store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
 	l := &limits{Wrapper: see.Has(see.Traits{LooksOn: true}), spec: s, owner: ls}
 	for i := range s.parts() {
 		part, err := one(i)
@@ -44,9 +51,11 @@ func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (rateli
 		}
 	}
 	if s.ban != nil {
-		if l.all, err = ratelimit.NewBan(l.all, bans, *s.ban, ratelimit.WithName(s.name)); err != nil {
+		l.ban = new(bans)
+		if l.ban.Ban, err = ratelimit.NewBan(l.all, on, *s.ban, ratelimit.WithName(s.name)); err != nil {
 			return nil, err
 		}
+		l.all = l.ban.Ban
 	}
 	l.mark = ratelimit.NewMark(ls, ratelimit.SourceStore, l)
 	l.around, err = ratelimit.NewAround(l.all, l.decide)
@@ -105,6 +114,9 @@ func (l *limits) addTo(counts map[count]ratelimit.Limiter, local bool) {
 		c.local = local
 		counts[c] = part
 	}
+	if l.ban != nil { // bans with another time for the denials are others
+		counts[count{l.spec.name, "ban", ratelimit.Limit{Period: l.spec.ban.Within}, local}] = l.ban
+	}
 }
 
 // parts returns the number of limits, including slots.
@@ -124,7 +136,9 @@ func (s *spec) count(i int) count {
 }
 
 // has reports whether part is a part of l. A nil l has none.
-func (l *limits) has(part ratelimit.Limiter) bool { return l != nil && slices.Contains(l.parts, part) }
+func (l *limits) has(part ratelimit.Limiter) bool {
+	return l != nil && (slices.Contains(l.parts, part) || part == ratelimit.Limiter(l.ban))
+}
 
 // counter returns the limiter of l that has the count of former's limit i. If there is none, it
 // returns former's own limiter, whose count may be needed again.

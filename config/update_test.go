@@ -342,6 +342,47 @@ func TestResetReachesTheCountsOfFormerTexts(t *testing.T) {
 	})
 }
 
+func TestResetReachesTheBanOfAFormerText(t *testing.T) {
+	const limit = "algorithm: fixed_window, limit: 1/d"
+	const banned = limit + ", ban: {denials: 1/10m, for: 1h}"
+	onEach(t, func(t *testing.T, s store.Store) {
+		ls := build(t, s, one(banned))
+		l := limiter(t, ls, "a")
+		require.Equal(t, 1, admitted(t, l, "key", 2))
+		update(t, ls, one(limit))
+		require.NoError(t, l.Reset(t.Context(), "key"))
+		update(t, ls, one(banned))
+		require.Equal(t, 1, admitted(t, l, "key", 2))
+	})
+}
+
+// Callers that wait for a limit of an All are queued as the text in force says, and not as the one under which the All
+// was made.
+func TestAnAllOfALimiterThatChangesHasItsQueue(t *testing.T) {
+	const bucket, window = "algorithm: token_bucket, limit: 10/2s", "algorithm: sliding_window, limit: 10/2s"
+	for _, first := range []string{bucket, window} {
+		synctest.Test(t, func(t *testing.T) {
+			s := ratelimit.Must(memstore.New())
+			ls := build(t, s, one(first))
+			all := ratelimit.Must(ratelimit.NewAll(limiter(t, ls, "a"), ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerSecond(1000)))))
+			update(t, ls, one(window))
+			ctx, cancel := context.WithCancel(t.Context())
+			var others sync.WaitGroup
+			for range 110 {
+				others.Go(func() { _, _ = ratelimit.Wait(ctx, all, "key", 1) })
+			}
+			synctest.Wait()
+			time.Sleep(2100 * time.Millisecond)
+			mine, stop := context.WithTimeout(t.Context(), 35*time.Second)
+			defer stop()
+			_, err := ratelimit.Wait(mine, all, "key", 1)
+			require.NoError(t, err, first)
+			cancel()
+			others.Wait()
+		})
+	}
+}
+
 func TestResetReachesWhatLocalCountedByFormerTexts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &frail{Store: memory(t)}

@@ -77,3 +77,18 @@ func TestWhoFindsNoPlaceOvertakesNobody(t *testing.T) {
 		}))
 	})
 }
+
+// A call takes one slot, however many events it is.
+func TestWhoNeedNotWaitTakesNoPlaceWithManyEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 20 * time.Millisecond
+		many := slots(t, s, 1000)
+		tokens := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(1_000_000_000)))
+		for name, l := range map[string]ratelimit.Limiter{"slots": many, "slots and tokens": ratelimit.Must(ratelimit.NewAll(many, tokens))} {
+			require.Equal(t, 30, burst(30, func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
+				return inflight.Wait(ctx, l, "key", 1000, inflight.MaxWaiting(20))
+			}), name)
+		}
+	})
+}

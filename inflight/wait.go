@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -145,11 +146,30 @@ func (h *hold) pass(ctx context.Context, denial *ratelimit.Result) (*Slot, ratel
 		return nil, *denial, nil
 	}
 	r, err := h.limiter.Peek(ctx, h.key)
-	if most := cmp.Or(h.most, defaultMost); err == nil && r.Allowed && (r.Limit == 0 || (r.Remaining-h.n)/most >= h.n) {
+	if err == nil && r.Allowed && h.fits(&r) {
 		h.waited = true
 		return h.acquire(ctx)
 	}
 	return nil, refusal(r), err
+}
+
+// fits reports whether each limit that r, of a Peek, has counted has room for h and for as many others as may wait.
+func (h *hold) fits(r *ratelimit.Result) bool {
+	most := cmp.Or(h.most, defaultMost)
+	room := func(l ratelimit.Limiter, r *ratelimit.Result) bool {
+		n := see.Events(l, h.n) // a slot, or a call, is one
+		return r.Limit == 0 || (r.Remaining-n)/most >= n
+	}
+	parts := r.Parts()
+	if parts == nil {
+		return room(h.limiter, r)
+	}
+	for i := range parts {
+		if !room(parts[i].Limiter, &parts[i].Result) {
+			return false
+		}
+	}
+	return true
 }
 
 // refuse returns a denial for a caller that must not overtake waiters: the last denial in their

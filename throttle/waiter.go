@@ -166,7 +166,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 func (w *Waiter) look(ctx context.Context, key string, call, ahead int) (ratelimit.Result, error) {
 	r, err := w.limiter.Peek(ctx, key)
 	n := see.Events(w.limiter, call)
-	if err == nil && r.Allowed && r.Delay <= 0 && (!r.Counted() || r.Remaining/(call/n)-ahead >= n) { // the queue may count calls
+	if err == nil && r.Allowed && r.Delay <= 0 && w.fits(&r, call, ahead) {
 		if r, err = ratelimit.AllowWithin(ctx, w.limiter, key, call, 0); r.Allowed {
 			return r, err
 		}
@@ -180,6 +180,23 @@ func (w *Waiter) look(ctx context.Context, key string, call, ahead int) (ratelim
 		denial.RetryAfter = ratelimit.Never
 	}
 	return denial, nil
+}
+
+// fits reports whether each limit that r, of a Peek, has counted has room for a call and for what is ahead of it in
+// the queue, which may count calls.
+func (w *Waiter) fits(r *ratelimit.Result, call, ahead int) bool {
+	n := see.Events(w.limiter, call)
+	parts := r.Parts()
+	if parts == nil || see.Alternatives(w.limiter) {
+		return !r.Counted() || r.Remaining/(call/n)-ahead >= n
+	}
+	for i := range parts {
+		p := &parts[i]
+		if _, unit := see.Queue(w.limiter, p.Limiter, call); p.Counted() && p.Remaining/unit-ahead < n {
+			return false
+		}
+	}
+	return true
 }
 
 // behind returns the denial of a call that stood behind others in the queue, and for which l was

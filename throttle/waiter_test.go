@@ -851,6 +851,11 @@ func TestACallThatFindsNoPlaceBeforeAFirstIsNotDeniedForEver(t *testing.T) {
 // farAway is a store so slow that two calls overlap.
 type farAway struct{ store.Store }
 
+func (s farAway) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	time.Sleep(time.Millisecond)
+	return s.Store.Decide(ctx, requests, replies)
+}
+
 func (s farAway) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	time.Sleep(time.Millisecond)
 	return s.Store.Take(ctx, ns, key, l, n)
@@ -953,5 +958,24 @@ func TestAllowUpToNeverSleeps(t *testing.T) {
 		require.Equal(t, 5, granted)
 		require.Equal(t, time.Hour, r.Delay)
 		require.Zero(t, time.Since(began))
+	})
+}
+
+// What is left is compared with what others wait for in the unit of each limit: requests, or tokens.
+func TestRequestsAndTokensNeedNoPlaceIfThereIsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := farAway{ratelimit.Must(memstore.New())}
+		requests := ratelimittest.New(t, "fixed_window", s, ratelimit.PerHour(600), ratelimit.CountCalls())
+		tokens := ratelimittest.New(t, "fixed_window", s, ratelimit.PerHour(1_000_000))
+		w := waiter(t, ratelimit.Must(ratelimit.NewAll(requests, tokens)), time.Second, throttle.WithMaxWaiting(1))
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() {
+				r, err := w.AllowN(t.Context(), "key", 1000)
+				require.NoError(t, err)
+				require.True(t, r.Allowed, r)
+			})
+		}
+		wg.Wait()
 	})
 }

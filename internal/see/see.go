@@ -155,15 +155,16 @@ func Timeout(s store.Store) time.Duration {
 // Known is what the packages of this module know about a type of package ratelimit, in addition to
 // its methods. L is ratelimit.Limiter.
 type Known[L any] struct {
-	Algorithm    string     // the name of the algorithm; "" for several limits
-	Name         string     // the name of its policy, or of a ban
-	Alternatives bool       // whether one of the limits inside decides for all
-	Held         bool       // whether it counts slots that are held: see store.Rule
-	Calls        bool       // whether it counts calls instead of events
-	ByEvents     func() L   // if Calls, returns the same limit, but counting events
-	UsesContext  bool       // whether a limit or key function gets the contexts of calls
-	Kind         queue.Kind // how it admits events that have to wait
-	Key          Key        // nil if it counts the key that it is asked for
+	Algorithm    string            // the name of the algorithm; "" for several limits
+	Name         string            // the name of its policy, or of a ban
+	Alternatives bool              // whether one of the limits inside decides for all
+	Held         bool              // whether it counts slots that are held: see store.Rule
+	Calls        bool              // whether it counts calls instead of events
+	ByEvents     func() L          // if Calls, returns the same limit, but counting events
+	UsesContext  bool              // whether a limit or key function gets the contexts of calls
+	Kind         queue.Kind        // how it admits events that have to wait
+	Kinds        func() queue.Kind // returns that in place of Kind, if what is inside may change
+	Key          Key               // nil if it counts the key that it is asked for
 	// Local makes the limiter that decides in one of so many instances while their store fails: a
 	// limiter on s, with 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
@@ -213,12 +214,20 @@ type Queues struct {
 // l can be asked for events that may wait up to a given time.
 func QueuesOf[Delayer, L any](l L) Queues {
 	k := Behind(l)
-	if k.Kind == queue.Unknown {
+	kind := k.kind()
+	if kind == queue.Unknown {
 		if _, delays := any(l).(Delayer); !delays {
 			return Queues{queue.Foreign, k.Key}
 		}
 	}
-	return Queues{k.Kind, k.Key}
+	return Queues{kind, k.Key}
+}
+
+func (k *Known[L]) kind() queue.Kind {
+	if k.Kinds != nil {
+		return k.Kinds()
+	}
+	return k.Kind
 }
 
 // Key returns the key of the queue for n events of key, which is key, or what functions make of it.
@@ -280,7 +289,7 @@ func Queue[L any](l, part L, n int) (kind queue.Kind, unit int) {
 	if isnil.Is(Behind(l).self) {
 		return queue.Unknown, unit
 	}
-	return k.Kind, unit
+	return k.kind(), unit
 }
 
 // ByKey reports whether l decides by the key alone and not by the context, as far as can be seen. A
