@@ -17,6 +17,7 @@ const (
 	deadlockDetected     = "40P01"
 	lockNotAvailable     = "55P03"
 	readOnly             = "25006"
+	queryCanceled        = "57014" // by a statement_timeout, for example
 )
 
 // unwritten is an error of a connection over which nothing that charges was written.
@@ -111,7 +112,7 @@ func classOf(code string) (class error, again bool) {
 	switch code {
 	case serializationFailure, deadlockDetected, lockNotAvailable, readOnly:
 		return store.ErrUnavailable, true
-	case "57014": // canceled, by a statement_timeout
+	case queryCanceled:
 		return store.ErrUnavailable, false
 	case "53100", "53200": // disk full, out of memory
 		return store.ErrOutOfMemory, false

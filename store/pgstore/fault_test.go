@@ -128,9 +128,20 @@ func TestARowThatAStrangerHoldsIsUnavailableInTime(t *testing.T) {
 // Of calls that share transactions with those for a row that is held, only the first wait for it.
 func TestARowThatAStrangerHoldsFailsNoOtherCall(t *testing.T) {
 	t.Parallel()
+	aHeldRowFailsNoOtherCall(t)
+}
+
+// The same with a statement_timeout that ends the wait before the store would.
+func TestARowThatAStrangerHoldsFailsNoOtherCallOfAHurriedRole(t *testing.T) {
+	t.Parallel()
+	aHeldRowFailsNoOtherCall(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1000" })
+}
+
+func aHeldRowFailsNoOtherCall(t *testing.T, change ...func(*pgxpool.Config)) {
+	t.Helper()
 	pool, name := shared(t), table()
 	take(t, window(t, openAt(t, pool, name), "n", 10_000), "held")
-	s := openAt(t, connect(t, pgtest.Shared(t).URL(), 1), name, pgstore.WithTimeout(8*time.Second))
+	s := openAt(t, connect(t, pgtest.Shared(t).URL(), 1, change...), name, pgstore.WithTimeout(8*time.Second))
 	l := window(t, s, "n", 10_000)
 	release := locks(t, pool, name)
 	defer release()

@@ -98,9 +98,11 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call, waits bool) (twice boo
 	}
 	for range mostAttempts {
 		now := time.Now().UnixNano()
-		err = s.locked(conn.Conn().PgConn(), b, waits && now >= s.waits.Load())
+		mayWait := waits && now >= s.waits.Load()
+		err = s.locked(conn.Conn().PgConn(), b, mayWait)
 		switch code := codeOf(err); {
-		case code == lockNotAvailable: // from now on, only calls whose rows are held fail
+		// A short statement_timeout ends a wait first. From now on, only calls whose rows are held fail.
+		case code == lockNotAvailable, code == queryCanceled && mayWait:
 			s.waits.Store(now + held*int64(s.timeout))
 		case errors.Is(err, errRaced), code == deadlockDetected, code == serializationFailure:
 		default:
