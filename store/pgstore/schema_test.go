@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -167,6 +168,30 @@ func TestRowsThatHaveEndedLeave(t *testing.T) {
 		}
 	}
 	require.Equal(t, 200, count(t, pool, name), "only those in force stay")
+}
+
+// Transactions of lists write so many rows that a few pages each would not be enough.
+func TestRowsOfListsThatHaveEndedLeave(t *testing.T) {
+	t.Parallel()
+	pool, name := shared(t), table()
+	var now atomic.Int64
+	s := openAt(t, connect(t, pgtest.Shared(t).URL(), 1), name, pgstore.WithUnlogged(), pgstore.WithClock(func() time.Time { return time.Unix(now.Load(), 0) }))
+	var limits [12]ratelimit.Limiter
+	for i := range limits {
+		var err error
+		limits[i], err = ratelimit.NewFixedWindow(s, ratelimit.PerMinute(10), ratelimit.WithName(fmt.Sprint("n", i)))
+		require.NoError(t, err)
+	}
+	all, err := ratelimit.NewAll(limits[:]...)
+	require.NoError(t, err)
+	const keys = 256
+	for generation := range 8 {
+		now.Store(1_700_000_000 + int64(generation)*180) // what was written before has ended
+		crowd(keys, 1, func(i, _ int) bool { return take(t, all, fmt.Sprint(generation, " of ", i)).Allowed })
+		_, err = pool.Exec(t.Context(), "VACUUM "+name) // so that new rows use the space, as with autovacuum
+		require.NoError(t, err)
+	}
+	require.Less(t, count(t, pool, name), 2*keys*len(limits), "of eight times as many")
 }
 
 // A table's name may have any characters that New accepts, also once calls delete rows.

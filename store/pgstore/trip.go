@@ -135,10 +135,11 @@ func (s *Store) failed(err error) error {
 func (s *Store) sweep(p *pipeline, b *batch, updated, inserted int) {
 	rows := uint64(updated + perInsert*inserted) //nolint:gosec // some thousand
 	sum := s.written.Add(rows)
-	pages := min(sum/rowsPerPage-(sum-rows)/rowsPerPage, mostPages)
-	if pages > 0 {
-		first := (s.page.Add(pages) - pages) & math.MaxInt32
-		p.add(s.sql.sweep, swept, int8of(int64(first)), int8of(int64(pages)), int8of(b.now-endedFor)) //nolint:gosec // as above
+	for pages := sum/rowsPerPage - (sum-rows)/rowsPerPage; pages > 0; {
+		n := min(pages, mostPages)
+		first := (s.page.Add(n) - n) & math.MaxInt32
+		p.add(s.sql.sweep, swept, int8of(int64(first)), int8of(int64(n)), int8of(b.now-endedFor)) //nolint:gosec // as above
+		pages -= n
 	}
 }
 
@@ -151,7 +152,8 @@ const (
 	// page has 40 rows or more, so rows are deleted faster than they are inserted.
 	rowsPerPage, perInsert = 64, 4
 
-	// mostPages is the maximum number of pages that a transaction sweeps.
+	// mostPages is the maximum number of pages that a statement sweeps. It stops at the end of the table, so the fewer it
+	// sweeps, the fewer are left out there.
 	mostPages = 16
 )
 
