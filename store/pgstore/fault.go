@@ -17,6 +17,7 @@ const (
 	deadlockDetected     = "40P01"
 	lockNotAvailable     = "55P03"
 	readOnly             = "25006"
+	notSupported         = "0A000"
 	queryCanceled        = "57014" // by a statement_timeout, for example
 )
 

@@ -243,6 +243,28 @@ func TestASerializableSessionSharesExactlyTheLimit(t *testing.T) {
 	}
 }
 
+// A standby has no serializable transactions.
+func TestASerializableSessionOnAStandbyPeeks(t *testing.T) {
+	t.Parallel()
+	primary, name := pgtest.Start(t), table()
+	l := openAt(t, connect(t, primary.URL(), 4), name)
+	for _, way := range ways {
+		take(t, way(t, l), "key")
+	}
+	pool := connect(t, primary.Standby(t).URL(), 4, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" })
+	patient, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(long))
+	require.NoError(t, err)
+	s, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(2*time.Second))
+	require.NoError(t, err)
+	for _, way := range ways {
+		require.Equal(t, 998, remaining(t, way(t, patient), "key"), "the copy was made afterwards")
+		eventually(t, func() bool { // unless the time ends during an attempt
+			_, err := way(t, s).Allow(t.Context(), "key")
+			return errors.Is(err, store.ErrUnavailable) && strings.Contains(err.Error(), "read-only")
+		})
+	}
+}
+
 func TestAPoolLargerThanTheServerAllowsServesByTheConnectionsThatThereAre(t *testing.T) {
 	t.Parallel()
 	pool, name, role := shared(t), table(), table()
