@@ -49,10 +49,11 @@ type Cache[V any] struct {
 	ttl time.Duration
 	settings
 
-	mu    sync.Mutex
-	young map[string]*entry[V] // at most maxKeys/2, like old: see entryOf
-	old   map[string]*entry[V]
-	stats Stats
+	mu     sync.Mutex
+	young  map[string]*entry[V] // at most maxKeys/2, like old: see entryOf
+	old    map[string]*entry[V]
+	asking map[string]*entry[V] // those with a query in progress, which other keys may displace from the generations
+	stats  Stats
 }
 
 // entry is what is known about a key. An entry with neither an answer nor a query in progress is
@@ -155,7 +156,7 @@ func New[V any](f func(ctx context.Context, key string) (V, error), ttl time.Dur
 		return nil, err
 	}
 	c.stale = min(c.stale, math.MaxInt64-ttl)
-	c.young = map[string]*entry[V]{}
+	c.young, c.asking = map[string]*entry[V]{}, map[string]*entry[V]{}
 	return c, nil
 }
 
@@ -203,6 +204,7 @@ func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *quer
 			e.query.older, e.query.until = e.answer, e.asked.Add(c.ttl+c.stale)
 		}
 		c.stats.Queries++
+		c.asking[key] = e
 		go c.run(ctx, key, e, e.query)
 	}
 	switch served, ok := c.serve(e, now); {
@@ -241,16 +243,19 @@ func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]
 		if p := recover(); p != nil {
 			q.err = fmt.Errorf("%w: %v", errPanic, p)
 		}
-		c.learn(e, q)
+		c.learn(key, e, q)
 		close(q.done)
 	}()
 	q.answer, q.err = c.ask(ctx, key)
 }
 
 // learn records the outcome of a query.
-func (c *Cache[V]) learn(e *entry[V], q *query[V]) {
+func (c *Cache[V]) learn(key string, e *entry[V], q *query[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.asking[key] == e { // after a Forget, it may be another one
+		delete(c.asking, key)
+	}
 	if e.query, e.err = nil, q.err; q.err == nil {
 		e.answer, e.known, e.asked, e.next = q.answer, true, q.began, q.began.Add(c.ttl)
 		return
@@ -268,7 +273,9 @@ func (c *Cache[V]) entryOf(key string) *entry[V] {
 		return e
 	}
 	if e = c.old[key]; e == nil {
-		e = new(entry[V])
+		if e = c.asking[key]; e == nil {
+			e = new(entry[V])
+		}
 	}
 	if len(c.young) >= c.maxKeys/2 {
 		c.old, c.young = c.young, map[string]*entry[V]{}
@@ -285,6 +292,7 @@ func (c *Cache[V]) Forget(key string) {
 	defer c.mu.Unlock()
 	delete(c.young, key)
 	delete(c.old, key)
+	delete(c.asking, key)
 }
 
 // Stats returns what the cache has done so far.

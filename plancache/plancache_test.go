@@ -288,6 +288,29 @@ func TestItRemembersSoManyKeysAndForgetsThoseNotAskedFor(t *testing.T) {
 	require.Equal(t, 102, d.asked())
 }
 
+// So many other keys in the meantime that a key is displaced change nothing: its calls share one query.
+func TestCallsAtOneTimeAreOneQueryWhileOtherKeysComeInNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &database{answer: "pro", takes: time.Second}
+		c := cache(t, d, time.Minute, plancache.WithMaxKeys(10))
+		const times, others = 5, 20
+		for i := range times {
+			go func() { require.Equal(t, "pro", get(t, c, "ann")) }()
+			synctest.Wait()
+			for j := range others {
+				go get(t, c, fmt.Sprint(i, " of ", j))
+			}
+			synctest.Wait()
+			require.LessOrEqual(t, c.Stats().Keys, 10)
+		}
+		c.Forget("ann") // also a query in progress that was displaced
+		go get(t, c, "ann")
+		time.Sleep(2 * time.Second)
+		require.Equal(t, "pro", get(t, c, "ann"))
+		require.Equal(t, 1+times*others+1, d.asked())
+	})
+}
+
 func TestForgetAsksAgain(t *testing.T) {
 	d := &database{answer: "free"}
 	c := cache(t, d, time.Hour)
