@@ -2,6 +2,7 @@ package carrier
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -140,7 +141,8 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 			values = context.WithoutCancel(c.ctx)
 		}
 	}
-	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(max(lasting, lastingTimes*cr.timeout)), Wave: cr.refusal.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
+	lasts := max(lasting, lastingTimes*min(cr.timeout, math.MaxInt64/lastingTimes))
+	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(lasts), Wave: cr.refusal.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	err = cr.config.Send(&t.ctx, t)
 	t.panicked = nil
 	return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"runtime"
 	"testing"
@@ -90,6 +91,18 @@ func TestATripWaitsWhileItsCallersDo(t *testing.T) {
 			}
 			time.Sleep(time.Hour)
 		})
+	}
+}
+
+// Whoever waits for years wants to wait long for the server as well.
+func TestATripOfALongTimeoutWaitsLong(t *testing.T) {
+	for _, timeout := range []time.Duration{math.MaxInt64 / 4, math.MaxInt64} {
+		p := served(t, timeout, func(ctx context.Context, tr *Trip[int]) error {
+			end, _ := ctx.Deadline()
+			require.Greater(t, time.Until(end), 100*365*24*time.Hour)
+			return done(ctx, tr)
+		})
+		require.NoError(t, p.send(carried(p, 1)))
 	}
 }
 
