@@ -11,6 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 const (
@@ -44,7 +47,11 @@ func (s *Store) Ready(ctx context.Context) error {
 		case err != nil:
 			return err
 		case len(blocking) > 0:
-			return errors.New(strings.Join(blocking, " "))
+			class := store.ErrStore
+			if len(blocking) == 1 && (blocking[0] == isReplica || blocking[0] == onlyReads) {
+				class = store.ErrUnavailable // as for calls, because a failover may end it
+			}
+			return &carrier.Failure{Class: class, Err: errors.New(strings.Join(blocking, " "))}
 		}
 		for _, conn := range conns {
 			s.prepared(conn.Conn().PgConn())
@@ -108,6 +115,12 @@ func (s *Store) Check(ctx context.Context) (found []string, err error) {
 	return found, err
 }
 
+// The findings that a failover may end.
+const (
+	isReplica = "the server is a replica, which only reads. Connect to the primary, for example with target_session_attrs=read-write."
+	onlyReads = "transactions only read (default_transaction_read_only). Set it off for this user or database."
+)
+
 // findings returns what keeps the store from working, and what else is not as it should be.
 func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, others []string, err error) {
 	found, err := s.serverFindings(ctx, conn)
@@ -156,9 +169,9 @@ func (s *Store) serverFindings(ctx context.Context, conn *pgxpool.Conn) (found [
 	ended, at := time.Now(), time.UnixMicro(us)
 	switch {
 	case recovery:
-		blocks("the server is a replica, which only reads. Connect to the primary, for example with target_session_attrs=read-write.")
+		blocks(isReplica)
 	case readOnly == "on":
-		blocks("transactions only read (default_transaction_read_only). Set it off for this user or database.")
+		blocks(onlyReads)
 	}
 	if ahead := max(at.Sub(ended), 0) - max(began.Sub(at), 0); ahead.Abs() > clockSlack && s.clock == nil {
 		other("the server's clock is %v ahead of this machine's. Decisions go by the server's, so windows begin and end at other "+

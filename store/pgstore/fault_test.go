@@ -397,7 +397,9 @@ func TestAServerThatOnlyReadsIsUnavailableUntilItWrites(t *testing.T) {
 			_, err := replica.Allow(t.Context(), "key")
 			return errors.Is(err, store.ErrUnavailable) && strings.Contains(err.Error(), "read-only")
 		})
-		require.ErrorContains(t, s.Ready(t.Context()), "only read")
+		err = s.Ready(t.Context())
+		require.ErrorContains(t, err, "only read")
+		require.ErrorIs(t, err, store.ErrUnavailable)
 		writes.Store(true) // another server has taken over: new connections go there
 		unknown := 0
 		eventually(t, func() bool {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
 const maxIdentifier = 63 // bytes; Postgres truncates longer ones
@@ -76,11 +77,11 @@ func (s *Store) Migrate(ctx context.Context) error {
 			return err
 		}
 		switch finding, err := s.layout(ctx, tx); {
-		case err != nil:
+		case err != nil || finding == nil:
 			return err
 		case errors.Is(finding, errNoTable):
 		default:
-			return finding
+			return &carrier.Failure{Class: store.ErrStore, Err: finding}
 		}
 		if _, err = tx.Exec(ctx, s.Schema(), pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err
@@ -97,9 +98,12 @@ func (s *Store) within(ctx context.Context, f func(context.Context) error) error
 	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	err := f(limited)
+	var finding *carrier.Failure
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &finding): // the server has answered
+		return err
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
