@@ -318,6 +318,9 @@ func (st *story) call(s *redisstore.Store, i int, c planned) {
 	switch {
 	case st.limits != nil:
 		st.limits.ask(ctx, i, to)
+		if moves := func(tr trouble) bool { return tr.what == "move" }; (to.op == "all" || to.op == "first") && slices.ContainsFunc(st.troubles, moves) {
+			to.more = 2 * st.timeout // while its slot moves, it may be decided one after the other, as one of two servers is
+		}
 	case c.op == "take":
 		to.replies[0], to.err = s.Take(ctx, bookkeeping, key, limit, c.n)
 	case c.op == "peek":
