@@ -79,11 +79,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	}
 	a.pairs, a.plain = newPairs(a.members), isPlain(a.members)
 	a.held = slices.ContainsFunc(a.members, func(p member) bool { return see.Held(p.limiter) })
-	k := see.Known[Limiter]{Kind: a.kind(), Key: a.keyFunc(), Local: a.local}
-	if see.Changing[Limiter](a) {
-		k.Kinds = a.kind
-	}
-	a.known = see.NewCore[Limiter](a, k)
+	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kinds: a.kind, Key: a.keyFunc(), Local: a.local})
 	return a, nil
 }
 
@@ -320,13 +316,16 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 	if err := a.check(ctx, key, n); err != nil {
 		return err
 	}
+	apart := false
 	if how.what == toTake && a.plain && a.members[0].core.joint.Together(key, key) {
-		if err := a.takePlain(ctx, key, n, res); !errors.Is(err, see.ErrApart) {
+		err := a.takePlain(ctx, key, n, res)
+		if apart = errors.Is(err, see.ErrApart); !apart {
 			return err
 		}
 	}
 	d := begin(how, a)
 	defer d.end()
+	d.apart = apart
 	for i := range a.members {
 		d.add(a.members[i], key, n, false)
 	}

@@ -78,11 +78,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	if err := b.denials.make(b, s, p, opts); err != nil {
 		return nil, err
 	}
-	k := see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kind: b.kind(), Local: b.local}
-	if see.Changing(l) {
-		k.Kinds = b.kind
-	}
-	b.known = see.NewCore[Limiter](b, k)
+	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kinds: b.kind, Local: b.local})
 	return b, nil
 }
 

@@ -262,6 +262,9 @@ func (f *First) askTogether(ctx context.Context, key string, n int, how asking, 
 		if failed != nil {
 			whole = whole[:len(whole)-1]
 		}
+		for _, d := range whole {
+			d.apart = true
+		}
 		return f.askApart(ctx, key, n, how, whole, parts)
 	}
 	for i, d := range alternatives {

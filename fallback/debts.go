@@ -83,25 +83,23 @@ func (d *debts) dropLeast(now time.Duration) {
 
 // owes reports whether key owes anything, as far as is known without the local limiter.
 func (d *debts) owes(key string, now time.Duration) bool {
-	if d.keys.Load() == 0 {
-		return false
-	}
-	id := d.seeds.Hash(key)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	owed, found := d.byKey[id]
-	return found && now < owed.until
+	return now < d.of(key).until
 }
 
 // doubts reports whether key owes, and the store may still be hanging, as far as is known from calls of key.
 func (d *debts) doubts(key string) bool {
+	return d.of(key).doubt
+}
+
+// of returns the debt of key, or the zero debt.
+func (d *debts) of(key string) debt {
 	if d.keys.Load() == 0 {
-		return false
+		return debt{}
 	}
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.byKey[id].doubt
+	return d.byKey[id]
 }
 
 // take returns what key owes, for the caller to charge to the store, or nothing if another call is

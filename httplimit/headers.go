@@ -21,9 +21,9 @@ import (
 // Events that no limit counts are not reported, such as those that a list or an outage lets
 // through. Neither are denials by a list, nor the limit [ratelimit.Unlimited].
 //
-// With several limits, Draft10 reports each of them. Legacy has room for one: the limit that denies longest or, for an admission, the one with the fewest events left. Of a
-// [ratelimit.First], that is the limiter that admits again first or, for an admission, the one that
-// was charged.
+// With several limits, Draft10 reports each of them. Legacy has room for one: the limit that denies
+// longest or, for an admission, the one with the fewest events left. Of a [ratelimit.First], that is
+// the limiter that admits again first or, for an admission, the one that was charged.
 type HeaderStyle uint8
 
 // The header styles.

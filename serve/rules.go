@@ -267,8 +267,12 @@ func (d *domain) label(r *rule, entries []*common.RateLimitDescriptor_Entry) str
 		}
 		text = appendEscaped(append(text, '/'), e.GetKey(), "%/=")
 		if value != "" {
-			slash := value[:len(value)-len(strings.TrimPrefix(value, "/"))]
-			text = appendEscaped(append(append(text, '='), slash...), value[len(slash):], "%/")
+			text = append(text, '=')
+			rest, rooted := strings.CutPrefix(value, "/")
+			if rooted {
+				text = append(text, '/')
+			}
+			text = appendEscaped(text, rest, "%/")
 		}
 		next = n.next
 	}

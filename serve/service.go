@@ -91,11 +91,11 @@ func WithHeaders(names Headers) Option {
 		names.Reset = cmp.Or(names.Reset, usualHeaders.Reset)
 		seen := map[string]bool{}
 		for _, name := range []string{names.Limit, names.Remaining, names.Reset} {
-			if lower := strings.ToLower(name); !validField(name) || seen[lower] {
+			lower := strings.ToLower(name)
+			if !validField(name) || seen[lower] {
 				return fmt.Errorf("%w: WithHeaders: %s: want three different names of header fields, of letters, digits, - and _", ratelimit.ErrInvalidOption, quote(name))
-			} else {
-				seen[lower] = true
 			}
+			seen[lower] = true
 		}
 		s.headers = &names
 		return nil

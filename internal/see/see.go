@@ -163,7 +163,7 @@ type Known[L any] struct {
 	ByEvents     func() L          // if Calls, returns the same limit, but counting events
 	UsesContext  bool              // whether a limit or key function gets the contexts of calls
 	Kind         queue.Kind        // how it admits events that have to wait
-	Kinds        func() queue.Kind // returns that in place of Kind, if what is inside may change
+	Kinds        func() queue.Kind // returns Kind; NewCore calls it once, unless what is inside may change
 	Key          Key               // nil if it counts the key that it is asked for
 	// Local makes the limiter that decides in one of so many instances while their store fails: a
 	// limiter on s, with 1/instances of each of its limits.
@@ -177,6 +177,9 @@ type Core[L any] struct{ known *Known[L] }
 
 // NewCore returns the Core of self.
 func NewCore[L any](self L, k Known[L]) Core[L] {
+	if k.Kinds != nil && !Changing(self) {
+		k.Kind, k.Kinds = k.Kinds(), nil
+	}
 	k.self = self
 	return Core[L]{&k}
 }
