@@ -423,18 +423,7 @@ func TestPathValuesAreKnownAroundTheMiddleware(t *testing.T) {
 // announced it, as net/http wants it to.
 func TestATrailerIsThereWhenTheBodyHasBeenRead(t *testing.T) {
 	for variant, limit := range variants(t) {
-		got := make(chan string, 1)
-		server := httptest.NewServer(limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			got <- r.Trailer.Get("Sum")
-		})))
-		conn, err := net.Dial("tcp", server.Listener.Addr().String())
-		require.NoError(t, err)
-		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nTrailer: Sum\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 7\r\n\r\n")
-		require.NoError(t, err)
-		require.Equal(t, "7", <-got, variant)
-		require.NoError(t, conn.Close())
-		server.Close()
+		requireTrailer(t, variant, limit, "Trailer: Sum\r\n")
 	}
 }
 
@@ -443,19 +432,25 @@ func TestATrailerIsThereWhenTheBodyHasBeenRead(t *testing.T) {
 func TestATrailerThatWasNotAnnouncedIsThereToo(t *testing.T) {
 	all := variants(t)
 	for _, variant := range []string{"no middleware", "rates", "lists", "WithRefund", "slots", "slots around WithRefund"} {
-		limit, got := all[variant], make(chan string, 1)
-		server := httptest.NewServer(limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			got <- r.Trailer.Get("Sum")
-		})))
-		conn, err := net.Dial("tcp", server.Listener.Addr().String())
-		require.NoError(t, err)
-		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 7\r\n\r\n")
-		require.NoError(t, err)
-		require.Equal(t, "7", <-got, variant)
-		require.NoError(t, conn.Close())
-		server.Close()
+		requireTrailer(t, variant, all[variant], "")
 	}
+}
+
+// requireTrailer sends a request with a trailer, and requires that a handler finds it.
+func requireTrailer(t *testing.T, variant string, limit func(http.Handler) http.Handler, announced string) {
+	t.Helper()
+	got := make(chan string, 1)
+	server := httptest.NewServer(limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		got <- r.Trailer.Get("Sum")
+	})))
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\n"+announced+"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 7\r\n\r\n")
+	require.NoError(t, err)
+	require.Equal(t, "7", <-got, variant)
+	require.NoError(t, conn.Close())
+	server.Close()
 }
 
 // A ReverseProxy answers 502 to a body that is too large for it. That is the client's fault, and is known as such if the
