@@ -458,6 +458,7 @@ func TestEventsAdmittedDuringAPaymentStayOwed(t *testing.T) {
 // who ask at the same time nor those who come while what was admitted is handed back. The share would deny most of
 // these, since more is asked than it has.
 func TestOneCallThatFailsIsNoOutageForTheOthers(t *testing.T) {
+	t.Parallel()
 	effort.OthersRace(t)
 	const callers, rate, share = 16, 4000, 500 // a second
 	limiters := map[string]func(t *testing.T) ratelimit.Limiter{

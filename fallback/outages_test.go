@@ -357,7 +357,7 @@ func TestAnOutageLeavesNoGoroutine(t *testing.T) {
 		var callers sync.WaitGroup
 		for range 32 {
 			callers.Go(func() {
-				for range 100 {
+				for range 50 {
 					_, _ = lim.Allow(t.Context(), "key")
 				}
 			})

@@ -456,6 +456,7 @@ func requireTrailer(t *testing.T, variant string, limit func(http.Handler) http.
 // A ReverseProxy answers 502 to a body that is too large for it. That is the client's fault, and is known as such if the
 // limit on bodies is around the middleware.
 func TestABodyThatIsTooLargeForAProxyIsCounted(t *testing.T) {
+	t.Parallel()
 	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
 	defer backend.Close()
 	target, err := url.Parse(backend.URL)

@@ -509,6 +509,7 @@ func TestWithoutRefundsTheWriterIsTheServersOwn(t *testing.T) {
 // The server looks at the type of its own Body: whether it is to wait for a body that nobody reads, and whether
 // what comes next is another request.
 func TestABodyThatIsNotReadIsNeitherWaitedForNorARequest(t *testing.T) {
+	t.Parallel()
 	var calls atomic.Int64
 	h := httplimit.Middleware(window(t, memory(t), ratelimit.PerDay(9)), httplimit.WithRefund(httplimit.Failed))(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

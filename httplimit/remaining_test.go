@@ -249,6 +249,7 @@ func TestTheMiddlewareIsNotAskedForMoreThanItSaysIsLeft(t *testing.T) {
 
 // A client without a limit of its own keeps to that of the server, in real time.
 func TestAClientThatReadsWhatIsLeftIsNeverRefused(t *testing.T) {
+	t.Parallel()
 	l, err := ratelimit.NewTokenBucket(living(t), ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 3})
 	require.NoError(t, err)
 	var count served

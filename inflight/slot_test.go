@@ -254,6 +254,7 @@ func TestCallersThatLeaveWhileTheStoreIsAskedLeaveNothing(t *testing.T) {
 }
 
 func TestASlotThatNothingCanReachIsGivenBack(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		s    store.Store
 		opts []inflight.Option

@@ -162,6 +162,7 @@ func TestADenialIsForgottenByAShadowUnderAnotherLimit(t *testing.T) {
 }
 
 func TestAFloodCostsRedisACallPerRetryAfter(t *testing.T) {
+	t.Parallel()
 	span := time.Duration(effort.Of(200, 400)) * ms
 	client := redistest.Start(t).Client(t)
 	commands := func() (n int) { // that the server has run for limiters

@@ -373,6 +373,7 @@ func (p *proofs) of(n int, at time.Time) bool {
 // denial, but just after it. If it denies then, it would have denied; if it admits,
 // one of its answers must prove the denial.
 func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
 			far := &distant{Store: onRedis(t, redistest.Shared(t).Client(t)), way: func(context.Context) (there, back time.Duration) { return 0, 0 }}

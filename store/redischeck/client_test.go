@@ -3,6 +3,7 @@ package redischeck_test
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -112,19 +113,29 @@ func TestOptionsOverTLSThatMakeCallsWaitAreFound(t *testing.T) {
 	waits := "may wait until its deadline"
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	old := &tls.Config{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12}
-	findings := func(o *redis.UniversalOptions) string {
-		o.Addrs, o.ContextTimeoutEnabled = []string{"127.0.0.1:1"}, true
-		client := redis.NewUniversalClient(o)
-		defer client.Close()
-		return settings(t, newStore(t, client))
-	}
 	for _, cluster := range []bool{false, true} {
-		require.Contains(t, findings(&redis.UniversalOptions{TLSConfig: config, IsClusterMode: cluster}), waits)
-		require.NotContains(t, findings(&redis.UniversalOptions{TLSConfig: config, IsClusterMode: cluster, Protocol: 2}), waits)
-		require.NotContains(t, findings(&redis.UniversalOptions{TLSConfig: old, IsClusterMode: cluster}), waits)
-		require.NotContains(t, findings(&redis.UniversalOptions{IsClusterMode: cluster}), waits)
+		for name, c := range map[string]struct {
+			options redis.UniversalOptions
+			wait    bool
+		}{
+			"TLS":             {redis.UniversalOptions{TLSConfig: config}, true},
+			"TLS, protocol 2": {redis.UniversalOptions{TLSConfig: config, Protocol: 2}, false},
+			"TLS 1.2":         {redis.UniversalOptions{TLSConfig: old}, false},
+			"plain":           {redis.UniversalOptions{}, false},
+		} {
+			t.Run(fmt.Sprint(name, ", cluster ", cluster), func(t *testing.T) {
+				t.Parallel() // each waits for a server that is not there
+				c.options.Addrs, c.options.ContextTimeoutEnabled, c.options.IsClusterMode = []string{"127.0.0.1:1"}, true, cluster
+				client := redis.NewUniversalClient(&c.options)
+				defer client.Close()
+				require.Equal(t, c.wait, strings.Contains(settings(t, newStore(t, client)), waits))
+			})
+		}
 	}
-	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}, TLSConfig: config})
-	defer ring.Close()
-	require.Contains(t, settings(t, newStore(t, ring)), waits)
+	t.Run("Ring", func(t *testing.T) {
+		t.Parallel()
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}, TLSConfig: config})
+		defer ring.Close()
+		require.Contains(t, settings(t, newStore(t, ring)), waits)
+	})
 }

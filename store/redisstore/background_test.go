@@ -62,6 +62,7 @@ func TestAPanicOfAHookInABackgroundRefund(t *testing.T) {
 // Shards of a ring come and go while calls are made. No call fails, because it is certain that none of those ran that found a
 // shard's client closed, and another shard has the key.
 func TestShardsOfARingComeAndGo(t *testing.T) {
+	t.Parallel()
 	a, b := redistest.Start(t).Addr(), redistest.Start(t).Addr()
 	both := map[string]string{"a": a, "b": b}
 	ring := redis.NewRing(&redis.RingOptions{Addrs: both, ContextTimeoutEnabled: true})

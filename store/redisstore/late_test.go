@@ -73,7 +73,7 @@ func TestChargesOfACallerThatLeftAreRefunded(t *testing.T) {
 							told, err = call(ctx, bucket, window)
 							ended <- err
 						}()
-						require.Eventually(t, func() bool { return charged() > before || len(ended) > 0 }, 20*time.Second, 100*time.Microsecond)
+						require.Eventually(t, func() bool { return charged() > before || len(ended) > 0 }, 20*time.Second, time.Millisecond)
 						cancel()
 						if err := <-ended; err != nil {
 							require.ErrorIs(t, err, context.Canceled)
@@ -168,7 +168,7 @@ func TestASlotOfACallerThatLeftIsReleased(t *testing.T) {
 				_, _, err := ratelimit.AllowUpTo(ctx, slots, "k", 7)
 				ended <- err
 			}()
-			require.Eventually(t, func() bool { return free() == 8 || len(ended) > 0 }, 20*time.Second, 100*time.Microsecond)
+			require.Eventually(t, func() bool { return free() == 8 || len(ended) > 0 }, 20*time.Second, time.Millisecond)
 			cancel()
 			left := 9
 			if err := <-ended; err == nil {

@@ -109,7 +109,7 @@ func TestGoodputPastCapacity(t *testing.T) {
 
 func requireGoodput(t *testing.T, name string, s *redisstore.Store) {
 	t.Helper()
-	span := time.Duration(effort.Of(120, 400)) * time.Millisecond
+	span := time.Duration(effort.Of(80, 400)) * time.Millisecond
 	served := func(callers int) int64 {
 		c := press(t, s, callers, false)
 		time.Sleep(span / 2)
@@ -150,7 +150,7 @@ func TestExactlyOnceInOverload(t *testing.T) {
 			}
 		},
 	}
-	span := time.Duration(effort.Of(100, 150)) * time.Millisecond
+	span := time.Duration(effort.Of(60, 150)) * time.Millisecond
 	for name, fault := range faults {
 		for _, callers := range []int{256, 4096}[:effort.Of(1, 2)] {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {

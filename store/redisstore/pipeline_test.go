@@ -428,6 +428,7 @@ func TestOneCallerIsServedFarAway(t *testing.T) {
 // Callers with less time than trips once took find out that trips are shorter now: one of
 // them is sent all the same, now and then.
 func TestShorterTripsAreLearnedAgain(t *testing.T) {
+	t.Parallel()
 	const trip = 300 * time.Millisecond
 	client := redistest.Start(t).Client(t)
 	_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1) // the server has the script
