@@ -33,13 +33,12 @@ var answers = sync.Pool{New: func() any { return new(answer) }}
 // answer returns the report of r. The caller must free it.
 func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, keep bool) *answer {
 	a := answers.Get().(*answer)
-	a.Result, a.kept = r, keep
+	a.Result, a.Limiter, a.kept = r, c.Limiter, keep
 	a.Split()
 	if keep {
 		a.Policies = nil
 	}
 	a.Describe(ctx, c.Limiter, key, a.Policies)
-	a.Bucket = (keep || r.Allowed && r.Remaining == 0) && report.IsBucket(c.Limiter)
 	a.Shorten(c.SlotRetry)
 	return a
 }

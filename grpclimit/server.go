@@ -179,7 +179,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	defer a.free()
 	d := Decision{Result: r, Key: key, slotRetry: s.SlotRetry, slot: slot}
 	if a.kept {
-		d.Policies, d.bucket = a.Policies, a.Bucket
+		d.Policies, d.limiter = a.Policies, s.Limiter
 	}
 	if headers {
 		if md := a.metadata(); md != nil {

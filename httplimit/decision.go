@@ -18,7 +18,7 @@ type Decision struct {
 	// windows or 0.
 	Policies []ratelimit.Policy
 	Key      string // see [Key]; API keys are hashed
-	bucket   bool   // whether the limit is known to be a bucket
+	limiter  ratelimit.Limiter
 	charge   *charge
 
 	slotRetry time.Duration // what to report if slots deny; 0 for 1 s
@@ -29,12 +29,12 @@ type Decision struct {
 func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) Decision {
 	d := report.Of(r)
 	d.Describe(ctx, l, key, nil)
-	return Decision{Result: r, Policies: d.Policies, Key: key, bucket: report.IsBucket(l)}
+	return Decision{Result: r, Policies: d.Policies, Key: key, limiter: l}
 }
 
 // report returns the part of d that is reported to clients.
 func (d *Decision) report() report.Decision {
-	return report.Known(d.Result, d.Policies, d.bucket, d.slotRetry)
+	return report.Known(d.Result, d.Policies, d.limiter, d.slotRetry)
 }
 
 // Limiter returns the name of the limit that decided (see [ratelimit.Policy]): the one that denied

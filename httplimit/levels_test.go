@@ -190,6 +190,22 @@ func TestAtNothingLeftTheTimeIsThatToTheNextPlace(t *testing.T) {
 	})
 }
 
+func TestInAnAllTheTimeIsThatToTheNextPlaceToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		bucket := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(2)))
+		lim := ratelimit.Must(ratelimit.NewAll(bucket, window(t, mem, ratelimit.PerDay(100), ratelimit.WithName("daily"))))
+		h := httplimit.Middleware(lim, httplimit.WithHeaders(httplimit.Legacy))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		w := httptest.NewRecorder()
+		for range 2 {
+			w = httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		}
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Equal(t, fmt.Sprint(time.Now().Unix()+30), w.Header().Get("X-RateLimit-Reset"))
+	})
+}
+
 func TestWhileALocalShareDecidesThePolicyIsTheShares(t *testing.T) {
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
 	require.NoError(t, err)

@@ -233,10 +233,10 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Decision) {
 	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
 	d.Split()
-	d.Bucket = (kept || h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0) && report.IsBucket(h.Limiter)
+	d.Limiter = h.Limiter
 	if kept {
 		d.Describe(ctx, h.Limiter, key, nil)
-	} else if h.styles&Draft10 != 0 || !d.Result.Allowed || d.Bucket || t.Slot != nil {
+	} else if h.styles&Draft10 != 0 || !d.Result.Allowed || h.styles != 0 && d.Result.Remaining == 0 || t.Slot != nil {
 		d.Describe(ctx, h.Limiter, key, s.policies[:0])
 	}
 	retry := d.Result.RetryAfter
@@ -255,7 +255,7 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	scratches.Put(s) // before the handler, which may take long
 	if kept {
 		d.Result.RetryAfter = retry
-		h.decided(ctx, w, r, t, Decision{Result: d.Result, Policies: d.Policies, Key: key, bucket: d.Bucket, slotRetry: h.SlotRetry})
+		h.decided(ctx, w, r, t, Decision{Result: d.Result, Policies: d.Policies, Key: key, limiter: h.Limiter, slotRetry: h.SlotRetry})
 		return
 	}
 	h.pass(ctx, w, r, key, &d.Result, t, nil)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Decision is a Result with what is known about the limits behind it.
@@ -18,7 +19,7 @@ type Decision struct {
 	Parts    []ratelimit.Part // of Result
 	DeniedBy string           // of Result
 	Policies []ratelimit.Policy
-	Bucket   bool // whether the limit is that of a bucket: see [IsBucket]
+	Limiter  ratelimit.Limiter // which has decided
 }
 
 // Of returns the Decision of r, with what r itself contains.
@@ -28,11 +29,11 @@ func Of(r ratelimit.Result) Decision {
 	return d
 }
 
-// Known returns what to report about a decision whose policies [Decision.Describe] has found.
+// Known returns what to report about a decision of l whose policies [Decision.Describe] has found.
 // slotRetry is as for [Decision.Shorten].
-func Known(r ratelimit.Result, policies []ratelimit.Policy, bucket bool, slotRetry time.Duration) Decision {
+func Known(r ratelimit.Result, policies []ratelimit.Policy, l ratelimit.Limiter, slotRetry time.Duration) Decision {
 	d := Of(r)
-	d.Policies, d.Bucket = policies, bucket
+	d.Policies, d.Limiter = policies, l
 	if r.Source() == ratelimit.SourceLocal {
 		d.Policies = slices.Clone(policies) // Follow changes them
 		d.Follow(nil)
@@ -54,19 +55,24 @@ func (d *Decision) Describe(ctx context.Context, l ratelimit.Limiter, key string
 	}
 }
 
-// IsBucket reports whether l is known to be a bucket. It looks inside wrappers that have a
-// method Unwrap, but not inside an All.
-func IsBucket(l ratelimit.Limiter) bool {
+// drains reports whether part, which is d.Result or one of its parts, is known to be of a bucket.
+func (d *Decision) drains(part *ratelimit.Result) bool {
+	l := d.Limiter
+	for i := range d.Parts {
+		if part == &d.Parts[i].Result {
+			l = d.Parts[i].Limiter
+		}
+	}
 	for {
 		switch l.(type) {
 		case *ratelimit.TokenBucket, *ratelimit.LeakyBucket:
 			return true
 		}
-		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
-		if !ok {
+		inside := see.Through(l)
+		if len(inside) != 1 {
 			return false
 		}
-		l = w.Unwrap()
+		l = inside[0]
 	}
 }
 
@@ -287,8 +293,8 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 // known. A bucket has room for one event when all but Quota-1 events have drained.
 func (d *Decision) admitted(part *ratelimit.Result, p *ratelimit.Policy) time.Duration {
 	reset := max(part.ResetAfter, 0)
-	if part.Remaining > 0 || p == nil || !d.Bucket && p.Limit.Burst == 0 || // windows have no Burst
-		p.Quota < 1 || p.Quota != part.Limit || part.Source() != ratelimit.SourceStore || reset == ratelimit.Never {
+	if part.Remaining > 0 || p == nil || p.Quota < 1 || p.Quota != part.Limit || part.Source() != ratelimit.SourceStore || reset == ratelimit.Never ||
+		p.Limit.Burst == 0 && !d.drains(part) { // windows have no Burst
 		return reset
 	}
 	return max(reset-p.Window+p.Window/time.Duration(p.Quota), 1)

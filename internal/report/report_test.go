@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 func policies(names ...string) (all []ratelimit.Policy) {
@@ -282,7 +283,10 @@ func TestAFullBucketTellsWhenItsNextPlaceComes(t *testing.T) {
 		"as if never seen":        {with(func(r *ratelimit.Result) { r.ResetAfter = 0 }), nil, true, 0, true},
 		"slots":                   {full, &ratelimit.Policy{Quota: 10, Unit: "concurrent-requests"}, false, 0, false},
 	} {
-		d := report.Decision{Result: c.part, Bucket: c.bucket}
+		d := report.Decision{Result: c.part}
+		if c.bucket {
+			d.Limiter = new(ratelimit.TokenBucket)
+		}
 		got, ok := d.Time(&d.Result, c.policy)
 		require.Equal(t, c.want, got, name)
 		require.Equal(t, c.ok, ok, name)
@@ -399,11 +403,28 @@ func (l localPolicies) AppendLocalPolicies(_ context.Context, dst []ratelimit.Po
 
 func TestLimitersInsideWrappersAreFound(t *testing.T) {
 	mem := ratelimittest.NewClock(time.Unix(1e9, 0)).Memory(t)
-	for algorithm, want := range map[string]bool{"token_bucket": true, "leaky_bucket": true, "fixed_window": false} {
+	for algorithm, want := range map[string]time.Duration{"token_bucket": 12 * time.Minute, "leaky_bucket": 12 * time.Minute, "fixed_window": 800 * time.Second} {
 		l := ratelimittest.New(t, algorithm, mem, ratelimit.PerHour(5))
-		require.Equal(t, want, report.IsBucket(l))
-		require.Equal(t, want, report.IsBucket(inside{inside{l}}))
-		require.False(t, report.IsBucket(ratelimittest.All(t, l)), "of several limits nobody knows which is told")
+		many := func() ratelimit.Limiter {
+			return ratelimittest.New(t, algorithm, mem, ratelimit.PerHour(5000), ratelimit.WithName("many"))
+		}
+		waiter, err := throttle.NewWaiter(l, time.Second)
+		require.NoError(t, err)
+		for name, l := range map[string]ratelimit.Limiter{
+			"alone": l, "Ban": ratelimit.Must(ratelimit.NewBan(l, mem, ratelimit.Penalty{Denials: 9, Within: time.Hour, For: time.Hour})), "All of one": ratelimittest.All(t, l), "All": ratelimittest.All(t, many(), l),
+			"First": ratelimit.Must(ratelimit.NewFirst(l, many())), "First of an All": ratelimit.Must(ratelimit.NewFirst(ratelimittest.All(t, many(), l))),
+			"Waiter": waiter,
+		} {
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			r, err := l.AllowN(t.Context(), "key", 5)
+			require.NoError(t, err)
+			d := report.Of(r)
+			d.Limiter = l
+			d.Describe(t.Context(), l, "key", nil)
+			told, ok := d.Time(d.One())
+			require.True(t, ok, name)
+			require.Equal(t, want, told, name)
+		}
 
 		local, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(l))
 		require.NoError(t, err)

@@ -39,7 +39,7 @@ type Traits struct {
 	Leases  bool // the store takes events ahead, so it gains nothing from events that may have to wait
 	Divides bool // the store has only a part of each limit, so it does not know what remains of the whole
 
-	Behind any // the wrapped limiter, if there is no Unwrap; used by Names and Deferring
+	Behind any // the wrapped limiter, if there is no Unwrap; used by Through and Deferring
 	// Spent holds released slots of the limiter behind that nothing else refers to; new slots reuse
 	// them. Each of these slots is released by a defer, so no cleanup for forgotten slots is
 	// needed.
@@ -130,6 +130,14 @@ func Inside[L any](l L) []L {
 		return w.Unwrap()
 	}
 	return nil
+}
+
+// Through returns the limiters that l wraps, and the one behind it if there is no Unwrap.
+func Through[L any](l L) []L {
+	if behind, ok := traitsOf(l).Behind.(L); ok {
+		return []L{behind}
+	}
+	return Inside(l)
 }
 
 // Bottom returns the innermost store that s wraps, or s itself if it wraps none.
@@ -437,10 +445,7 @@ func names[L any](dst []string, l L, beside bool) []string {
 			return dst
 		}
 	}
-	inside := Inside(l)
-	if behind, ok := traitsOf(l).Behind.(L); ok {
-		inside = []L{behind}
-	}
+	inside := Through(l)
 	for _, inner := range inside {
 		dst = names(dst, inner, beside || len(inside) > 1)
 	}
