@@ -20,8 +20,8 @@ type Penalty struct {
 	Denials int
 	Within  time.Duration
 	// For is the length of the first ban, 1 s to 10 years, in whole seconds. Each further ban is twice
-	// as long, up to Most, which is For to 10 years, in whole µs; 0 means For. Bans are remembered until Most has
-	// passed since the end of the last ban and since the last denial.
+	// as long, up to Most, which must be between For and 10 years, in whole microseconds; 0 means For. Bans are
+	// remembered until Most has passed since the end of the last ban and since the last denial.
 	For, Most time.Duration
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -242,6 +243,30 @@ func ExampleStreamServerInterceptor() {
 	// Output:
 	// OK
 	// ResourceExhausted
+}
+
+// A client without interceptors finds in the status when the call would be admitted.
+func ExampleDeniedStatus() {
+	mem := ratelimit.Must(memstore.New())
+	limiter := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerHour(1), ratelimit.WithName("example")))
+	var denied ratelimit.Result
+	for range 2 {
+		r, err := limiter.Allow(context.Background(), "ann")
+		if err != nil {
+			log.Fatal(err)
+		}
+		denied = r
+	}
+	err := grpclimit.DeniedStatus(grpclimit.NewDecision(context.Background(), limiter, "ann", denied)).Err()
+
+	var wait time.Duration
+	for _, detail := range status.Convert(err).Details() {
+		if retry, ok := detail.(*errdetails.RetryInfo); ok {
+			wait = retry.GetRetryDelay().AsDuration()
+		}
+	}
+	fmt.Println(status.Code(err), wait.Round(time.Hour))
+	// Output: ResourceExhausted 1h0m0s
 }
 
 // A client that keeps to the limit of somebody else's server, and fails instead of waiting. Without

@@ -18,13 +18,13 @@ token_bucket    + + + + + . . . . . + . + . + . + . + .       5         9
 leaky_bucket    + + + + + . . . . . + . + . + . + . + .       1         5
 
 The last two columns are the most requests that went through within any 200 ms, and
-within any second. Those of leaky_bucket go when their Delay is over.
+within any second. Requests of leaky_bucket go through after their Delay.
 
-fixed_window    counts anew from 1.0 s on: a double burst, then nothing until 2.0 s
-sliding_window  lets the burst before 1.0 s fade: a place each 200 ms, here from 1.2 s
+fixed_window    starts from zero at 1.0 s: a double burst, then nothing until 2.0 s
+sliding_window  lets the burst before 1.0 s fade: one request every 200 ms from 1.2 s
 sliding_log     forgets a request after exactly 1 s, the first at 1.9 s: 5 in any second
-token_bucket    begins with 5 tokens and gains one each 200 ms: a burst, then the rate
-leaky_bucket    admits the same requests, and lets one go each 200 ms from the first on
+token_bucket    starts with 5 tokens and gains one every 200 ms: a burst, then the rate
+leaky_bucket    admits the same requests, but lets one through every 200 ms
 `
 
 func TestOutput(t *testing.T) {
