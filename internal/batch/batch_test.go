@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -259,4 +260,103 @@ func TestOwedEventsComeFirst(t *testing.T) {
 		require.Equal(t, min(10, owed+3), p.Granted, "%d owed", owed)
 		require.Equal(t, max(0, owed-10), p.Forced, "%d owed", owed)
 	}
+}
+
+// between is a store of which a function may change the state, and the replies, of each Decide.
+type between struct {
+	store.Store
+	trip  time.Duration
+	calls int
+	do    func(call int, replies []store.Reply)
+}
+
+func (s *between) Timeout() time.Duration { return 150 * time.Millisecond }
+
+func (s *between) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.calls++
+	time.Sleep(s.trip)
+	if s.do != nil {
+		s.do(s.calls, nil)
+	}
+	err := s.Store.Decide(ctx, requests, replies)
+	if s.do != nil && err == nil {
+		s.do(s.calls, replies)
+	}
+	return err
+}
+
+// askedOf returns a batch of a log and a window, with so many events of each limit and claims for so many, that has
+// asked a store. In between, others give back what they have taken.
+func askedOf(t *testing.T, rate, taken, lease, n, claims int, do func(call int, replies []store.Reply)) *batch.Batch {
+	t.Helper()
+	mem := ratelimit.Must(memstore.New(memstore.WithClock(func() time.Time { return time.Unix(1_800_000_000, 0) })))
+	limits := []ratelimit.Limit{ratelimit.PerHour(rate), ratelimit.PerDay(100)}
+	requests := requestsOf(t, mem, []string{"sliding_log", "fixed_window"}, limits)
+	q := requests[0]
+	others, err := mem.Take(t.Context(), q.Namespace, q.Key, q.Limit, int64(taken))
+	require.NoError(t, err)
+	b, each := new(batch.Batch), make([]batch.Claim, claims)
+	for i := range each {
+		each[i] = batch.NewClaim(2, func(int) int64 { return int64(n) })
+	}
+	b.Make(2, each, new(pending.Patience))
+	copy(b.Requests, requests)
+	b.Parts[0].Want += int64(lease)
+	b.Ask(t.Context(), &between{Store: mem, do: func(call int, replies []store.Reply) {
+		if call == 2 && replies == nil {
+			require.NoError(t, mem.Refund(t.Context(), q.Namespace, q.Key, q.Limit, others.Receipt(q.Namespace.Rule, q.Limit, int64(taken), int64(taken))))
+		}
+		if do != nil && replies != nil {
+			do(call, replies)
+		}
+	}})
+	require.NoError(t, b.Err)
+	return b
+}
+
+// Room that others give back after a denial does not admit those who were denied. They are told of the room
+// that there was, and may ask again at once. Room that comes after an admission is no reason to deny.
+func TestRoomThatComesLateIsForThoseWhoAskAgain(t *testing.T) {
+	b := askedOf(t, 8, 5, 0, 5, 2, nil)
+	require.Zero(t, b.Fit)
+	require.EqualValues(t, 3, b.Next[0].Y, "of 5 that it asked for, 3 were there")
+	require.EqualValues(t, 1, b.Next[0].X)
+	require.True(t, b.Next[1].OK())
+
+	b = askedOf(t, 6, 1, 3, 2, 1, nil)
+	require.Equal(t, 1, b.Fit)
+	require.True(t, store.AllOK(b.Requests, b.Next), "the lease has taken the last events, and others have given one back")
+
+	b = askedOf(t, 20, 1, 0, 2, 2, func(call int, replies []store.Reply) {
+		if call == 1 { // of a store of somebody else
+			replies[0] = store.Reply{Outcome: store.DeniedPlainly, X: 1, Y: 19}
+		}
+	})
+	require.Zero(t, b.Fit)
+	for i, r := range b.Next {
+		require.False(t, r.OK(), "the store has denied, although it reports room: part %d", i)
+	}
+}
+
+// A store that looks, answers: callers that wait for the next batch go on waiting.
+func TestALookIsHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := ratelimit.Must(memstore.New())
+		s := &between{Store: mem, trip: 100 * time.Millisecond}
+		p, last, waiting := pending.PatienceWith(s), new(pending.Answered), pending.New[int]()
+		b := new(batch.Batch)
+		b.Make(1, []batch.Claim{batch.NewClaim(1, func(int) int64 { return 2 })}, p)
+		b.Requests[0] = requestsOf(t, mem, []string{"sliding_log"}, []ratelimit.Limit{ratelimit.PerHour(5)})[0]
+		b.Parts[0].Last, b.Parts[0].Want = last, 5
+		go func() {
+			b.Ask(t.Context(), s)
+			time.Sleep(s.trip) // of the next batch
+			waiting.Answer(7, nil)
+		}()
+		got, err := waiting.Wait(t.Context(), p, last)
+		require.NoError(t, err)
+		require.Equal(t, 7, got)
+		require.Equal(t, 2, s.calls)
+		time.Sleep(time.Second) // the timers have run
+	})
 }
