@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -699,14 +701,32 @@ func (a apart) Decide(ctx context.Context, requests []store.Request, replies []s
 func TestAllThatWasChargedOneAfterTheOtherGoesBack(t *testing.T) {
 	s := apart{ratelimit.Must(memstore.New())}
 	leaky := newLimiter(t, "leaky_bucket", s, ratelimit.PerHour(10), ratelimit.WithName("leaky"))
-	var asks []ratelimit.Ask
-	for i := range 14 {
-		asks = append(asks, ratelimit.Ask{Limiter: newLimiter(t, "fixed_window", s, ratelimit.PerHour(100), ratelimit.WithName(fmt.Sprint(i))), Key: "key", N: 1})
+	for at := range 15 {
+		var asks []ratelimit.Ask
+		for i := range 14 {
+			asks = append(asks, ratelimit.Ask{Limiter: newLimiter(t, "fixed_window", s, ratelimit.PerHour(100), ratelimit.WithName(fmt.Sprint(i))), Key: "key", N: 1})
+		}
+		asks = slices.Insert(asks, at, ratelimit.Ask{Limiter: leaky, Key: "key", N: 2}, ratelimit.Ask{Limiter: leaky, Key: "key", N: 3})
+		r, err := ratelimit.Decide(t.Context(), asks...)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.NoError(t, ratelimit.GiveBack(t.Context(), r, asks...))
+		require.Equal(t, 10, peek(t, leaky, "key").Remaining, "the bucket is limit %d", at)
+		require.True(t, decide(t, asks[0], asks[15]).Allowed)
+		require.NoError(t, leaky.Reset(t.Context(), "key"))
 	}
-	asks = append(asks, ratelimit.Ask{Limiter: leaky, Key: "key", N: 2}, ratelimit.Ask{Limiter: leaky, Key: "key", N: 3})
-	r, err := ratelimit.Decide(t.Context(), asks...)
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
-	require.NoError(t, ratelimit.GiveBack(t.Context(), r, asks...))
-	require.Equal(t, 10, peek(t, leaky, "key").Remaining)
+}
+
+// A Peek of several limits that one of them denies also reports those after a limit whose store fails.
+func TestAPeekThatIsDeniedLooksAtTheOthers(t *testing.T) {
+	none, room := testkit.InMemory(t, "fixed_window", ratelimit.PerHour(1)), testkit.InMemory(t, "fixed_window", ratelimit.PerHour(3))
+	testkit.AllowN(t, none, 1)
+	all := ratelimit.Must(ratelimit.NewAll(none, newLimiter(t, "fixed_window", testkit.Away{Store: ratelimit.Must(memstore.New())}, ratelimit.PerHour(2)), room))
+	r := peek(t, all, "key")
+	require.False(t, r.Allowed)
+	require.Equal(t, 3, r.Parts()[2].Remaining)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := all.Peek(ctx, "key")
+	require.Equal(t, context.Canceled, err)
 }
