@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	pb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
@@ -95,6 +98,24 @@ func TestTheClientIsTheFirstThatIsNotTrusted(t *testing.T) {
 	} {
 		_, err := k.Of(t.Context(), unaryCall)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+}
+
+// A proxy on a Unix socket is trusted, whether gRPC or an http.Server accepts its connections.
+func TestAProxyOnAUnixSocketIsTrusted(t *testing.T) {
+	server := grpc.NewServer(unaryServer(t, bucket(t, ratelimit.PerDay(1)), grpclimit.WithKey(grpclimit.ClientIP([]string{"unix"}))))
+	pb.RegisterTestServiceServer(server, &service{})
+	behind := &http.Server{Handler: server, Protocols: new(http.Protocols), ReadHeaderTimeout: time.Minute}
+	behind.Protocols.SetUnencryptedHTTP2(true)
+	for address, serve := range map[string]func(net.Listener) error{"192.0.2.1": server.Serve, "192.0.2.2": behind.Serve} {
+		listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+		require.NoError(t, err)
+		t.Cleanup(server.Stop)
+		t.Cleanup(func() { _ = behind.Close() })
+		go func() { _ = serve(listener) }()
+		client := dial(t, "unix://"+listener.Addr().String())
+		require.Equal(t, codes.OK, call(t, client, "x-forwarded-for", address).code(), address)
+		require.Equal(t, codes.ResourceExhausted, call(t, client, "x-forwarded-for", address).code(), address)
 	}
 }
 

@@ -92,12 +92,21 @@ func (a *address) addr(c call) netip.Addr {
 	addr := clientaddr.Unmap(addrOf(p.Addr))
 	trusted := a.proxies.Trust(addr)
 	if !addr.IsValid() {
-		trusted = a.proxies.Unix && p.Addr.Network() == "unix"
+		trusted = a.proxies.Unix && atUnixSocket(p)
 	}
 	if !trusted {
 		return addr
 	}
 	return a.proxies.Client(addr, metadata.ValueFromIncomingContext(c.ctx, forwardedFor))
+}
+
+// atUnixSocket reports whether the server received a call on a Unix socket. Behind an http.Server, only the local address
+// shows that.
+func atUnixSocket(p *peer.Peer) bool {
+	if p.LocalAddr != nil {
+		return p.LocalAddr.Network() == "unix"
+	}
+	return p.Addr.Network() == "unix"
 }
 
 // addrOf returns the address of a, or an invalid one if it has none.
