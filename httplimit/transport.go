@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -97,16 +99,22 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOpt
 	return &Transport{c: *c, base: base}, nil
 }
 
-// host returns the host and port that r is sent to.
+// host returns the host and port that r is sent to, in one form for other spellings of a URL, which a page or a redirect
+// may choose.
 func host(r *http.Request) (string, error) {
 	if r.URL == nil || r.URL.Host == "" {
 		return "", fmt.Errorf("%w: the request has no host", ErrNoIdentity)
 	}
-	name := strings.ToLower(r.URL.Host)
-	if r.URL.Port() == "" {
-		name = strings.TrimSuffix(name, ":") + map[string]string{"http": ":80", "https": ":443"}[r.URL.Scheme]
+	name, port := strings.TrimSuffix(strings.ToLower(r.URL.Hostname()), "."), r.URL.Port()
+	if strings.Contains(name, ":") { // IPv4 has only one spelling
+		if addr, err := netip.ParseAddr(name); err == nil {
+			name = addr.Unmap().String()
+		}
 	}
-	return name, nil
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[r.URL.Scheme]
+	}
+	return net.JoinHostPort(name, strings.TrimLeft(port, "0")), nil
 }
 
 // RoundTrip sends r when the limiter admits it. It returns errors of the key unchanged.

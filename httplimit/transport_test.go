@@ -618,6 +618,26 @@ func TestTheKeyOfACallCanBeAnything(t *testing.T) {
 	require.Len(t, sup.sent, 1)
 }
 
+// A page that a crawler reads, or a redirect, can spell the URL of a host in many ways.
+func TestOtherSpellingsOfAHostAreOneHost(t *testing.T) {
+	for want, urls := range map[string][]string{
+		"host:example.com:80":  {"http://example.com", "http://EXAMPLE.com/", "http://example.com:", "http://example.com.", "http://example.com.:0080/", "HTTP://user@example.com:00000080"},
+		"host:example.com:443": {"https://example.com", "https://example.com:0443", "http://example.com:443"},
+		"host:192.0.2.1:80":    {"http://192.0.2.1", "http://[::ffff:192.0.2.1]", "http://[::FFFF:c000:0201]:080"},
+		"host:[2001:db8::1]:8": {"http://[2001:db8::1]:8", "http://[2001:DB8:0:0::0001]:08"},
+		"host:[fe80::1%a]:80":  {"http://[fe80::1%25a]", "http://[fe80:0::1%25a]:80"},
+	} {
+		for _, url := range urls {
+			lim := plenty(t)
+			tr := transport(t, &supplier{answers: []answer{fine}}, lim)
+			require.NoError(t, call(t, tr, url))
+			p, err := lim.Peek(t.Context(), want)
+			require.NoError(t, err)
+			require.Equal(t, 1, p.Limit-p.Remaining, url)
+		}
+	}
+}
+
 func TestARequestCanCostMoreOrNothingToATransport(t *testing.T) {
 	sup := &supplier{answers: []answer{fine}}
 	lim := window(t, memory(t), ratelimit.PerHour(5))
