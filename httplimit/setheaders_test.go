@@ -3,6 +3,8 @@ package httplimit_test
 import (
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,6 +198,30 @@ func TestTheFieldsOfTheInnerMiddlewareAreNotMixedWithTheOuterOnes(t *testing.T) 
 			})
 		}
 	}
+}
+
+// A ReverseProxy forwards interim responses, and clears the header after them.
+func TestFieldsThatAProxySetsOutliveInterimResponses(t *testing.T) {
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("RateLimit", `"backend";r=1`)
+		w.WriteHeader(http.StatusEarlyHints)
+	}))
+	defer backend.Close()
+	target, err := url.Parse(backend.URL)
+	require.NoError(t, err)
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ModifyResponse: func(res *http.Response) error {
+		d, found := httplimit.FromContext(res.Request.Context())
+		require.True(t, found)
+		httplimit.SetHeaders(res.Header, d)
+		return nil
+	}}
+	front := httptest.NewServer(httplimit.Middleware(window(t, memory(t), ratelimit.PerHour(5)), httplimit.WithContext(), httplimit.WithoutHeaders())(proxy))
+	defer front.Close()
+	res, err := http.Get(front.URL)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, []string{`"5/h";q=5;w=3600`}, res.Header["Ratelimit-Policy"])
+	require.Len(t, res.Header["Ratelimit"], 1)
 }
 
 // A field that a later Result does not have is not left over from the earlier one.
