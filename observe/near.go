@@ -9,6 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // maxNear is the maximum number of keys in each of the two sets of a Near.
@@ -16,7 +17,7 @@ const maxNear = 16384
 
 // Near calls a function when a key has used a share of its limit, such as 80%, so that users can be
 // warned before they are denied. It is a [ratelimit.Observer]. If several limits decide together,
-// it looks at each of them. It ignores decisions that no limit counts.
+// it looks at each of them, except for slots (package inflight). It ignores decisions that no limit counts.
 //
 // Near calls the function once per key and window: after a call, it is silent until the ResetAfter
 // of the reported Result has passed. For a [ratelimit.FixedWindow] that is the end of the window,
@@ -66,7 +67,9 @@ func (n *Near) Decided(ctx context.Context, key string, _ int, r ratelimit.Resul
 		n.look(ctx, key, &r, 0)
 	}
 	for i := range parts {
-		n.look(ctx, key, &parts[i].Result, i)
+		if !see.Held(parts[i].Limiter) { // slots are used up whenever they are in use
+			n.look(ctx, key, &parts[i].Result, i)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -84,6 +85,28 @@ func TestNearLooksAtEachOfSeveralLimits(t *testing.T) {
 		}
 		require.Equal(t, []string{"ann: 5/5", "ann: 40/50", "ann: 5/5"}, told(), "the day's has the least left in percent, not in events")
 	})
+}
+
+// A key that makes one call at a time has always used up its one slot.
+func TestNearDoesNotLookAtSlots(t *testing.T) {
+	near, told := nearTo(t, 80)
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	rate, err := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(5))
+	require.NoError(t, err)
+	atOnce, err := inflight.New(mem, 1, time.Minute)
+	require.NoError(t, err)
+	for key, slots := range map[string]ratelimit.Limiter{"ann": atOnce, "bob": observed(t, atOnce, observe.NewCounters("slots"))} {
+		all, err := ratelimit.NewAll(rate, slots)
+		require.NoError(t, err)
+		lim := observed(t, all, near)
+		for range 5 {
+			slot, _, err := inflight.Hold(t.Context(), lim, key, 1)
+			require.NoError(t, err)
+			slot.Release()
+		}
+		require.Equal(t, []string{key + ": 4/5"}, told())
+	}
 }
 
 func TestNearHeedsWhatALimitHasCounted(t *testing.T) {
