@@ -11,6 +11,7 @@ package clientaddr
 import (
 	"context"
 	"net/netip"
+	"sync"
 )
 
 type contextKey struct{}
@@ -23,22 +24,29 @@ func NewContext(ctx context.Context, addr netip.Addr) context.Context {
 }
 
 // NewContextFunc returns a context whose address is find(arg), unless [NewContext] has set one. It
-// is meant for middlewares, and costs one allocation. Each call of [FromContext] calls find, which
-// must be safe for concurrent use, and returns the zero Addr if it finds no address.
+// is meant for middlewares, and costs one allocation. The first call of [FromContext] calls find,
+// which returns the zero Addr if it finds no address. Later calls return the same address, even if
+// what arg refers to has changed.
 func NewContextFunc[T any](ctx context.Context, arg T, find func(arg T) netip.Addr) context.Context {
-	return &found[T]{ctx, arg, find}
+	return &found[T]{Context: ctx, arg: arg, find: find}
 }
 
-// found is a context that finds the address when it is asked for it.
+// found is a context that finds the address when it is first asked for it. What is charged by it
+// must be refunded by it, although a handler may change the request.
 type found[T any] struct {
 	context.Context
-	arg  T
-	find func(T) netip.Addr
+	arg    T
+	find   func(T) netip.Addr
+	once   sync.Once
+	client netip.Addr
 }
 
 type finder interface{ addr() netip.Addr }
 
-func (f *found[T]) addr() netip.Addr { return f.find(f.arg) }
+func (f *found[T]) addr() netip.Addr {
+	f.once.Do(func() { f.client = f.find(f.arg) })
+	return f.client
+}
 
 func (f *found[T]) Value(key any) any {
 	v := f.Context.Value(key)

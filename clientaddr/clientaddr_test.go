@@ -43,6 +43,15 @@ func TestTheAddressOfAContext(t *testing.T) {
 	require.Equal(t, "else", found(none, "192.0.2.3").Value(other{}))
 }
 
+func TestAnAddressIsFoundOnce(t *testing.T) {
+	text := "192.0.2.1"
+	ctx := clientaddr.NewContextFunc(t.Context(), &text, func(s *string) netip.Addr { return netip.MustParseAddr(*s) })
+	text = "192.0.2.2"
+	require.Equal(t, "192.0.2.2", from(ctx), "when it is first asked for")
+	text = "192.0.2.3"
+	require.Equal(t, "192.0.2.2", from(ctx))
+}
+
 func TestAnAddressIsIPv4HoweverItIsWritten(t *testing.T) {
 	for text, want := range map[string]string{
 		"192.0.2.1":                 "192.0.2.1",

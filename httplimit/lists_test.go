@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,7 +18,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -265,27 +268,34 @@ func TestADenialByAListCanBeAnsweredInOtherWays(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, w.Code)
 }
 
+// What a limit counts by the client's address goes back there, even if the handler changes the address.
 func TestARefundKnowsTheAddressOfTheClient(t *testing.T) {
+	byAddr := ratelimit.WithKeyFunc(func(ctx context.Context, _ string) (string, error) {
+		addr, ok := clientaddr.FromContext(ctx)
+		if !ok {
+			return "", accesslist.ErrNoAddr
+		}
+		return addr.String(), nil
+	})
 	for _, opts := range [][]httplimit.ServerOption{nil, {httplimit.WithContext()}} {
 		mem := memory(t)
-		inner := window(t, mem, ratelimit.PerHour(5))
-		perAddr, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(5), ratelimit.WithKeyFunc(func(ctx context.Context, _ string) (string, error) {
-			addr, ok := clientaddr.FromContext(ctx)
-			if !ok {
-				return "", accesslist.ErrNoAddr
-			}
-			return addr.String(), nil
-		}))
+		inner, atOnce := window(t, mem, ratelimit.PerHour(5)), slots(t, mem, 1)
+		perAddr, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(5), byAddr)
 		require.NoError(t, err)
-		handler := httplimit.Middleware(perAddr, append(opts, httplimit.WithRefund(httplimit.Failed))...)(
-			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		atOncePerAddr, err := inflight.New(mem, 1, time.Minute, ratelimit.WithName(atOnce.Name()), byAddr)
+		require.NoError(t, err)
+		handler := httplimit.Middleware(ratelimittest.All(t, perAddr, atOncePerAddr), append(opts, httplimit.WithRefund(httplimit.Failed))...)(
+			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				require.Equal(t, 1, spent(t, inner, "192.0.2.1"))
+				require.Equal(t, 1, spent(t, atOnce, "192.0.2.1"))
+				r.RemoteAddr = "192.0.2.2:1234" // as a RealIP middleware does
 				w.WriteHeader(http.StatusInternalServerError)
 			}))
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.RemoteAddr = "192.0.2.1:1234"
 		handler.ServeHTTP(httptest.NewRecorder(), r)
 		require.Zero(t, spent(t, inner, "192.0.2.1"))
+		require.Zero(t, spent(t, atOnce, "192.0.2.1"))
 	}
 }
 
