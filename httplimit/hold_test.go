@@ -856,6 +856,23 @@ func TestAClientHoldsASlotUntilTheAnswerIsRead(t *testing.T) {
 	}
 }
 
+// Whatever panics after a response, nobody is left to close its body.
+func TestAPanicAfterAnAnswerLeavesNoSlotTaken(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "come back", http.StatusTooManyRequests)
+	}))
+	defer server.Close()
+	defer server.CloseClientConnections()
+	atOnce := slots(t, living(t), 1)
+	tr, err := httplimit.NewTransport(nil, atOnce, httplimit.WithKey(httplimit.Global()), httplimit.WithRetries(1),
+		httplimit.WithOnPause(func(string, time.Duration, string) { panic("planted") }))
+	require.NoError(t, err)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "planted", func() { _, _ = tr.RoundTrip(r) })
+	require.Zero(t, spent(t, atOnce, "global"))
+}
+
 // A request that is sent again gives its slot back before it waits.
 func TestARetryTakesASlotOfItsOwn(t *testing.T) {
 	l := slots(t, living(t), 1)

@@ -138,10 +138,10 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		res, err := t.send(r, slot)
-		if err != nil || res == nil || !t.heed(key, res, try) || try == t.c.retries {
+		if err != nil || res == nil {
 			return res, err
 		}
-		again, ok := t.again(r, res, key)
+		again, ok := t.follow(r, res, key, try)
 		if !ok {
 			return res, nil
 		}
@@ -236,6 +236,21 @@ func (t *Transport) limited(ctx context.Context, key string, r ratelimit.Result)
 		r.RetryAfter = d.Result.RetryAfter
 	}
 	return &LimitedError{key, r.RetryAfter}
+}
+
+// follow heeds res, the response to attempt try, and returns r to be sent again if it should be.
+func (t *Transport) follow(r *http.Request, res *http.Response, key string, try int) (again *http.Request, ok bool) {
+	followed := false
+	defer func() {
+		if !followed && res.Body != nil { // the function of WithOnPause or GetBody has panicked
+			_ = res.Body.Close()
+		}
+	}()
+	if t.heed(key, res, try) && try < t.c.retries {
+		again, ok = t.again(r, res, key)
+	}
+	followed = true
+	return again, ok
 }
 
 // heed begins a cooldown of key if res, the response to attempt try, asks for one. It reports
