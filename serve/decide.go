@@ -154,7 +154,7 @@ func (q *question) missing(r ratelimit.Result) bool {
 }
 
 // results gives each part its own result. A part that was not asked, because another one denies,
-// gets a Peek.
+// is looked at. If that fails, the denial stands, and nothing is known about the part.
 func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
 	for i := range q.parts {
 		p := &q.parts[i]
@@ -164,16 +164,33 @@ func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
 		if p.result = p.resultOf(whole); p.result != (ratelimit.Result{}) {
 			continue
 		}
-		r, err := p.limiter.Peek(ctx, p.key)
-		if err != nil && p.counts() {
+		switch r, err := p.look(ctx); {
+		case err == nil:
+			p.result = r
+		case ctx.Err() != nil:
 			return err
+		default:
+			p.result, p.shown = ratelimit.Result{Allowed: true}, nil
 		}
-		if p.n > 0 && !p.back {
-			r.Allowed = r.Remaining >= p.n
-		}
-		p.result = r
 	}
 	return nil
+}
+
+// look returns what the part's limiter would answer alone.
+func (p *part) look(ctx context.Context) (ratelimit.Result, error) {
+	r, err := p.limiter.Peek(ctx, p.key)
+	if err != nil || p.back || p.n <= 1 || r.Remaining >= p.n {
+		return r, err
+	}
+	all := ratelimit.Ask{Limiter: p.limiter, Key: p.key, Look: true, Reserved: p.n - 1} // a Peek is for one event
+	if p.rule != nil {
+		all.Reserved = min(all.Reserved+p.rule.reserved, maxHits)
+	}
+	later, err := ratelimit.Decide(ctx, all)
+	if err == nil {
+		r.Allowed, r.RetryAfter = later.Parts()[0].Allowed, later.Parts()[0].RetryAfter
+	}
+	return r, err
 }
 
 // judge determines which parts are over their limits. The whole is over if a part is that is neither

@@ -297,6 +297,49 @@ descriptors:
 	}
 }
 
+// scattered is a store that cannot decide on two keys together, as a cluster, and fails for one of them.
+type scattered struct {
+	store.Store
+	fails string
+}
+
+func (*scattered) Together(a, b string) bool { return a == b }
+
+func (s *scattered) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if requests[0].Key == s.fails {
+		return store.ErrUnavailable
+	}
+	return s.Store.Decide(ctx, requests, replies)
+}
+
+// A cluster tells of two limits what one server does, and a denial stands while another of its servers fails.
+func TestADenialBesideAServerThatFails(t *testing.T) {
+	t.Parallel()
+	const limits = `domain: edge
+descriptors:
+	- {key: user, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: tenant, rate_limit: {unit: hour, requests_per_unit: 5, reserved: 2}}
+`
+	together := memory(t)
+	cluster := &scattered{Store: memory(t)}
+	for _, st := range []store.Store{together, cluster} {
+		s, err := serve.New(st, rules(t, limits))
+		require.NoError(t, err)
+		ask(t, s, "user=ann", "tenant=x")
+		for _, hits := range []string{"", " 2", " 3", " 4"} {
+			want := "OVER, OVER 0/1 1m0s, OVER 2/3 1h0m0s"
+			if hits == "" || hits == " 2" {
+				want = "OVER, OVER 0/1 1m0s, OK 2/3 1h0m0s"
+			}
+			require.Equal(t, want, short(ask(t, s, "user=ann", "tenant=x"+hits)), "%T%s", st, hits)
+		}
+	}
+	s, err := serve.New(cluster, rules(t, limits))
+	require.NoError(t, err)
+	cluster.fails = "tenant=x"
+	require.Equal(t, "OVER, OVER 0/1 1m0s, OK", short(ask(t, s, "user=ann", "tenant=x 2")))
+}
+
 // seconds are those of what short returns.
 var seconds = regexp.MustCompile(` (\d+h)?(\d+m)?\d+s`)
 
