@@ -53,8 +53,12 @@ type Service struct {
 
 	nextLogged atomic.Int64 // when a failure of the store may be logged again, in ns since joint.base
 
+	ending sync.WaitGroup // releases of leases of former rules
+
 	mu     sync.Mutex            // serializes Updates, and protects what follows
 	fronts map[front]store.Store // the caches in front of store that the rules use
+	calm   context.Context       // for releases in progress
+	hurry  context.CancelFunc
 
 	now atomic.Pointer[plan]
 }
@@ -203,6 +207,7 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 		return nil, fmt.Errorf("%w: WithFields has no effect without WithProxies", ratelimit.ErrInvalidOption)
 	}
 	s.joint = &joint{base: time.Now()}
+	s.calm, s.hurry = context.WithCancel(context.Background())
 	s.breaker, err = fallback.New(s.joint, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
 		s.log.Warn("the circuit breaker of the store has changed", "state", state, "since", since)
 	}))
@@ -216,7 +221,8 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 // Update makes all later requests follow rules. Requests in progress keep the previous rules. Keys
 // keep their counts if a number changes. Another algorithm or another period begins a new count.
 //
-// The caches of a store block that rules do not have are dropped, and their leases are released.
+// The caches of a store block that rules do not have are dropped, and their leases are released. Only
+// Close waits for that. If it fails, the leased events stay charged, as after a crash.
 //
 // It returns [ratelimit.ErrInvalidOption] if rules were not made by Parse, if they have a store
 // block and the store is in memory, if a limit cannot be leased, or if a check needs [WithFields].
@@ -255,10 +261,22 @@ func (s *Service) Update(rules *Rules) error {
 	dropped := s.fronts
 	s.fronts = fronts
 	maps.DeleteFunc(dropped, func(f front, _ store.Store) bool { return fronts[f] != nil })
-	if err := release(context.Background(), dropped); err != nil { // then they expire
-		s.log.Warn("the leases of a former store block could not be released", "error", err)
-	}
+	s.drop(dropped)
 	return nil
+}
+
+// releaseWithin is how long the release of leases of former rules is tried.
+const releaseWithin = 10 * time.Second
+
+// drop releases the leases of former rules. A store that hangs must not delay the next Update, or metrics.
+func (s *Service) drop(fronts map[front]store.Store) {
+	ctx, cancel := context.WithTimeout(s.calm, releaseWithin)
+	s.ending.Go(func() {
+		defer cancel()
+		if err := release(ctx, fronts); err != nil { // then they expire
+			s.log.Warn("the leases of a former store block could not be released", "error", err)
+		}
+	})
 }
 
 // observersOf returns the observers of a limit with this name in a plan. They continue to count
@@ -337,6 +355,11 @@ func (s *Service) storeOf(fronts map[front]store.Store, f front) (st store.Store
 func (s *Service) Close(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	stop := context.AfterFunc(ctx, s.hurry) // leases of former rules have no more time than the others
+	s.ending.Wait()
+	if !stop() {
+		s.calm, s.hurry = context.WithCancel(context.Background())
+	}
 	return release(ctx, s.fronts)
 }
 

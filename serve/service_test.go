@@ -1,11 +1,14 @@
 package serve_test
 
 import (
+	"context"
+	"log/slog"
 	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -358,23 +361,57 @@ type elsewhere struct{ store.Store }
 
 // So a service that reads new files for months keeps the caches of its present ones, and no others.
 func TestUpdateReleasesTheLeasesOfAFormerStoreBlock(t *testing.T) {
-	const file = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 10000}}]\n"
-	mem := ratelimit.Must(memstore.New(memstore.WithClock(newClock().now)))
-	s, err := serve.New(elsewhere{mem}, rules(t, "store: {lease: 1h}\n"+file))
-	require.NoError(t, err)
-	defer s.Close(t.Context())
-	direct, err := serve.New(mem, rules(t, file))
-	require.NoError(t, err)
-	for range 50 {
-		ask(t, s, "user=ann")
-	}
-	require.NotContains(t, short(ask(t, direct, "user=ann 0")), "9950/10000", "some are leased ahead")
-	require.Error(t, s.Update(nil))
-	require.NoError(t, s.Update(rules(t, "store: {lease: 1h}\n"+strings.Replace(file, "10000", "9999", 1))))
-	require.NotContains(t, short(ask(t, direct, "user=ann 0")), "9950/10000", "and stay")
-	require.NoError(t, s.Update(rules(t, "store: {lease: 50ms}\n"+file)))
-	require.Contains(t, short(ask(t, direct, "user=ann 0")), "9950/10000")
-	require.Contains(t, short(ask(t, s, "user=ann")), "OK, OK 9949/10000")
+	synctest.Test(t, func(t *testing.T) {
+		mem := ratelimit.Must(memstore.New(memstore.WithClock(newClock().now)))
+		s, err := serve.New(elsewhere{mem}, rules(t, "store: {lease: 1h}\n"+leased))
+		require.NoError(t, err)
+		defer s.Close(t.Context())
+		direct, err := serve.New(mem, rules(t, leased))
+		require.NoError(t, err)
+		for range 50 {
+			ask(t, s, "user=ann")
+		}
+		require.NotContains(t, short(ask(t, direct, "user=ann 0")), "9950/10000", "some are leased ahead")
+		require.Error(t, s.Update(nil))
+		require.NoError(t, s.Update(rules(t, "store: {lease: 1h}\n"+strings.Replace(leased, "10000", "9999", 1))))
+		synctest.Wait()
+		require.NotContains(t, short(ask(t, direct, "user=ann 0")), "9950/10000", "and stay")
+		require.NoError(t, s.Update(rules(t, "store: {lease: 50ms}\n"+leased)))
+		synctest.Wait()
+		require.Contains(t, short(ask(t, direct, "user=ann 0")), "9950/10000")
+		require.Contains(t, short(ask(t, s, "user=ann")), "OK, OK 9949/10000")
+	})
+}
+
+const leased = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 10000}}]\n"
+
+// deaf is a store whose Refunds last until their context ends.
+type deaf struct{ store.Store }
+
+func (*deaf) Refund(ctx context.Context, _ *store.Namespace, _ string, _ store.Limit, _ store.Receipt) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A store that hangs while leases of former rules are released delays no Update and no metrics, and
+// Close no longer than its context.
+func TestUpdatesOnAStoreThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := serve.New(&deaf{memory(t)}, rules(t, "store: {lease: 1h}\n"+leased), serve.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		for range 50 {
+			ask(t, s, "user=ann")
+		}
+		start := time.Now()
+		require.NoError(t, s.Update(rules(t, leased)))
+		require.NoError(t, s.Update(rules(t, leased)))
+		get(t, s.Private(nil), "/metrics")
+		require.Equal(t, time.Duration(0), time.Since(start))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.NoError(t, s.Close(ctx))
+		require.Equal(t, time.Second, time.Since(start))
+	})
 }
 
 // New files change the numbers, and keep the counts.
