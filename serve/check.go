@@ -115,7 +115,7 @@ func (s *Service) canRead(rules *Rules) error {
 
 // request makes the request of a check. As in Envoy, a descriptor is left out if one of its header
 // fields is missing.
-func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, error) {
+func (s *Service) request(now *plan, c *check, r *http.Request) (*pb.RateLimitRequest, error) {
 	req := &pb.RateLimitRequest{Domain: c.domain}
 	_, _, isProxy := s.proxies.Peer(r)
 	for _, descriptor := range c.descriptors {
@@ -123,7 +123,7 @@ func (s *Service) request(c *check, r *http.Request) (*pb.RateLimitRequest, erro
 		for _, src := range descriptor {
 			value, err := s.value(src, r, isProxy)
 			if err != nil {
-				s.metrics.decided(&question{domain: s.now.Load().domains[c.domain]}, err)
+				s.metrics.decided(&question{domain: now.domains[c.domain]}, err)
 				return nil, err
 			}
 			if value == "" {

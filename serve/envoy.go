@@ -33,8 +33,9 @@ func (s *Service) ShouldRateLimit(ctx context.Context, req *pb.RateLimitRequest)
 
 // manner describes how a request is to be decided.
 type manner struct {
-	anyOrder bool // the entries of a descriptor are a set instead of a list
-	reserve  bool // the request will be settled later
+	by       *plan // the rules; nil for those in force
+	anyOrder bool  // the entries of a descriptor are a set instead of a list
+	reserve  bool  // the request will be settled later
 }
 
 // answer decides on a request, and counts the decision in the metrics.

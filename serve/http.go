@@ -151,12 +151,13 @@ func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 	default:
 		return unread("denied=%s: want 403 or 429", quote(text))
 	}
-	c := s.now.Load().checks[r.PathValue("name")]
+	now := s.now.Load()
+	c := now.checks[r.PathValue("name")]
 	if c == nil {
 		http.Error(w, "no such check", http.StatusNotFound)
 		return nil
 	}
-	req, err := s.request(c, r)
+	req, err := s.request(now, c, r)
 	if err != nil {
 		return err
 	}
@@ -164,7 +165,7 @@ func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	q, err := s.answer(r.Context(), req, manner{anyOrder: true})
+	q, err := s.answer(r.Context(), req, manner{by: now, anyOrder: true})
 	if err != nil {
 		return err
 	}

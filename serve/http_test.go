@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,7 @@ import (
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -416,6 +418,39 @@ func detailed(t testing.TB, s *serve.Service) (lines []string) {
 		}
 	}
 	return lines
+}
+
+// A check is by one set of files, so that no request goes through while keys are renamed.
+func TestAChecksKeysAreOfTheRulesThatCount(t *testing.T) {
+	t.Parallel()
+	var both [2]*serve.Rules
+	for i, key := range []string{"user", "client"} {
+		both[i] = rules(t, "domain: edge\ndescriptors: [{key: "+key+", rate_limit: {unit: day, requests_per_unit: 0}}]\nchecks: {c: [{"+key+": address}]}\n")
+	}
+	s, err := serve.New(memory(t), both[0])
+	require.NoError(t, err)
+	h, ended := s.Handler(), make(chan struct{})
+	var callers sync.WaitGroup
+	for range 4 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				w := httptest.NewRecorder()
+				if h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/check/c", nil)); !assert.Equal(t, http.StatusTooManyRequests, w.Code) {
+					return
+				}
+			}
+		})
+	}
+	for i := range 2500 {
+		assert.NoError(t, s.Update(both[i%2]))
+	}
+	close(ended)
+	callers.Wait()
 }
 
 // Values are in metrics where a file wants them, up to a bound.

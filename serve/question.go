@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -99,7 +100,7 @@ func (s *Service) question(req *pb.RateLimitRequest, how manner) (*question, err
 	case n > maxDescriptors:
 		return nil, invalid("%d descriptors, more than %d", n, maxDescriptors)
 	}
-	now := s.now.Load()
+	now := cmp.Or(how.by, s.now.Load())
 	q := &question{domain: now.domains[req.GetDomain()]}
 	q.parts = q.array[:0]
 	for i := range req.GetDescriptors() {
