@@ -225,6 +225,27 @@ func TestATextThatComesWhileASlotIsTaken(t *testing.T) {
 	})
 }
 
+// Whichever text has charged the events, a Settle of 0 refunds them.
+func TestASlotIsSettledWhereATextWithoutSlotsHasCharged(t *testing.T) {
+	const slots, rates = "in_flight: 2", "algorithm: fixed_window, limit: 100/d"
+	for moment, turned := 1, true; turned; moment++ {
+		ls := build(t, ratelimit.Must(memstore.New()), one(slots))
+		l := &turning{Limiter: limiter(t, ls, "a"), left: moment}
+		l.turn = func() { update(t, ls, one(rates)) }
+		slot, r, err := inflight.Hold(t.Context(), l, "user:ann", 5)
+		turned = l.over()
+		if err == nil { // otherwise the text came before Hold looked for slots
+			require.True(t, r.Allowed)
+			require.NoError(t, slot.Settle(t.Context(), 0))
+			slot.Release()
+		}
+		update(t, ls, one(slots))
+		free(t, l, 2)
+		update(t, ls, one(rates))
+		free(t, l, 100)
+	}
+}
+
 // names are those of policies, with their quotas and units.
 func names(policies []ratelimit.Policy) (all []string) {
 	for _, p := range policies {

@@ -14,6 +14,7 @@ type heldSlots struct {
 	first   [1]heldSlot // of taken, in one allocation
 	full    bool        // whether one of them was the last free slot
 	beside  bool        // whether a local limiter may hold other slots for the whole
+	alone   bool        // whether the answer is that of slots, without any rates
 }
 
 // heldSlot is one slot of one limiter.
@@ -32,11 +33,13 @@ type heldSlot struct {
 func (ps *heldSlots) note(q *question, r ratelimit.Result, asked time.Time) {
 	ps.charged = r
 	if q.core != nil {
+		ps.alone = true
 		ps.add(q.core, q.core, r, false, asked)
 		return
 	}
 	limits := several(q.limiter)
 	if limits == nil {
+		_, ps.alone = slotsIn(q.limiter)
 		ps.addOf(q.limiter, r, false, asked)
 		return
 	}
