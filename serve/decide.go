@@ -296,7 +296,7 @@ func (q *question) worst() *part {
 		if p.shown == nil || p.limiter == nil || q.over && !p.told() {
 			continue
 		}
-		if worst == nil || q.over && p.wait() > worst.wait() || !q.over && p.result.Remaining < worst.result.Remaining {
+		if worst == nil || q.over && p.result.RetryAfter > worst.result.RetryAfter || !q.over && p.result.Remaining < worst.result.Remaining {
 			worst = p
 		}
 	}

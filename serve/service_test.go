@@ -181,6 +181,7 @@ func TestHeaders(t *testing.T) {
 	for _, step := range []struct{ descriptors, want string }{
 		{"user=ann|tokens=ann|free=1", "X-Limit: 3, RateLimit-Remaining: 2, RateLimit-Reset: 60"},
 		{"tokens=ann 1000|user=ann 3", "X-Limit: 1000, RateLimit-Remaining: 999, RateLimit-Reset: 3600"},
+		{"tokens=ann 1000|user=ann 4", "X-Limit: 3, RateLimit-Remaining: 2, RateLimit-Reset: 60"}, // 4 of 3 never fit
 		{"free=1|unknown=1", ""},
 	} {
 		var fields []string
