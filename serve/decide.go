@@ -36,7 +36,8 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	}
 	q.judge()
 	if s.denies(q) && !q.domain.each {
-		return q.undo(ctx, res)
+		q.undo(ctx, res)
+		return nil
 	}
 	return q.credit(ctx)
 }
@@ -213,10 +214,10 @@ func (q *question) judge() {
 }
 
 // undo refunds what was charged although the whole is denied, because a look at a limit found nothing
-// left, or because all quotas of the request are spent.
-func (q *question) undo(ctx context.Context, res ratelimit.Result) error {
+// left, or because all quotas of the request are spent. If that fails, the denial stands, and the events stay charged.
+func (q *question) undo(ctx context.Context, res ratelimit.Result) {
 	if !res.Allowed || res.Parts() == nil {
-		return nil // nothing was charged
+		return // nothing was charged
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; p.overdraws && p.limiter != nil {
@@ -224,14 +225,13 @@ func (q *question) undo(ctx context.Context, res ratelimit.Result) error {
 		}
 	}
 	if err := ratelimit.GiveBack(ctx, res, q.asks...); err != nil && !errors.Is(err, ratelimit.ErrInvalidN) {
-		return err
+		return
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; p.limiter != nil && p.result.Allowed && q.asks[p.ask].N > 0 {
 			p.result.Remaining = min(p.result.Remaining+p.n, p.result.Limit)
 		}
 	}
-	return nil
 }
 
 // credit refunds the events that an admitted request asks to refund.

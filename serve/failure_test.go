@@ -340,6 +340,22 @@ descriptors:
 	require.Equal(t, "OVER, OVER 0/1 1m0s, OK", short(ask(t, s, "user=ann", "tenant=x 2")))
 }
 
+// stingy is a store whose Refunds fail.
+type stingy struct{ store.Store }
+
+func (stingy) Refund(context.Context, *store.Namespace, string, store.Limit, store.Receipt) error {
+	return store.ErrUnavailable
+}
+
+// A denial stands if what was charged beside it cannot be refunded.
+func TestADenialWhoseRefundFails(t *testing.T) {
+	t.Parallel()
+	s, err := serve.New(stingy{memory(t)}, rules(t, edge))
+	require.NoError(t, err)
+	ask(t, s, "user=ann 3")
+	require.Equal(t, "OVER, OVER 0/3 1m0s, OK 2/3 1m0s", short(ask(t, s, "user=ann 0", "user=bob")))
+}
+
 // seconds are those of what short returns.
 var seconds = regexp.MustCompile(` (\d+h)?(\d+m)?\d+s`)
 
