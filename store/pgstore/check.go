@@ -34,11 +34,10 @@ func (s *Store) Ready(ctx context.Context) error {
 	}
 	return s.within(ctx, func(ctx context.Context) error {
 		conns, err := s.acquire(ctx)
-		defer func() {
-			for _, conn := range conns {
-				conn.Release()
-			}
-		}()
+		end, _ := ctx.Deadline()
+		for _, conn := range conns {
+			defer until(conn, end)() // a probe may have to wait for the table
+		}
 		if err != nil {
 			return err
 		}
@@ -53,14 +52,15 @@ func (s *Store) Ready(ctx context.Context) error {
 			}
 			return &carrier.Failure{Class: class, Err: errors.New(strings.Join(blocking, " "))}
 		}
+		began := time.Now()
+		if err := s.probe(conns[0].Conn().PgConn()); err != nil {
+			return whileWriting(err)
+		}
+		took := time.Since(began)
 		for _, conn := range conns {
 			s.prepared(conn.Conn().PgConn())
 		}
-		began := time.Now()
-		if err := s.probe(conns[0].Conn().PgConn()); err != nil {
-			return err
-		}
-		s.carrier.Warmed(len(conns), time.Since(began))
+		s.carrier.Warmed(len(conns), took)
 		return nil
 	})
 }

@@ -99,15 +99,16 @@ func (s *Store) within(ctx context.Context, f func(context.Context) error) error
 	defer cancel()
 	err := f(limited)
 	var finding *carrier.Failure
-	switch {
+	var sent unknown
+	switch over := s.carrier.Begin(ctx).Over(); {
 	case err == nil:
 		return nil
 	case errors.As(err, &finding): // the server has answered
 		return err
-	case ctx.Err() != nil:
-		return ctx.Err()
+	case over != nil:
+		return over
 	}
-	return failureOf(s.carrier.Explain(err, false))
+	return failureOf(s.carrier.Explain(err, errors.As(err, &sent)))
 }
 
 var errNoTable = errors.New("the table does not exist")

@@ -119,6 +119,25 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	require.ErrorIs(t, gone.Ready(ended), context.Canceled)
 }
 
+// While others have locked the table, for example by VACUUM FULL, there is nothing to be found out.
+func TestReadyReturnsByItsDeadlineWhileTheTableIsLocked(t *testing.T) {
+	t.Parallel()
+	pool, name := shared(t), table()
+	s := openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	release := func() { _ = tx.Rollback(context.Background()) }
+	defer release()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE "+name)
+	require.NoError(t, err)
+	defer time.AfterFunc(long, release).Stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, s.Ready(ctx), context.DeadlineExceeded)
+	release()
+	require.NoError(t, s.Ready(t.Context()))
+}
+
 // count is how many rows of keys a table has.
 func count(t *testing.T, pool *pgxpool.Pool, name string) (n int) {
 	t.Helper()
