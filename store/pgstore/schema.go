@@ -121,9 +121,9 @@ type querier interface {
 // layout returns errNoTable if there is no table, or what is wrong with the table.
 func (s *Store) layout(ctx context.Context, q querier) (finding, err error) {
 	rows, err := q.Query(ctx, `SELECT a.attname || ' ' || format_type(a.atttypid, -1) ||
-			CASE WHEN i.indrelid IS NULL THEN '' ELSE ' unique' END
-		FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
-			AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
+			CASE WHEN EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
+				AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) THEN ' unique' ELSE '' END
+		FROM pg_attribute a
 		WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum`, pgx.QueryExecModeExec, s.table())
 	if err != nil {
 		return nil, err

@@ -93,6 +93,10 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	wrong(at(pool, name).Ready(t.Context()), "does not exist")
 	require.NoError(t, at(pool, name).Migrate(t.Context()))
 	require.NoError(t, at(pool, name).Ready(t.Context()))
+	_, err := pool.Exec(t.Context(), "CREATE UNIQUE INDEX ON "+name+" (key)") // to take the place of the first, which has grown
+	require.NoError(t, err)
+	require.NoError(t, at(pool, name).Ready(t.Context()))
+	require.NoError(t, at(pool, name).Migrate(t.Context()))
 	german := connect(t, pgtest.Shared(t).URL(), 2, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["datestyle"] = "German" }) // as a role may have it
 	require.NoError(t, at(german, name).Ready(t.Context()))
 
