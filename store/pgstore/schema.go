@@ -118,11 +118,13 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// layout returns errNoTable if there is no table, or what is wrong with the table.
+// layout returns errNoTable if there is no table, or what is wrong with the table. If it had partitions, a place in it
+// (ctid) would be that of a row in each of them.
 func (s *Store) layout(ctx context.Context, q querier) (finding, err error) {
 	rows, err := q.Query(ctx, `SELECT a.attname || ' ' || format_type(a.atttypid, -1) ||
 			CASE WHEN EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
-				AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) THEN ' unique' ELSE '' END
+				AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) THEN ' unique' ELSE '' END ||
+			CASE WHEN EXISTS (SELECT FROM pg_inherits WHERE inhparent = a.attrelid) THEN ' in partitions' ELSE '' END
 		FROM pg_attribute a
 		WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum`, pgx.QueryExecModeExec, s.table())
 	if err != nil {
