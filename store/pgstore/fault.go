@@ -17,7 +17,7 @@ const (
 	deadlockDetected     = "40P01"
 	lockNotAvailable     = "55P03"
 	readOnly             = "25006"
-	notSupported         = "0A000"
+	notSupported         = "0A000" // for example, an unlogged table on a standby
 	queryCanceled        = "57014" // by a statement_timeout, for example
 )
 
@@ -111,7 +111,7 @@ func failureOf(err error) *carrier.Failure {
 // classOf returns the class of an answer after which nothing is charged, and whether another attempt may succeed.
 func classOf(code string) (class error, again bool) {
 	switch code {
-	case serializationFailure, deadlockDetected, lockNotAvailable, readOnly:
+	case serializationFailure, deadlockDetected, lockNotAvailable, readOnly, notSupported:
 		return store.ErrUnavailable, true
 	case queryCanceled:
 		return store.ErrUnavailable, false

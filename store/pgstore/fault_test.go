@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -243,15 +244,35 @@ func TestASerializableSessionSharesExactlyTheLimit(t *testing.T) {
 	}
 }
 
-// A standby has no serializable transactions.
+// A standby has no serializable transactions, and does not read unlogged tables.
 func TestASerializableSessionOnAStandbyPeeks(t *testing.T) {
 	t.Parallel()
-	primary, name := pgtest.Start(t), table()
+	primary, name, unlogged := pgtest.Start(t), table(), table()
 	l := openAt(t, connect(t, primary.URL(), 4), name)
 	for _, way := range ways {
 		take(t, way(t, l), "key")
 	}
-	pool := connect(t, primary.Standby(t).URL(), 4, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" })
+	openAt(t, connect(t, primary.URL(), 4), unlogged, pgstore.WithUnlogged())
+	standby := primary.Standby(t)
+	for _, way := range ways {
+		var now atomic.Value // the address of the server that has taken over
+		now.Store(standby.Addr())
+		moved := connect(t, primary.URL(), 4, func(c *pgxpool.Config) {
+			c.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, network, now.Load().(string))
+			}
+		})
+		s, err := pgstore.New(moved, pgstore.WithTable(unlogged), pgstore.WithTimeout(500*time.Millisecond))
+		require.NoError(t, err)
+		eventually(t, func() bool {
+			_, err := way(t, s).Allow(t.Context(), "key")
+			require.ErrorIs(t, err, store.ErrStore)
+			return errors.Is(err, store.ErrUnavailable) && strings.Contains(err.Error(), "during recovery")
+		})
+		now.Store(primary.Addr())
+		eventually(t, func() bool { _, err := way(t, s).Allow(t.Context(), "key"); return err == nil })
+	}
+	pool := connect(t, standby.URL(), 4, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" })
 	patient, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(long))
 	require.NoError(t, err)
 	s, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(2*time.Second))

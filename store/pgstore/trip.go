@@ -123,11 +123,13 @@ const (
 	held = 8
 )
 
-// failed returns err. If the server is read-only, another server may have taken over, so failed resets the pool, at most
-// once per lasting.
+// failed returns err. If the server is a standby, or read-only, another server may have taken over, so failed resets the
+// pool, at most once per lasting.
 func (s *Store) failed(err error) error {
-	if last, now := s.renewed.Load(), time.Now().UnixNano(); codeOf(err) == readOnly && now-last > int64(lasting) && s.renewed.CompareAndSwap(last, now) {
-		s.pool.Reset()
+	if code := codeOf(err); code == readOnly || code == notSupported {
+		if last, now := s.renewed.Load(), time.Now().UnixNano(); now-last > int64(lasting) && s.renewed.CompareAndSwap(last, now) {
+			s.pool.Reset()
+		}
 	}
 	return err
 }
