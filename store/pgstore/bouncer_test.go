@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -13,13 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/pgstore"
 	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
 )
 
-// A real pooler in transaction mode, if there is one.
-func TestPgBouncerInTransactionMode(t *testing.T) {
-	t.Parallel()
+// bouncer starts a real pooler, if there is one, and returns its address.
+func bouncer(t *testing.T, mode string) string {
+	t.Helper()
 	bin, err := exec.LookPath("pgbouncer")
 	if err != nil {
 		t.Skip("pgbouncer is missing")
@@ -33,20 +35,40 @@ func TestPgBouncerInTransactionMode(t *testing.T) {
 	listen := pgtest.FreePort(t)
 	require.NoError(t, os.WriteFile(users, []byte("\"postgres\" \"\"\n"), 0o644)) //nolint:gosec // as above
 	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, "[databases]\npostgres = host=%s port=%s\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %s\n"+
-		"unix_socket_dir =\nauth_type = trust\nauth_file = %s\npool_mode = transaction\ndefault_pool_size = 4\nmax_client_conn = 200\n", host, port, listen, users), 0o644)) //nolint:gosec // as above
+		"unix_socket_dir =\nauth_type = trust\nauth_file = %s\npool_mode = %s\ndefault_pool_size = 4\nmax_client_conn = 200\n", host, port, listen, users, mode), 0o644)) //nolint:gosec // as above
 	cmd := exec.Command(bin, "-u", "nobody", config)
 	if os.Getuid() != 0 {
 		cmd = exec.Command(bin, config)
 	}
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return "127.0.0.1:" + listen
+}
+
+// Lone calls would work in this mode, and all others would fail.
+func TestReadySaysThatPgBouncerIsInStatementMode(t *testing.T) {
+	t.Parallel()
+	addr, name := bouncer(t, "statement"), table()
+	openAt(t, shared(t), name)
+	s, err := pgstore.New(connect(t, pgtest.URL(addr), 2), pgstore.WithTable(name), pgstore.WithTimeout(long))
+	require.NoError(t, err)
+	eventually(t, func() bool {
+		err = s.Ready(t.Context())
+		require.ErrorIs(t, err, store.ErrStore)
+		return strings.Contains(err.Error(), "statement pooling")
+	})
+}
+
+func TestPgBouncerInTransactionMode(t *testing.T) {
+	t.Parallel()
+	addr := bouncer(t, "transaction")
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
 		name := table()
 		openAt(t, shared(t), name)
 		var limiters []ratelimit.Limiter
 		var alls []ratelimit.Limiter
 		for range 4 {
-			pool := connect(t, pgtest.URL("127.0.0.1:"+listen), 8, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			pool := connect(t, pgtest.URL(addr), 8, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			s, err := pgstore.New(pool, pgstore.WithTable(name), pgstore.WithTimeout(long))
 			require.NoError(t, err)
 			eventually(t, func() bool {
@@ -62,5 +84,4 @@ func TestPgBouncerInTransactionMode(t *testing.T) {
 		require.EqualValues(t, 100, crowd(32, 10, func(i, _ int) bool { return take(t, limiters[i%4], "key").Allowed }))
 		require.EqualValues(t, 300, crowd(32, 20, func(i, _ int) bool { return take(t, alls[i%4], "key").Allowed }))
 	}
-
 }

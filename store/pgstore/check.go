@@ -24,7 +24,7 @@ const (
 
 // Ready makes the connections that many callers will use at the same time, up to 16, and finds out whether the store
 // can work. Call it when a program starts. Its error says why it cannot: the server is not reached, only reads or
-// is too old, the table is missing or has another layout, or the user has no permission.
+// is too old, the table is missing or has another layout, the user has no permission, or a pooler allows no transactions.
 //
 // Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own or wraps [store.ErrStore]. The store still
 // works after an error, once its cause is gone.
@@ -52,8 +52,15 @@ func (s *Store) Ready(ctx context.Context) error {
 			}
 			return &carrier.Failure{Class: class, Err: errors.New(strings.Join(blocking, " "))}
 		}
+		conn := conns[0].Conn().PgConn()
+		var p pipeline
+		p.add(begin, nil)
+		if err := p.run(conn, nil); err != nil { // a pooler may have a session for each statement only
+			return err
+		}
+		rollback(conn)
 		began := time.Now()
-		if err := s.probe(conns[0].Conn().PgConn()); err != nil {
+		if err := s.probe(conn); err != nil {
 			return whileWriting(err)
 		}
 		took := time.Since(began)
