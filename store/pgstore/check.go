@@ -72,7 +72,7 @@ func (s *Store) Ready(ctx context.Context) error {
 	})
 }
 
-// acquire acquires as many connections as calls will use, or as many as the rest of the program leaves.
+// acquire acquires as many connections as calls will use, or as many as the server and the rest of the program leave.
 func (s *Store) acquire(ctx context.Context) (conns []*pgxpool.Conn, err error) {
 	first, err := s.pool.Acquire(ctx) // one is enough to find out that the server refuses all
 	if err != nil {
@@ -81,22 +81,19 @@ func (s *Store) acquire(ctx context.Context) (conns []*pgxpool.Conn, err error) 
 	conns = []*pgxpool.Conn{first}
 	limited, cancel := context.WithTimeout(ctx, lasting)
 	defer cancel()
-	var mu sync.Mutex // protects conns and err
+	var mu sync.Mutex // protects conns
 	var made sync.WaitGroup
 	for range min(mostConns, s.pool.Config().MaxConns) - 1 {
 		made.Go(func() {
-			conn, failed := s.pool.Acquire(limited)
-			mu.Lock()
-			defer mu.Unlock()
-			if failed == nil {
+			if conn, err := s.pool.Acquire(limited); err == nil {
+				mu.Lock()
+				defer mu.Unlock()
 				conns = append(conns, conn)
-			} else if limited.Err() == nil || ctx.Err() != nil {
-				err = failed
 			}
 		})
 	}
 	made.Wait()
-	return conns, err
+	return conns, nil
 }
 
 // Check looks for settings of the pool, the server and the table under which limits do not hold, or calls fail or cost more than they

@@ -294,6 +294,7 @@ func TestAPoolLargerThanTheServerAllowsServesByTheConnectionsThatThereAre(t *tes
 	require.NoError(t, err)
 	s, err := pgstore.New(connect(t, "postgres://"+role+"@"+pgtest.Shared(t).Addr()+"/postgres?sslmode=disable", 16), pgstore.WithTable(name), pgstore.WithTimeout(long))
 	require.NoError(t, err)
+	require.NoError(t, s.Ready(t.Context()))
 	l := window(t, s, "n", 10_000)
 	require.EqualValues(t, 640, crowd(64, 10, func(i, n int) bool { return take(t, l, string(rune('a'+i))).Allowed }))
 }
