@@ -34,7 +34,7 @@ func tableName(name string) ([]string, error) {
 func (s *Store) table() string { return pgx.Identifier(s.name).Sanitize() }
 
 // Schema returns the statements that create the table, for use with a migration tool. They change nothing if the
-// table exists.
+// table exists, but they lock it, and so wait for transactions that have read it. Calls wait behind them: run them once.
 //
 // A page keeps a third of its room free, so that a row that is written again stays on its page and no index
 // changes. Rows change often and are small, so autovacuum runs sooner than elsewhere, and without pauses.
