@@ -321,7 +321,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 // Refund refunds n of the events that charged admitted, to the limiter that admitted them. It does
 // nothing if that was [FailOpen]. There is no fallback for refunds to the store: if the store
 // fails, the error wraps [ratelimit.ErrStore], and while the breaker is open it is
-// [store.ErrUnavailable].
+// [store.ErrUnavailable]. The local limiter releases slots even then.
 func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if err := f.check(ctx, key, n); err != nil {
 		return err
@@ -343,6 +343,9 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		return f.refundAnswer(ctx, key, under, n)
 	case !alone:
 		if err := f.refundStore(ctx, key, under, n); err != nil {
+			if besides && see.Held(f.local) && see.PartOf(ctx) != see.Rates { // its holder has left, and a Refund of it can be repeated
+				_ = f.local.Refund(see.Only(lasting(ctx), see.Slots), key, m.local, n)
+			}
 			return err
 		}
 	}

@@ -74,6 +74,39 @@ func TestSlotsThatTheStoreCountsAreReleasedLocally(t *testing.T) {
 	}
 }
 
+// A slot that the store has admitted leaves the local share with its Release, even if the store then fails.
+func TestASlotThatIsReleasedInAnOutageIsFreeLocally(t *testing.T) {
+	for name, several := range map[string]bool{"alone": false, "beside a rate": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := newRemote(t), ratelimit.Must(memstore.New())
+				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+				var inside ratelimit.Limiter = atOnce
+				if several {
+					rate, _ := rates(s)
+					inside = ratelimit.Must(ratelimit.NewAll(rate, atOnce))
+				}
+				l := ratelimit.Must(fallback.New(inside, fallback.FailLocal(2).On(local)))
+				here := slots(t, local, 2, ratelimit.WithName("at_once"))
+				first, second := hold(t, l), hold(t, l)
+				s.down.Store(true)
+				first.Release()
+				synctest.Wait()
+				require.Equal(t, 1, free(t, here))
+				third := hold(t, l)
+				time.Sleep(100 * time.Millisecond) // the Release is repeated
+				require.Equal(t, 0, free(t, here))
+				s.down.Store(false)
+				time.Sleep(2 * time.Second)
+				second.Release()
+				third.Release()
+				synctest.Wait()
+				require.Equal(t, []int{4, 2}, []int{free(t, atOnce), free(t, here)})
+			})
+		})
+	}
+}
+
 func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {
