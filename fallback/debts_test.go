@@ -255,6 +255,21 @@ func TestEventsThatDecayedLocallyAreNotOwed(t *testing.T) {
 	}
 }
 
+// What a Charge adds to the local count is not taken for what the key owed before.
+func TestAChargeAfterAnOutageIsPaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerMinute(10))))
+		inner.down.Store(true)
+		allowN(t, lim, 5)
+		time.Sleep(23 * time.Second)
+		inner.comeBack() // 1 of them is left
+		_, err := ratelimit.Charge(t.Context(), lim, "key", 4)
+		require.NoError(t, err)
+		require.Equal(t, 5, admitted(t, lim, 10))
+	})
+}
+
 func TestOfSeveralLimitsWhatAnyOfThemHoldsIsOwed(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {

@@ -299,6 +299,9 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	}
 	ctx = f.context(ctx)
 	r, err := f.call(ctx, key, func() (ratelimit.Result, error) {
+		if err := f.handBack(ctx, key); err != nil { // before the local limiter counts n too
+			return ratelimit.Result{}, err
+		}
 		r, err := ratelimit.Charge(ctx, f.limiter, key, n)
 		return r, unasked(r, err)
 	})
