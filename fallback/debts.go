@@ -117,6 +117,11 @@ func (d *debts) take(key string, now time.Duration) debt {
 	if !found || owed.handing {
 		return debt{}
 	}
+	if now >= owed.until { // what the local limiter counts now is something else
+		delete(d.byKey, id)
+		d.keys.Store(int64(len(d.byKey)))
+		return debt{}
+	}
 	owed.handing = true
 	d.byKey[id] = owed
 	d.hands++
@@ -143,6 +148,15 @@ func (d *debts) forgive(key string, n int) {
 	d.change(key, func(owed *debt) {
 		if owed.events -= n; owed.events <= 0 {
 			owed.calls = 0
+		}
+	})
+}
+
+// forget ends what key owes, because the local limiter was reset.
+func (d *debts) forget(key string) {
+	d.change(key, func(owed *debt) {
+		if !owed.handing { // what is being charged is subtracted afterwards
+			owed.charge = charge{}
 		}
 	})
 }

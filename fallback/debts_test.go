@@ -270,6 +270,35 @@ func TestAChargeAfterAnOutageIsPaidOnce(t *testing.T) {
 	})
 }
 
+// Two limiters share a limit, and a memory for outages. What the store admits through one of them is not taken for what
+// the other one owed until its events had left, or until a Reset.
+func TestWhatNoLongerCountsIsNotPaidByEventsOfOthers(t *testing.T) {
+	for name, reset := range map[string]bool{"time": false, "a Reset": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newBreakable(t)
+				on := fallback.FailLocal(1).On(ratelimit.Must(memstore.New()))
+				lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerMinute(10)), on)
+				route := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerMinute(10)), on)
+				s.down.Store(true)
+				allowN(t, lim, 3)
+				_, err := lim.AllowN(t.Context(), "other", 10) // for longer than key
+				require.NoError(t, err)
+				s.down.Store(false)
+				if time.Sleep(18 * time.Second); reset {
+					s.down.Store(true)
+					allowN(t, lim, 3)
+					s.down.Store(false)
+					require.NoError(t, lim.Reset(t.Context(), "key"))
+					require.False(t, lim.Owes("key"))
+				}
+				allowN(t, route, 4)
+				require.Equal(t, 6, peek(t, lim, "key").Remaining)
+			})
+		})
+	}
+}
+
 func TestOfSeveralLimitsWhatAnyOfThemHoldsIsOwed(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {

@@ -404,10 +404,14 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 		return err
 	}
 	_, err := f.call(ctx, key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
-	if f.local != nil { // after its Reset, nothing is owed
-		err = errors.Join(err, f.local.Reset(lasting(ctx), key))
+	if f.local == nil {
+		return err
 	}
-	return err
+	failed := f.local.Reset(lasting(ctx), key)
+	if failed == nil {
+		f.owed.forget(key)
+	}
+	return errors.Join(err, failed)
 }
 
 // AppendPolicies appends the policies of the wrapped limiter.
