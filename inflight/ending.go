@@ -160,8 +160,12 @@ func (h *hold) giveBackBeside() {
 		return
 	}
 	h.beside = false
-	r := h.charged
-	for l := h.limiter; l != nil; l = around(l) {
+	h.giveBackMirrored(h.limiter, h.charged)
+}
+
+// giveBackMirrored releases the slots, but not the rates, that local limiters in l hold since l answered r.
+func (h *hold) giveBackMirrored(l ratelimit.Limiter, r ratelimit.Result) {
+	for ; l != nil; l = around(l) {
 		if r = innerOf(l, r); see.Mirroring(l) {
 			_ = unlessItPanics(func() error { return l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.n) })
 		}

@@ -107,6 +107,43 @@ func TestASlotThatIsReleasedInAnOutageIsFreeLocally(t *testing.T) {
 	}
 }
 
+// If the store has lost a slot, another one is taken in its place. The local slot, which does not expire in memory,
+// is released all the same.
+func TestTheLocalSlotOfASlotThatTheStoreHasLostIsReleased(t *testing.T) {
+	inside := func(rate, slots ratelimit.Limiter) ratelimit.Limiter {
+		return ratelimit.Must(ratelimit.NewAll(rate, slots))
+	}
+	for name, limiter := range map[string]func(rate, slots, here, local ratelimit.Limiter) ratelimit.Limiter{
+		"alone": func(_, slots, _, local ratelimit.Limiter) ratelimit.Limiter {
+			return ratelimit.Must(fallback.New(slots, fallback.FailTo(local)))
+		},
+		"around an All": func(rate, slots, here, local ratelimit.Limiter) ratelimit.Limiter {
+			return ratelimit.Must(fallback.New(inside(rate, slots), fallback.FailTo(inside(here, local))))
+		},
+		"inside an All": func(rate, slots, _, local ratelimit.Limiter) ratelimit.Limiter {
+			return inside(rate, ratelimit.Must(fallback.New(slots, fallback.FailTo(local))))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, mem := newRemote(t), ratelimit.Must(memstore.New())
+				rate, _ := rates(s)
+				here, _ := rates(mem)
+				atOnce, local := slots(t, s, 4), slots(t, mem, 2)
+				held := hold(t, limiter(rate, atOnce, here, local))
+				require.Equal(t, 1, free(t, local))
+				require.NoError(t, atOnce.Reset(t.Context(), "key"))
+				time.Sleep(3 * time.Second)
+				require.Equal(t, 3, free(t, atOnce))
+				require.False(t, held.Lost())
+				held.Release()
+				synctest.Wait()
+				require.Equal(t, []int{4, 2}, []int{free(t, atOnce), free(t, local)})
+			})
+		})
+	}
+}
+
 func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {

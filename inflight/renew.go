@@ -130,14 +130,17 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	if !r.Allowed {
 		return !p.counted()
 	}
+	other := p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) // the slot is a different one
 	switch {
 	case p.toTake:
 		h.giveBackBeside()
 	case isStandIn(p.charged()):
 		_ = unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) })
+	case other: // the store has lost the first one, and its answer is all that shows the local one
+		h.giveBackMirrored(p.limiter, p.answer)
 	}
 	h.mu.Lock()
-	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // the slot is a different one
+	if other {
 		p.answer = r
 	}
 	p.toTake, p.until = false, began.Add(p.life)
