@@ -16,6 +16,8 @@ type call struct {
 	more   []request
 	slot   int  // of its first key, on a cluster
 	apart  bool // must not share a script with other calls
+	asking bool // goes to the server that its slot is moving to, after an ASKING
+	sent   int  // how many times nodes of a cluster have sent it to another node
 	around bool // is made by the client itself, which finds the server
 	rested int  // how many connections it has found closed
 

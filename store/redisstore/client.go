@@ -8,7 +8,8 @@ package redisstore
 //	                       that the connection can be used again. A call that goes alone has no goroutine, and if its time
 //	                       is up, its connection is closed. With Sentinel, calls go to a new master when the client does.
 //	*redis.ClusterClient   The same, with the client of the key's master. If a master fails, the store asks for the slots
-//	                       until another node has them: see route.go. A call that a node sends elsewhere has a goroutine.
+//	                       until another node has them: see route.go. A call that a node sends elsewhere goes there as
+//	                       any other does, or has a goroutine if that node is not known yet.
 //	*redis.Ring            The same, with the client of the key's shard.
 //	*redis.AutoPipeliner   A call waits in the pipeliner's queue, and in the blocking mode has a goroutine. If the queue is
 //	                       stuck for twice the timeout, new calls bypass it: see pipeliner.

@@ -3,13 +3,17 @@ package redisstore_test
 import (
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
@@ -152,4 +156,46 @@ func TestASlotMovesAtEachPointOfItsCalls(t *testing.T) {
 		runtime.GC()
 	}
 	t.Logf("%d schedules", n)
+}
+
+// A crowd asks a distant cluster for limits whose slot is moving. Its calls share round trips to the server that has the keys, as
+// all others do, and none of them waits for a connection until its time is up.
+func TestADistantCrowdIsServedWhileItsSlotMoves(t *testing.T) {
+	t.Parallel()
+	if !alone(t) {
+		return
+	}
+	for limits := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			c := newNodes(2)
+			for _, b := range c.masters {
+				b.way, b.cost = 10*time.Millisecond, 20*time.Microsecond
+			}
+			client, s := c.open(t, &redis.ClusterOptions{PoolSize: 16, ContextTimeoutEnabled: true})
+			require.NoError(t, s.Ready(t.Context()))
+			c.mu.Lock()
+			slot := redisstore.SlotOf("{=k}")
+			c.move(slot, 1-slices.Index(c.masters, c.masters[0].master(slot)), nil)[0]()
+			c.mu.Unlock()
+			window := ratelimit.Limit{Rate: 1000, Period: periodOf(0)}
+			var l ratelimit.Limiter = ratelimit.Must(ratelimit.NewFixedWindow(s, window, ratelimit.WithName("a")))
+			if limits > 0 {
+				l = ratelimit.Must(ratelimit.NewAll(l, ratelimit.Must(ratelimit.NewFixedWindow(s, window, ratelimit.WithName("b")))))
+			}
+			var calls sync.WaitGroup
+			for range 256 {
+				calls.Go(func() {
+					r, err := l.Allow(t.Context(), "k")
+					assert.NoError(t, err)
+					assert.True(t, r.Allowed)
+				})
+			}
+			calls.Wait()
+			time.Sleep(time.Second) // until go-redis has the slots
+			require.NoError(t, client.Close())
+			synctest.Wait()
+		})
+		runtime.GC()
+		runtime.GC()
+	}
 }

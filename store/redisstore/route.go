@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +78,45 @@ func (l *link) of(c *redis.Client) *server {
 		})
 	}
 	return now.(*server)
+}
+
+// mostSent is how many times a call goes where the nodes of a cluster send it, before it goes around. go-redis has the same
+// number.
+const mostSent = 3
+
+// redirected returns the server that c goes to after a node of a cluster has sent it there, or nil if err is not such an answer,
+// or the server is not known. It then goes together with other calls, unlike a call that goes around.
+func (l *link) redirected(c *call, err error) (v *server) {
+	c.asking = false
+	addr, asks := redirection(err)
+	if l.slots == nil || addr == "" || c.around || c.sent == mostSent {
+		return nil
+	}
+	l.known.Range(func(client, known any) bool {
+		if client := client.(*redis.Client); client.Options().Addr == addr && open(gone, client) == nil {
+			v = known.(*server)
+		}
+		return v == nil
+	})
+	if v != nil {
+		l.slots.client.ReloadState(gone)
+		c.sent++
+		c.asking, c.apart = asks, c.apart || asks
+	}
+	return v
+}
+
+// redirection returns the address in a MOVED or an ASK, and whether it is an ASK. For other errors, it returns "".
+func redirection(err error) (addr string, asks bool) {
+	var answer redis.Error
+	if !errors.As(err, &answer) {
+		return "", false
+	}
+	words := strings.Fields(answer.Error())
+	if asks = len(words) == 3 && words[0] == "ASK"; !asks && (len(words) != 3 || words[0] != "MOVED") {
+		return "", false
+	}
+	return words[2], asks
 }
 
 // each calls f with each server.

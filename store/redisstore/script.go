@@ -192,10 +192,14 @@ func (s *Store) run(b carrier.Budget, v *server, c *call, replies []store.Reply)
 		if f == nil {
 			return parse(values, replies)
 		}
-		if v = nil; s.otherwise(b, c, f) {
+		if v = s.link.redirected(c, f.Err); v != nil {
+			b.Together = true // a call that goes alone has no ASKING
 			continue
 		}
-		if c.around = false; !b.Again(f) {
+		if s.otherwise(b, c, f) {
+			continue
+		}
+		if c.around, c.sent = false, 0; !b.Again(f) {
 			return b.Fail(f)
 		}
 	}
@@ -209,6 +213,8 @@ func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
 	case c.size() > 1 && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // their slot is moving, so the node can tell only where each single key is
 		f.Err, f.Again = fmt.Errorf("%w: %w", see.ErrApart, f.Err), false
 		return false
+	case !c.apart && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // other keys of its script are on their way
+		c.apart = true
 	case s.link.slots != nil && !c.around && elsewhere(f.Err):
 		c.around = true
 	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so the attempts end

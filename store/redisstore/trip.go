@@ -69,10 +69,10 @@ func (v *server) send(ctx context.Context, t *carrier.Trip[call]) error {
 // sendBundles makes the calls of the bundles. It returns the error of the connection, or the server's last answer, and
 // whether it took two round trips because the server did not have all scripts.
 func (v *server) sendBundles(ctx context.Context, bundles []bundle) (twice bool, err error) {
-	switch len(bundles) {
-	case 0:
+	switch {
+	case len(bundles) == 0:
 		return false, v.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
-	case 1: // costs less than a pipeline
+	case len(bundles) == 1 && !bundles[0].asking(): // costs less than a pipeline
 		return v.exec(ctx, bundles, func(ctx context.Context, cmds []redis.Cmder) { _ = v.client.Process(ctx, cmds[0]) })
 	}
 	conn, end := v.conn()
@@ -133,7 +133,7 @@ func (v *server) exec(ctx context.Context, bundles []bundle, run func(context.Co
 				return twice, err
 			}
 		}
-		run(ctx, cmds)
+		run(ctx, withAsking(ctx, bundles, cmds))
 		var again []bundle
 		for i := range bundles {
 			g := &bundles[i]
@@ -158,6 +158,24 @@ func (v *server) exec(ctx context.Context, bundles []bundle, run func(context.Co
 		}
 	}
 	return twice, err
+}
+
+// asking reports whether g needs an ASKING. It then has one call.
+func (g *bundle) asking() bool { return g.calls[0].asking }
+
+// withAsking returns the commands of bundles with an ASKING before each that needs it.
+func withAsking(ctx context.Context, bundles []bundle, cmds []redis.Cmder) []redis.Cmder {
+	if !slices.ContainsFunc(bundles, func(g bundle) bool { return g.asking() }) {
+		return cmds
+	}
+	var list []redis.Cmder
+	for i, cmd := range cmds {
+		if bundles[i].asking() {
+			list = append(list, command{redis.NewCmd(ctx, "asking")})
+		}
+		list = append(list, cmd)
+	}
+	return list
 }
 
 // end hands the reply to the calls.
