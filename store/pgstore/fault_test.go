@@ -375,11 +375,14 @@ func TestAStatementTimeoutIsUnavailableAndChargesNothing(t *testing.T) {
 	slow := func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "20" }
 	hurried, err := pgstore.New(connect(t, url, 4, slow), pgstore.WithTable(name), pgstore.WithTimeout(10*time.Second))
 	require.NoError(t, err)
-	release := locks(t, pool, name)
-	defer release()
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE "+name)
+	require.NoError(t, err)
 	_, err = window(t, hurried, "n", 1000).Allow(t.Context(), "key")
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	release()
+	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, 999, remaining(t, l, "key"))
 }
 
