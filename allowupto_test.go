@@ -128,6 +128,20 @@ func TestAllowUpToAsksALimiterOfAnotherPackageThreeTimes(t *testing.T) {
 	require.Equal(t, 3, busy.calls)
 }
 
+// Limits on stores of their own are asked one after the other, and each denial shows the room of one of them.
+func TestAllowUpToFindsTheRoomOfAllLimits(t *testing.T) {
+	var limits []ratelimit.Limiter
+	for i := range 16 {
+		limits = append(limits, newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(20-i)))
+	}
+	for _, l := range []ratelimit.Limiter{all(t, limits...), newFirst(t, all(t, limits...))} {
+		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 30)
+		require.NoError(t, err)
+		require.Equal(t, 5, granted)
+		require.NoError(t, l.Refund(t.Context(), "key", r, granted))
+	}
+}
+
 func TestNothingIsGrantedBesideAnError(t *testing.T) {
 	for _, l := range []ratelimit.Limiter{nil, ratelimittest.Static(ratelimit.Result{}, errGone), all(t, awayLimit(t))} {
 		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 3)

@@ -209,13 +209,14 @@ func NewRule(rule store.Rule, text string) *store.Rule {
 	return &rule
 }
 
-// upToTries is how often AllowUpTo asks. A denial reports how many events there is room for.
-// Unless other calls come in between, the second try therefore fits.
+// upToTries is how often AllowUpTo asks a single limit. A denial reports how many events there is room for.
+// Unless other calls come in between, the second try therefore fits. Of several limits that are asked one
+// after the other, a denial reports only the room of the first that denies.
 const upToTries = 3
 
 // AllowUpTo admits as many of n events as fit, and returns their number. The Result is that of
 // AllowN(granted), or of Allow if granted is 0. If l has no method AllowUpTo, the function calls AllowN
-// up to three times, and Peek if nothing is granted.
+// up to three times, or once more than there are limits, and Peek if nothing is granted.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter
@@ -225,7 +226,7 @@ func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, 
 	}); ok {
 		return l.AllowUpTo(ctx, key, n)
 	}
-	for range upToTries {
+	for tries := 1; tries <= max(upToTries, len(r.Parts())+1); tries++ {
 		r, err = l.AllowN(ctx, key, n)
 		if err != nil {
 			return 0, Result{}, err
