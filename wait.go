@@ -143,7 +143,7 @@ func (a *asker) answer() queue.Answer {
 	case parts == nil:
 		return d
 	case see.Alternatives(a.limiter): // they do not decide together, and another one may have a larger Limit
-		d.Elsewhere = true
+		d.Elsewhere, d.Alternatives = true, true
 		d.Remaining /= a.n / see.Events(a.limiter, a.n) // the queue may count calls
 		return d
 	}

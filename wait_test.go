@@ -871,3 +871,34 @@ func TestCallsOfTwoEventsAreWaitedForAsCalls(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// waited lets calls for these events wait in this order, and returns when each of them was admitted.
+func waited(t *testing.T, l ratelimit.Limiter, events ...int) []time.Duration {
+	t.Helper()
+	began, at := time.Now(), make([]time.Duration, len(events))
+	var group sync.WaitGroup
+	for i, n := range events {
+		group.Go(func() {
+			_, err := ratelimit.Wait(t.Context(), l, "key", n)
+			assert.NoError(t, err)
+			at[i] = time.Since(began)
+		})
+		synctest.Wait()
+	}
+	group.Wait()
+	return at
+}
+
+// The second limiter of a First may admit what exceeds the first one. Who waits for that neither goes before those
+// who came earlier, nor lets them sleep for longer.
+func TestWaitersOfAFirstKeepTheirOrderAndTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := newMemory(t)
+		plan := newLimiter(t, "token_bucket", mem, ratelimit.Every(10*time.Second))
+		credits := newLimiter(t, "fixed_window", mem, ratelimit.PerDay(3))
+		l := newFirst(t, plan, credits)
+		allowN(t, l, 1)
+		allowN(t, l, 3)
+		require.Equal(t, []time.Duration{10 * time.Second, 20 * time.Second, 24 * time.Hour}, waited(t, l, 1, 1, 2))
+	})
+}

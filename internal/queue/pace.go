@@ -66,6 +66,7 @@ type Answer struct {
 	ResetAfter       time.Duration
 	Delay            time.Duration
 	Elsewhere        bool // the decision comes from another limiter than usual
+	Alternatives     bool // another limiter, with another Limit, may decide the next time
 	Info             any  // for a denial: more information for waiters that are refused without asking
 	Asked            bool // the decision is the answer to the waiter's own question
 

@@ -183,7 +183,7 @@ func (q *queue) tooMany(n int) bool { return q.latest.Limit > 0 && n > q.latest.
 // never reports whether n events are never admitted. An old answer does not count, because the
 // limit may have risen.
 func (q *queue) never(n int, now time.Time) bool {
-	return q.tooMany(n) && now.Sub(q.latestAt) < stale
+	return q.tooMany(n) && !q.latest.Alternatives && now.Sub(q.latestAt) < stale
 }
 
 // denial returns a denial for waiters that would be due at t, made from the latest decision.
