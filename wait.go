@@ -67,7 +67,10 @@ func wait(ctx context.Context, w *queue.Waiter, l Limiter, key string, n int) (r
 		w.Asker = a
 	}
 	a.limiter, a.key, a.n = l, key, n
-	w.Limiter, w.N = l, see.Events(l, n)
+	w.Limiter, w.N, w.Size = l, see.Events(l, n), 1
+	if w.N < n && !see.Behind(l).Calls { // other limits in l count events
+		w.Size = n
+	}
 	err = w.Wait(ctx)
 	r = a.result
 	*a = asker{} // so that it keeps nothing alive

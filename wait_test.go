@@ -902,3 +902,47 @@ func TestWaitersOfAFirstKeepTheirOrderAndTime(t *testing.T) {
 		require.Equal(t, []time.Duration{10 * time.Second, 20 * time.Second, 24 * time.Hour}, waited(t, l, 1, 1, 2))
 	})
 }
+
+// Requests are counted together with their tokens.
+func costing(t *testing.T) *ratelimit.All {
+	t.Helper()
+	mem := newMemory(t)
+	l := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(60), ratelimit.CountCalls()), newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(6000)))
+	allowN(t, l, 6000)
+	return l
+}
+
+func TestACallWaitsForItsOwnCostAndNotForTheLastOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		at := waited(t, costing(t), 3000, 100, 100, 6000, 1)
+		for i, want := range []time.Duration{30, 31, 32, 92, 92} {
+			require.Equal(t, want*time.Second, at[i].Truncate(time.Second), at)
+		}
+	})
+}
+
+func TestACheapCallBehindACostlyOneIsNotTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := costing(t)
+		for _, leaves := range []bool{false, true} { // the costly call
+			ctx, cancel := context.WithCancel(t.Context())
+			var group sync.WaitGroup
+			group.Go(func() { _, _ = ratelimit.Wait(ctx, l, "key", 3000) })
+			synctest.Wait()
+			if leaves {
+				time.AfterFunc(5*time.Second, cancel)
+			}
+			group.Go(func() {
+				within, done := context.WithTimeout(t.Context(), 35*time.Second)
+				defer done()
+				took, _, err := wait(t, within, l, 100)
+				assert.NoError(t, err)
+				assert.Equal(t, leaves, took <= 5*time.Second, "%v", took)
+			})
+			group.Wait()
+			cancel()
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			allowN(t, l, 6000)
+		}
+	})
+}

@@ -137,6 +137,8 @@ type pace struct {
 	longest   time.Duration // the longest recent step, because the mean of a window that ends soon is short
 	single    bool          // step belongs to one limit, because the answer had each of several limits
 	plain     bool          // the limit of step admits nothing before its time
+	size      int           // the Size of the last waiter; 0 if there was none
+	mixed     bool          // calls differ in size, so that step and room are not those of the next one
 	pending   int           // questions in progress
 	unknown   int           // events of those
 	asked     int           // events
@@ -153,6 +155,11 @@ type pace struct {
 func (p *pace) forget() {
 	p.room, p.denied, p.placed = 0, 0, false
 	p.base, p.notBefore, p.rest, p.since = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+}
+
+// arrives notes the Size of a waiter.
+func (p *pace) arrives(size int) {
+	p.mixed, p.size = p.mixed || p.size > 0 && p.size != size, size
 }
 
 // span returns the time that n events take, as far as it is known. If n is negative, it returns the
@@ -200,6 +207,9 @@ func (p *pace) earliest(n int) (t time.Time) {
 		t = p.notBefore
 	}
 	due := p.due(n)
+	if p.mixed {
+		due = time.Time{}
+	}
 	if p.guesses(n) && !due.IsZero() { // the bucket may hold a part of an event
 		due = due.Add(-p.step)
 	}

@@ -63,6 +63,7 @@ type Waiter struct {
 	Limiter any // the queue belongs to the limiter and the key; may be nil
 	Key     string
 	N       int
+	Size    int // events of each of N calls; the same for all waiters if it makes no difference
 	Kind    Kind
 	Asker   Asker
 	Max     time.Duration // maximum wait; 0 if only ctx limits it
@@ -157,6 +158,7 @@ func (w *Waiter) Wait(ctx context.Context) error {
 func (w *Waiter) arrive(ctx context.Context, now time.Time) error {
 	q := w.queue
 	q.arrivals++
+	q.arrives(w.Size)
 	w.arrival, w.end = q.arrivals, now.Add(cmp.Or(w.Max, 2*Forever))
 	if deadline, ok := ctx.Deadline(); ok && !deadline.After(w.end) { // a turn at the deadline itself is too late
 		w.end = deadline.Add(-1)
@@ -209,7 +211,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 			at = at.Add(-lead)
 		}
 	}
-	if q.tooMany(w.N) || at.After(w.end) || q.guesses(w.N) && at.Sub(now) > mostGuess { // ask, to find out
+	if q.tooMany(w.N) || at.After(w.end) || (q.mixed && w.question.sent.IsZero() || q.guesses(w.N)) && at.Sub(now) > mostGuess { // ask, to find out
 		at = now
 	}
 	if w.N >= q.denied && at.Before(q.rest) {
@@ -354,6 +356,9 @@ func (w *Waiter) expired(asks bool, now time.Time) bool {
 
 // leave removes w from the queue, which may end the queue.
 func (w *Waiter) leave(err error) error {
+	if w.queue.mixed && w.queue.first() == w { // what is known may be of its larger call
+		w.queue.forget()
+	}
 	w.queue.remove(w)
 	w.queue.wakeOrRemove()
 	return err
