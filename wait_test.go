@@ -903,6 +903,27 @@ func TestWaitersOfAFirstKeepTheirOrderAndTime(t *testing.T) {
 	})
 }
 
+// Who may want more than is ever admitted asks before its turn. Where another limit denies that for its own reasons,
+// the answer is not one for those who wait.
+func TestWhoWantsTooMuchLetsNobodySleepLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := all(t, newLimiter(t, "sliding_log", newMemory(t), ratelimit.PerMinute(2)), newLimiter(t, "fixed_window", newMemory(t), ratelimit.Every(10*time.Second)))
+		allowN(t, l, 1)
+		var group sync.WaitGroup
+		group.Go(func() {
+			took, _, err := wait(t, t.Context(), l, 1)
+			assert.NoError(t, err)
+			assert.Equal(t, 10*time.Second, took)
+		})
+		synctest.Wait()
+		group.Go(func() {
+			_, err := ratelimit.Wait(t.Context(), l, "key", 2)
+			assert.ErrorIs(t, err, ratelimit.ErrNever)
+		})
+		group.Wait()
+	})
+}
+
 // Requests are counted together with their tokens.
 func costing(t *testing.T) *ratelimit.All {
 	t.Helper()

@@ -323,6 +323,10 @@ func (w *Waiter) denied(now time.Time) error {
 		q.forget()
 		return ErrFull
 	}
+	if a.n == 0 { // it was asked out of turn, and what is known is of the waiters before it
+		q.insert(w)
+		return err
+	}
 	late := a.patient && d.late > 0 && q.kind != Bucket // the RetryAfter of a bucket shows it
 	if late {
 		d.RetryAfter = max(d.RetryAfter, min(d.late, Forever)+a.within)
