@@ -150,3 +150,13 @@ func TestNothingIsGrantedBesideAnError(t *testing.T) {
 		require.Zero(t, r)
 	}
 }
+
+// What a limiter of another package claims to have, while it denies just that, is not what a First has room for.
+func TestAllowUpToOfAFirstGrantsWhatOneOfThemGives(t *testing.T) {
+	says := ratelimittest.Static(ratelimit.Result{Limit: 5, Remaining: 5, RetryAfter: time.Second}, nil)
+	bucket := newLimiter(t, "token_bucket", ratelimit.Must(memstore.New()), ratelimit.PerHour(3))
+	n, r, err := ratelimit.AllowUpTo(t.Context(), ratelimit.Must(ratelimit.NewFirst(says, bucket)), "key", 5)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	require.Equal(t, 3, r.Charged())
+}

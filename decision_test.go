@@ -730,3 +730,18 @@ func TestAPeekThatIsDeniedLooksAtTheOthers(t *testing.T) {
 	_, err := all.Peek(ctx, "key")
 	require.Equal(t, context.Canceled, err)
 }
+
+// Two asks that are more together than the limit ever admits are never admitted, and each of their parts says so.
+func TestAsksThatAreTooMuchTogetherAreNeverAdmitted(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		l := newLimiter(t, algorithm, s, ratelimit.PerHour(5))
+		for range 2 {
+			r := decide(t, ratelimit.Ask{Limiter: l, Key: "key", N: 3}, ratelimit.Ask{Limiter: l, Key: "key", N: 3})
+			require.Equal(t, ratelimit.Never, r.RetryAfter)
+			for i, p := range r.Parts() {
+				require.Equal(t, ratelimit.Never, p.RetryAfter, "part %d", i)
+			}
+			require.True(t, decide(t, ratelimit.Ask{Limiter: l, Key: "key", N: 1}).Allowed)
+		}
+	})
+}
