@@ -413,10 +413,7 @@ func Settled[R any](ctx context.Context) R {
 // IgnoresContext reports whether l is known not to use the context. Limiters of other packages may
 // use it.
 func IgnoresContext[L any](l L) bool {
-	return all(l, func(l L) bool {
-		k := Of(l)
-		return k != nil && !k.UsesContext
-	})
+	return all(l, func(l L) bool { k := Of(l); return k != nil && !k.UsesContext })
 }
 
 // Local returns the local limiter for l: see Known.
