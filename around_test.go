@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -273,4 +274,44 @@ func TestAWrapperThatNewAroundHasNotMadeSaysNothingOfAResult(t *testing.T) {
 	r := ratelimit.Result{Allowed: true, Limit: 3}
 	require.Equal(t, r, (*ratelimit.Around)(nil).Inner(r))
 	require.Equal(t, r, new(ratelimit.Around).Inner(r))
+}
+
+func TestAnErrorGrantsNothing(t *testing.T) {
+	l := ratelimit.Must(ratelimit.NewAround(testkit.InMemory(t, "token_bucket", ratelimit.PerHour(5)),
+		func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) { return c.Inside(ctx) }))
+	for key, n := range map[string]int{"": 1, "key": 0} {
+		granted, r, err := l.AllowUpTo(t.Context(), key, n)
+		require.Error(t, err)
+		require.Zero(t, granted)
+		require.Zero(t, r)
+	}
+}
+
+// noted is a limiter that refunds only what has its note.
+type noted struct{ ratelimit.Limiter }
+
+func (l *noted) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := l.Limiter.AllowN(ctx, key, n)
+	return r.WithMark(ratelimit.NewMark(l, ratelimit.SourceStore, nil)), err
+}
+
+func (l *noted) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	under, _, ok := charged.Unmark(l)
+	if !ok {
+		return errors.New("the note is missing")
+	}
+	return l.Limiter.Refund(ctx, key, under, n)
+}
+
+func TestARefundHasTheNotesOfTheLimiterInside(t *testing.T) {
+	inside := &noted{testkit.InMemory(t, "token_bucket", ratelimit.PerHour(5))}
+	a := ratelimit.Must(ratelimit.NewAround(inside, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+		r, err := c.Inside(ctx)
+		r, _, _ = r.Unmark(inside)
+		return r, err
+	}))
+	r, err := a.AllowN(t.Context(), "key", 2)
+	require.NoError(t, err)
+	require.NoError(t, a.Refund(t.Context(), "key", r, 2))
+	require.Equal(t, 5, peek(t, inside.Limiter, "key").Remaining)
 }
