@@ -39,7 +39,8 @@ func (ps *heldSlots) note(q *question, r ratelimit.Result, asked time.Time) {
 	}
 	limits := several(q.limiter)
 	if limits == nil {
-		_, ps.alone = slotsIn(q.limiter)
+		_, counts := slotsIn(q.limiter)
+		ps.alone = counts && r.Parts() == nil // a local limiter may be an All
 		ps.addOf(q.limiter, r, false, asked)
 		return
 	}

@@ -107,6 +107,22 @@ func TestASlotThatIsReleasedInAnOutageIsFreeLocally(t *testing.T) {
 	}
 }
 
+// In an outage, a local All may charge rates although the store counts only slots.
+func TestALocalRateIsSettledBesideASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, mem := newRemote(t), ratelimit.Must(memstore.New())
+		rate, _ := rates(mem)
+		local := ratelimit.Must(ratelimit.NewAll(rate, slots(t, mem, 2)))
+		l := ratelimit.Must(fallback.New(slots(t, s, 4), fallback.FailTo(local)))
+		s.down.Store(true)
+		held := hold(t, l)
+		defer held.Release()
+		require.Equal(t, 99, free(t, rate))
+		require.NoError(t, held.Settle(t.Context(), 0))
+		require.Equal(t, 100, free(t, rate))
+	})
+}
+
 // If the store has lost a slot, another one is taken in its place. The local slot, which does not expire in memory,
 // is released all the same.
 func TestTheLocalSlotOfASlotThatTheStoreHasLostIsReleased(t *testing.T) {
