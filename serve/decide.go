@@ -26,12 +26,13 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 		if q.domain.onFailure != failLocal {
 			return q.fail(res)
 		}
+		a.Context = ctx // memory never waits
 		res, err = s.askLocal(ctx, q)
 	}
 	if err != nil {
 		return err
 	}
-	if err := q.results(ctx, res); err != nil {
+	if err := q.results(a, res); err != nil {
 		return err
 	}
 	q.judge()
@@ -155,8 +156,10 @@ func (q *question) missing(r ratelimit.Result) bool {
 }
 
 // results gives each part its own result. A part that was not asked, because another one denies,
-// is looked at. If that fails, the denial stands, and nothing is known about the part.
-func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
+// is looked at. If that fails, the denial stands, and nothing is known about this part and later ones, so that the
+// caller waits for a store that hangs only once.
+func (q *question) results(a *asking, whole ratelimit.Result) error {
+	var failed error
 	for i := range q.parts {
 		p := &q.parts[i]
 		if p.limiter == nil || p.overdraws {
@@ -165,11 +168,13 @@ func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
 		if p.result = p.resultOf(whole); p.result != (ratelimit.Result{}) {
 			continue
 		}
-		switch r, err := p.look(ctx); {
-		case err == nil:
-			p.result = r
-		case ctx.Err() != nil:
-			return err
+		if failed == nil {
+			p.result, failed = p.look(a)
+		}
+		switch {
+		case failed == nil:
+		case a.caller.Err() != nil:
+			return failed
 		default:
 			p.result, p.shown = ratelimit.Result{Allowed: true}, nil
 		}

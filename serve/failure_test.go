@@ -340,6 +340,43 @@ descriptors:
 	require.Equal(t, "OVER, OVER 0/1 1m0s, OK", short(ask(t, s, "user=ann", "tenant=x 2")))
 }
 
+// silent is a scattered store, one of whose servers hangs.
+type silent struct{ scattered }
+
+func (s *silent) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := s.scattered.Decide(ctx, requests, replies); err == nil {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(250 * time.Millisecond):
+		return store.ErrTimeout
+	}
+}
+
+// A denial stands while another server of a cluster hangs, and arrives in the caller's time.
+func TestADenialBesideAServerThatHangs(t *testing.T) {
+	for name, c := range map[string]struct{ has, takes time.Duration }{"short": {100 * time.Millisecond, 80 * time.Millisecond}, "long": {time.Minute, 250 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cluster := &silent{scattered{Store: memory(t)}}
+				s, err := serve.New(cluster, rules(t, edge))
+				require.NoError(t, err)
+				ask(t, s, "user=ann 3")
+				cluster.fails = "user=bob"
+				ctx, cancel := context.WithTimeout(t.Context(), c.has)
+				defer cancel()
+				start := time.Now()
+				r, err := s.ShouldRateLimit(ctx, request("user=ann", "user=bob", "user=bob 2"))
+				require.NoError(t, err)
+				require.Equal(t, "OVER, OVER 0/3 1m0s, OK, OK", short(r))
+				require.Equal(t, c.takes, time.Since(start))
+			})
+		})
+	}
+}
+
 // stingy is a store whose Refunds fail.
 type stingy struct{ store.Store }
 
