@@ -265,8 +265,9 @@ func (s *Service) Update(rules *Rules) error {
 	return nil
 }
 
-// releaseWithin is how long the release of leases of former rules is tried.
-const releaseWithin = 10 * time.Second
+// releaseWithin is how long the release of leases of former rules is tried. As many as a lease keeps take 41 s on a
+// store that is 20 ms away.
+const releaseWithin = time.Minute
 
 // drop releases the leases of former rules. A store that hangs must not delay the next Update, or metrics.
 func (s *Service) drop(fronts map[front]store.Store) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -412,6 +413,38 @@ func TestUpdatesOnAStoreThatHangs(t *testing.T) {
 		defer cancel()
 		require.NoError(t, s.Close(ctx))
 		require.Equal(t, time.Second, time.Since(start))
+	})
+}
+
+// far is a store whose Refunds take a while.
+type far struct{ store.Store }
+
+func (f *far) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, r store.Receipt) error {
+	if time.Sleep(250 * time.Millisecond); ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return f.Store.Refund(ctx, ns, key, l, r)
+}
+
+// The leases of former rules are released, even if they are many and the store is far away.
+func TestAFarStoreGetsTheLeasesOfFormerRulesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		s, err := serve.New(&far{mem}, rules(t, "store: {lease: 1h}\n"+leased))
+		require.NoError(t, err)
+		direct, err := serve.New(mem, rules(t, leased))
+		require.NoError(t, err)
+		const keys = 1600
+		for i := range keys {
+			for range 3 {
+				ask(t, s, "user="+strconv.Itoa(i))
+			}
+		}
+		require.NoError(t, s.Update(rules(t, leased)))
+		require.NoError(t, s.Close(t.Context()))
+		for i := range keys {
+			require.Contains(t, short(ask(t, direct, "user="+strconv.Itoa(i)+" 0")), "9997/10000")
+		}
 	})
 }
 
