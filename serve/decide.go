@@ -36,11 +36,15 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 		return err
 	}
 	q.judge()
-	if s.denies(q) && !q.domain.each {
+	denied := s.denies(q)
+	if denied && !q.domain.each {
 		q.undo(ctx, res)
 		return nil
 	}
-	return q.credit(ctx)
+	if err := q.credit(ctx); !denied { // a denial stands even if a refund fails
+		return err
+	}
+	return nil
 }
 
 // quiet is the shortest time between two lines of the log about failures of the store.
@@ -247,10 +251,10 @@ func (q *question) credit(ctx context.Context) error {
 			continue
 		}
 		given, err := ratelimit.Credit(ctx, p.limiter, p.key, p.n)
+		p.n = given
 		if err != nil && p.counts() {
 			return err
 		}
-		p.n = given
 		if p.result.Remaining > 0 || given == 0 {
 			p.result.Remaining = min(p.result.Remaining+given, p.result.Limit)
 		} else if r, err := p.limiter.Peek(ctx, p.key); err == nil { // the key may owe more than was refunded

@@ -391,6 +391,10 @@ func TestADenialWhoseRefundFails(t *testing.T) {
 	require.NoError(t, err)
 	ask(t, s, "user=ann 3")
 	require.Equal(t, "OVER, OVER 0/3 1m0s, OK 2/3 1m0s", short(ask(t, s, "user=ann 0", "user=bob")))
+	require.NoError(t, s.Update(rules(t, "all_or_none: false\n"+edge)))
+	require.Equal(t, "OVER, OVER 0/3 1m0s, OK 2/3 1m0s", short(ask(t, s, "user=ann", "user=bob -1")))
+	_, err = s.ShouldRateLimit(t.Context(), request("user=cat", "user=bob -1"))
+	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
 // seconds are those of what short returns.
