@@ -77,34 +77,35 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) || rejected(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
-	conns := make([]*redis.Conn, min(mostTrips, poolSize(c)))
-	errs := make([]error, len(conns))
+	ends := make([]func(), min(mostTrips, poolSize(c)))
+	errs := make([]error, len(ends))
 	var made sync.WaitGroup
-	for i := range conns {
-		conns[i] = c.Conn()
+	for i := range ends {
+		var conn session
+		conn, ends[i] = sessionOf(c)
 		made.Go(func() {
 			if i == 0 {
-				errs[i] = s.load(ctx, conns[i])
+				errs[i] = s.load(ctx, conn)
 			} else {
-				errs[i] = conns[i].Process(ctx, redis.NewCmd(ctx, "time"))
+				errs[i] = conn.Process(ctx, redis.NewCmd(ctx, "time"))
 			}
 			if answeredBy(errs[i]) || busy(errs[i]) {
 				errs[i] = nil
 			}
 			if stats := c.PoolStats(); int(stats.TotalConns) >= poolSize(c) && stats.IdleConns == 0 { // the pool is full, and another goroutine may wait for this connection
-				_ = conns[i].Close()
+				ends[i]()
 			}
 		})
 	}
 	made.Wait()
-	for _, conn := range conns {
-		_ = conn.Close()
+	for _, end := range ends {
+		end()
 	}
 	err := errors.Join(errs...)
 	if begun := time.Now(); err == nil {
 		if err = c.Process(ctx, redis.NewCmd(ctx, "time")); answeredBy(err) {
 			err = nil
-			v.Warmed(min(len(conns), int(c.PoolStats().IdleConns)), time.Since(begun))
+			v.Warmed(min(len(ends), int(c.PoolStats().IdleConns)), time.Since(begun))
 		}
 	}
 	if err != nil {
@@ -119,7 +120,7 @@ func rejected(err error) bool {
 }
 
 // load loads the scripts that are known by now.
-func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
+func (s *Store) load(ctx context.Context, conn session) error {
 	pipe := conn.Pipeline()
 	_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", s.reset.text))
 	s.scripts.each(func(sc *script) { _ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", sc.text)) })

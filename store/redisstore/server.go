@@ -122,15 +122,31 @@ func (v *server) aloneBy(b carrier.Budget, c *call, name any) (sent bool, err er
 	return !isAnswer(err) && a.writing.GiveUp(), err
 }
 
+// session is a redis.Conn, or a client whose commands go over any of its connections.
+type session interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+	Pipeline() redis.Pipeliner
+}
+
+// sessionOf returns a connection of c, and a function that ends its use. If the credentials of c are streamed, it
+// returns c, because a redis.Conn (go-redis 9.23) that has to authenticate then panics. Pipelines of c have a pool
+// of their own.
+func sessionOf(c *redis.Client) (s session, end func()) {
+	if c.Options().StreamingCredentialsProvider != nil {
+		return c, func() {}
+	}
+	conn := c.Conn()
+	return conn, func() { _ = conn.Close() }
+}
+
 // conn returns a connection to send several calls over, and a function that ends its use.
 // A pipeline of the client itself would have a pool of its own. In a first handshake
 // go-redis (9.23) changes settings that a client shares with its Conns, without a common
 // lock. Therefore, each Conn belongs to a clone that nothing else uses. A client with hooks has
 // no such clones.
-func (v *server) conn() (conn *redis.Conn, end func()) {
+func (v *server) conn() (conn session, end func()) {
 	if v.hooks {
-		conn = v.client.Conn()
-		return conn, func() { _ = conn.Close() }
+		return sessionOf(v.client)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -140,9 +156,9 @@ func (v *server) conn() (conn *redis.Conn, end func()) {
 	} else {
 		clone = v.client.WithTimeout(v.client.Options().ReadTimeout)
 	}
-	conn = clone.Conn()
+	conn, closeConn := sessionOf(clone)
 	return conn, func() {
-		_ = conn.Close()
+		closeConn()
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.clones = append(v.clones, clone) // there are no more clones than trips

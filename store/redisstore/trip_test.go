@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/auth"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -641,6 +642,37 @@ func TestTripsUseConnectionsAgain(t *testing.T) {
 		}
 		require.True(t, v.mu.TryLock())
 		v.mu.Unlock()
+	}
+}
+
+// streamed provides the same credentials to each connection.
+type streamed struct{ auth.Credentials }
+
+func (s streamed) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.UnsubscribeFunc, error) {
+	return s.Credentials, func() error { return nil }, nil
+}
+
+// A client whose credentials are streamed, as those of Entra ID are, also logs in for a trip of several scripts, and for Ready.
+func TestTripsWithStreamedCredentials(t *testing.T) {
+	for _, hooks := range []bool{false, true} {
+		m := redistest.Mini(t)
+		m.RequireUserAuth("user", "secret")
+		client := redis.NewClient(&redis.Options{
+			Addr: m.Addr(), ContextTimeoutEnabled: hooks, StreamingCredentialsProvider: streamed{auth.NewBasicCredentials("user", "secret")},
+		})
+		t.Cleanup(func() { _ = client.Close() })
+		s, err := New(client, WithTimeout(time.Minute))
+		require.NoError(t, err)
+		groups := grouped(1, 2)
+		for i := range groups {
+			for _, c := range groups[i].calls {
+				c.script = newScript(ScriptOf("return {1, 0, 0, 0}")(nil))
+			}
+		}
+		_, err = s.link.whole.sendBundles(t.Context(), groups)
+		require.NoError(t, err)
+		require.Equal(t, []int64{1, 0, 0, 0}, groups[1].calls[1].values)
+		require.NoError(t, s.Ready(t.Context()))
 	}
 }
 
