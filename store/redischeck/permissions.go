@@ -62,8 +62,11 @@ func (n *server) permissions(ctx context.Context) error {
 		switch answer := redisview.Answer(err); {
 		case err != nil && answer == "":
 			return n.unreachable(err)
+		case forbidden(answer) && strings.Contains(answer, "access"):
+			n.findf("this user may not use the keys of the store (%s), and calls fail. Allow ~%s:*.", answer, n.Prefix)
+			return nil
 		case forbidden(answer):
-			n.forbidden(script[0], answer)
+			n.findf("this user may not run %s (%s), and calls fail. Allow +%s.", strings.ToUpper(script[0]), answer, script[0])
 		case redis.HasErrorPrefix(err, "NOSCRIPT") && len(n.found) > known: // EVAL is forbidden
 		case redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK"): // because of the client, or while the cluster changes
 		case answer != "":
@@ -133,15 +136,6 @@ func remedy(answer string) string {
 		}
 	}
 	return "Make sure that it runs."
-}
-
-// forbidden adds a finding about a command, eval or evalsha, that an access list forbids.
-func (n *server) forbidden(command, answer string) {
-	if strings.Contains(answer, "access") {
-		n.findf("this user may not use the keys of the store (%s), and calls fail. Allow ~%s:*.", answer, n.Prefix)
-		return
-	}
-	n.findf("this user may not run %s (%s), and calls fail. Allow +%s.", strings.ToUpper(command), answer, command)
 }
 
 // forbidden reports whether an access list gave the answer. Redis 7.0 and 7.2 word it

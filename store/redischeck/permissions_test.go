@@ -56,6 +56,7 @@ func TestThePermissionThatIsMissingIsNamed(t *testing.T) {
 		text := found(t, userOf(t, server, leastACL+" +info "+keys), rl)
 		require.Contains(t, text, "this user may not use the keys of the store", keys)
 		require.Contains(t, text, "Allow ~rl:*.", keys)
+		require.NotContains(t, text, "\n", "it is told once")
 	}
 	require.Empty(t, found(t, userOf(t, server, leastACL+" +info"), rl))
 	require.Zero(t, server.Client(t).DBSize(t.Context()).Val(), "no key is left")
