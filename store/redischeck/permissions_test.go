@@ -197,3 +197,27 @@ func TestAWrongPasswordIsFound(t *testing.T) {
 		require.NoError(t, client.Close())
 	}
 }
+
+// A cluster's client that is refused where it asks for the other nodes is no outage either.
+func TestWhyAClusterIsNotFoundIsNamed(t *testing.T) {
+	server := redistest.Start(t)
+	userOf(t, server, leastACL)
+	for says, o := range map[string]redis.ClusterOptions{
+		"does not know this user by this password": {Username: "limiter", Password: "wrong"},
+		"Allow +cluster|slots":                     {Username: "limiter", Password: "secret"},
+		"Use redis.NewClient":                      {},
+	} {
+		o.Addrs, o.ContextTimeoutEnabled = []string{server.Addr()}, true
+		client := redis.NewClusterClient(&o)
+		s := newStore(t, client)
+		list, err := redischeck.Run(t.Context(), s)
+		for _, err := range []error{err, s.Ready(t.Context())} {
+			require.ErrorIs(t, err, store.ErrStore)
+			require.NotErrorIs(t, err, store.ErrUnavailable)
+			require.Equal(t, 1, strings.Count(err.Error(), store.ErrStore.Error()))
+		}
+		require.Len(t, list, 1)
+		require.Contains(t, list[0], says)
+		require.NoError(t, client.Close())
+	}
+}

@@ -65,6 +65,7 @@ func (c *check) findf(about, format string, args ...any) {
 // servers checks all servers.
 func (c *check) servers(ctx context.Context) error {
 	clients, err := c.Servers(ctx)
+	c.unfound(err)
 	if len(clients) == 0 && err == nil {
 		return (&server{check: c, name: "server"}).examine(ctx)
 	}
@@ -75,4 +76,23 @@ func (c *check) servers(ctx context.Context) error {
 		err = errors.Join(err, n.examine(ctx))
 	}
 	return err
+}
+
+// unfound adds a finding if err is the answer of a server that was asked where the others are.
+func (c *check) unfound(err error) {
+	const about = "client"
+	switch answer := redisview.Answer(err); {
+	case redisview.Unauthenticated(err):
+		c.unauthenticated(about, answer)
+	case forbidden(answer):
+		c.findf(about, "its user may not run a command that it needs to find the servers (%s), so that all calls fail. "+
+			"Allow +cluster|slots, and +readonly if it reads from replicas.", answer)
+	case answer != "":
+		c.findf(about, "it cannot find the servers (%s), so that all calls fail. Use redis.NewClient for a server that is not part of a cluster.", answer)
+	}
+}
+
+func (c *check) unauthenticated(about, answer string) {
+	c.findf(about, "the server does not know this user by this password (%s), so that all calls fail. "+
+		"Set Username and Password in the client's options.", answer)
 }

@@ -48,8 +48,7 @@ func (n *server) examine(ctx context.Context) error {
 	info, old := map[string]string{}, false
 	switch answer := redisview.Answer(err); {
 	case redisview.Unauthenticated(err):
-		n.findf("the server does not know this user by this password (%v), so that all calls fail. "+
-			"Set Username and Password in the client's options.", err)
+		n.unauthenticated(n.name, answer)
 		return fmt.Errorf("%w: %s: %w", store.ErrStore, n.name, err)
 	case answer != "":
 		n.findf("version, role and eviction could not be checked (%v). Allow the user to run INFO.", err)

@@ -25,7 +25,7 @@ const readyTimeout = 5 * time.Second
 // longer than the timeout.
 //
 // Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own, or wraps [store.ErrStore] if
-// no server can be reached or the password is refused. After an error, the store works as soon as its
+// a server cannot be reached or the password is refused. After an error, the store works as soon as its
 // servers do. If the user may not run SCRIPT LOAD, the first calls load the scripts. Behind an
 // AutoPipeliner, or a client that this package does not know, Ready only checks that a server answers.
 func (s *Store) Ready(ctx context.Context) error {
@@ -34,17 +34,31 @@ func (s *Store) Ready(ctx context.Context) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	err, class := s.warmAll(limited), store.ErrUnavailable
+	err := s.warmAll(limited)
 	if err == nil {
 		return nil
 	}
 	if ended := (carrier.Budget{Context: ctx}).Over(); ended != nil {
 		return ended
 	}
-	if rejected(err) {
-		class = store.ErrStore
+	return classed(err)
+}
+
+// servers returns a client for each server, or none if they are not known.
+func (s *Store) servers(ctx context.Context) ([]*redis.Client, error) {
+	clients, err := s.link.clients(ctx)
+	if err != nil {
+		err = classed(err)
 	}
-	return fmt.Errorf("%w: %v", class, err) //nolint:errorlint // no context error may show
+	return clients, err
+}
+
+// classed returns err, of commands other than decisions, with its class.
+func classed(err error) error {
+	if isAnswer(err) {
+		return answered(err)
+	}
+	return fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
 }
 
 // warmAll calls [Store.warm] for each client, for one caller at a time.

@@ -157,7 +157,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 	watch(client)
 	s.link = newLink(s, client)
 	s.shown = redisview.Show(redisview.View{
-		Client: client, Prefix: prefix, Keys: s.prefix, Clock: s.clock, Servers: s.link.clients, Owner: s.link.owner, Ask: s.link.command,
+		Client: client, Prefix: prefix, Keys: s.prefix, Clock: s.clock, Servers: s.servers, Owner: s.link.owner, Ask: s.link.command,
 	})
 	return s, nil
 }

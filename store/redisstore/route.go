@@ -6,7 +6,6 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,9 +152,6 @@ func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 	case err = <-done:
 	case <-ctx.Done():
 		err = ctx.Err()
-	}
-	if err != nil {
-		err = fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
 	}
 	mu.Lock()
 	defer mu.Unlock()
