@@ -47,8 +47,11 @@ func Unauthenticated(err error) bool {
 // Answer returns the text of err if err is a server's answer, and "" otherwise.
 func Answer(err error) string {
 	var answer redis.Error
-	if errors.As(err, &answer) && !errors.Is(err, redis.Nil) {
+	if errors.As(err, &answer) && !errors.Is(err, redis.Nil) && !Unnamed(err) {
 		return answer.Error()
 	}
 	return ""
 }
+
+// Unnamed reports whether no Sentinel has named a master. The error wraps what Sentinels answer, but no server was reached.
+func Unnamed(err error) bool { return strings.Contains(err.Error(), "redis: all sentinels specified") }

@@ -221,3 +221,21 @@ func TestWhyAClusterIsNotFoundIsNamed(t *testing.T) {
 		require.NoError(t, client.Close())
 	}
 }
+
+// What Sentinels answer is not the answer of a server: while they name no master, none is reached.
+func TestWithoutAMasterNoServerIsReached(t *testing.T) {
+	o := redis.FailoverOptions{
+		MasterName: "master", SentinelAddrs: []string{redistest.Start(t).Addr()}, ContextTimeoutEnabled: true, // a server without the command SENTINEL
+		DialTimeout: 500 * time.Millisecond, DialerRetries: 1, DialerRetryTimeout: time.Millisecond,
+	}
+	for _, client := range []redis.UniversalClient{redis.NewFailoverClient(&o), redis.NewFailoverClusterClient(&o)} {
+		s := newStore(t, client)
+		list, err := redischeck.Run(t.Context(), s)
+		require.Empty(t, list)
+		for _, err := range []error{err, s.Ready(t.Context())} {
+			require.ErrorIs(t, err, store.ErrUnavailable)
+			require.ErrorContains(t, err, "unknown command 'sentinel'", "which says why")
+		}
+		require.NoError(t, client.Close())
+	}
+}

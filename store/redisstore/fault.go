@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimit-go/ratelimit/internal/redisview"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
@@ -39,7 +40,7 @@ func answeredBy(err error) bool { return err == nil || isAnswer(err) }
 
 func isAnswer(err error) bool {
 	var answer redis.Error
-	return errors.As(err, &answer)
+	return errors.As(err, &answer) && !redisview.Unnamed(err)
 }
 
 // timedOut reports whether err is a timeout, of a context or of a socket.
