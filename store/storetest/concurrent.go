@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -79,5 +80,46 @@ func concurrentRefunds(t testing.TB, s *suite, a algorithm) {
 	})
 	if r := k.peek(); failed.Load() > 0 || int64(r.Remaining) != 500-kept.Load() {
 		t.Fatalf("%d failed; %d of 500 are kept, and %d remain", failed.Load(), kept.Load(), r.Remaining)
+	}
+}
+
+// concurrentDecides charges events of two limits in every way that there is. No event may get lost, whichever limit a call
+// names first.
+func concurrentDecides(t testing.TB, s *suite, a algorithm) {
+	const limit = 5000 // more than what is charged
+	ctx, b := context.Background(), s.bench(t)
+	var limiters [2]ratelimit.Limiter // not watched, because their Period is long
+	for i := range limiters {
+		l, err := ratelimit.New(a.name, b.store, ratelimit.PerHour(limit), ratelimit.WithName(fmt.Sprint(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		limiters[i] = l
+	}
+	first, second := ratelimit.Ask{Limiter: limiters[0], Key: "key", N: 1}, ratelimit.Ask{Limiter: limiters[1], Key: "key", N: 2}
+	reserving := first
+	reserving.Reserved = 1
+	calls := []func() error{
+		func() error { _, err := ratelimit.Decide(ctx, first, second); return err },
+		func() error { _, err := ratelimit.Decide(ctx, second, first); return err },
+		func() error { _, err := ratelimit.Decide(ctx, reserving); return err },
+		func() error { _, _, err := ratelimit.AllowUpTo(ctx, limiters[0], "key", 1); return err },
+		func() error { _, err := ratelimit.Charge(ctx, limiters[1], "key", 2); return err },
+	}
+	var failed atomic.Value
+	together(func(g int) {
+		for i := range 2 * len(calls) {
+			if err := calls[(g+i)%len(calls)](); err != nil {
+				failed.Store(err)
+			}
+		}
+	})
+	if err := failed.Load(); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [2]int{limit - 8*goroutines, limit - 12*goroutines} {
+		if r, err := limiters[i].Peek(ctx, "key"); err != nil || r.Remaining != want {
+			t.Fatalf("limit %d: %d of %d remain, want %d, %v", i, r.Remaining, limit, want, err)
+		}
 	}
 }

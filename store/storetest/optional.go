@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // This file tests several limits together, and debts. The limits have long Periods, so that the
@@ -101,14 +103,39 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 	return nil
 }
 
+// toldApart is a store that sets all replies before a call, and expects those to alternatives that
+// were not asked to say so.
+type toldApart struct{ store.Store }
+
+func (s toldApart) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	for i := range replies {
+		replies[i] = store.Reply{X: 1}
+	}
+	if err := s.Store.Decide(ctx, requests, replies); err != nil {
+		return err
+	}
+	asked := 0
+	_ = store.InTurn(ctx, requests, slices.Clone(replies), func(_ context.Context, list []store.Request, _ []store.Reply) error {
+		asked += len(list)
+		return nil
+	})
+	for i, r := range replies[asked:] {
+		if r.Outcome != store.NotAsked {
+			return fmt.Errorf("reply %d is %+v, want NotAsked", asked+i, r)
+		}
+	}
+	return nil
+}
+
 // decidedInTurn is a check: of several lists, which may have limits in common, the first one that is
-// admitted is charged alone.
+// admitted is charged alone, and those after it are not asked.
 func decidedInTurn(t testing.TB, s *suite, _ algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 3))
 		if !b.store.Together("key", "key") {
 			return // one after the other, which the tests of First cover
 		}
+		b.store = toldApart{b.store}
 		var limits []pair
 		for i := range 4 {
 			limits = append(limits, pairs(t, b, s.algorithms[rng.IntN(len(s.algorithms))].name, limitOf(rng), ratelimit.WithName(fmt.Sprint(i))))

@@ -104,6 +104,7 @@ var checks = append(slices.Clone(traceChecks), []check{
 	{"after Reset a key is as never seen", resetForgets},
 	{"64 goroutines share exactly the capacity", concurrentTakes},
 	{"what goroutines refund is there again, exactly", concurrentRefunds},
+	{"calls that goroutines make for two limits at once lose no event", concurrentDecides},
 	{"bad input never reaches the store", badInput},
 	{"a rate of 0 denies everything and never reaches the store", rateOfZero},
 	{"what is charged past the limit counts", debts},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -448,6 +449,21 @@ var planted = []struct {
 			return r, err
 		}}
 	}, "all"},
+	{"a Charge is a lost update", func(m *reference) store.Store {
+		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+			var reply [1]store.Reply
+			err := lateWrite(m, []store.Request{{Namespace: ns, Key: key, Limit: l, N: n, Op: store.OpOverdraw, Most: most}}, reply[:])
+			return reply[0], err
+		}}
+	}, "all"},
+	{"of several keys, updates are lost", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			if store.Alternatives(requests) || requests[0].Op == store.OpUpTo {
+				return m.Decide(background, requests, replies)
+			}
+			return lateWrite(m, requests, replies)
+		}}
+	}, "all"},
 	{"of several keys, those that fit are charged", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) (err error) {
 			for i, q := range requests {
@@ -496,6 +512,18 @@ var planted = []struct {
 				replies[to+i] = store.Reply{}
 			}
 			return m.Decide(background, requests[:to], replies[:to])
+		}}
+	}, "stores"},
+	{"alternatives that are not asked keep their replies", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			before := slices.Clone(replies)
+			err := m.Decide(background, requests, replies)
+			for i := range replies {
+				if replies[i].Outcome == store.NotAsked {
+					replies[i] = before[i]
+				}
+			}
+			return err
 		}}
 	}, "stores"},
 	{"of several requests, a shadow's denial denies", func(m *reference) store.Store {
@@ -582,6 +610,28 @@ var planted = []struct {
 
 func (m *reference) take(ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	return m.Take(background, ns, key, l, n)
+}
+
+// lateWrite decides on requests, and lets others do so too before it writes.
+func lateWrite(m *reference, requests []store.Request, replies []store.Reply) (err error) {
+	next := make([][]byte, len(requests))
+	for i, q := range requests {
+		m.mu.Lock()
+		next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, m.now(), q.N, q.Reserved, q.Most)
+		m.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	runtime.Gosched()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, q := range requests {
+		if store.AllOK(requests, replies) && !q.Looks() || q.Op == store.OpOverdraw {
+			m.put(q.Namespace, q.Key, next[i])
+		}
+	}
+	return nil
 }
 
 // afterTake changes the state that Take has written.
