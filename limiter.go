@@ -143,7 +143,9 @@ func errNoAlgorithm(name string) error {
 // Custom is a limiter with an algorithm that is not one of the five, such as package inflight's.
 type Custom struct{ limiter }
 
-// NewCustom returns a limiter with the algorithm rule, which must be made by [NewRule].
+// NewCustom returns a limiter with the algorithm rule, which must be made by [NewRule]. It returns
+// [ErrInvalidOption] if the rule lacks a function. A rule with a NewLog needs a ParseLog too, and any
+// other rule Overdrawn and Spent.
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == nil {
 		return nil, fmt.Errorf("%w: the rule was not made by NewRule from a store.Rule with a Name and a Step", ErrInvalidOption)
@@ -153,7 +155,28 @@ func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custo
 			return nil, fmt.Errorf("%w: a built-in algorithm has the name %q: give the rule another one", ErrInvalidOption, rule.Name)
 		}
 	}
+	if name := missing(rule); name != "" { // stores call it late, and with a lock held
+		return nil, fmt.Errorf("%w: the rule %q has no %s", ErrInvalidOption, rule.Name, name)
+	}
 	return built(new(Custom), rule, s, l, opts)
+}
+
+// missing returns the name of a function that r needs and lacks, or "".
+func missing(r *store.Rule) string {
+	log := r.NewLog != nil
+	for _, f := range []struct {
+		name    string
+		missing bool
+	}{
+		{"Available", r.Available == nil}, {"Report", r.Report == nil}, {"After", r.After == nil},
+		{"Refund", r.Refund == nil}, {"TTL", r.TTL == nil}, {"Used", r.Used == nil}, {"ParseLog", log && r.ParseLog == nil},
+		{"Overdrawn", !log && r.Overdrawn == nil}, {"Spent", !log && r.Spent == nil},
+	} {
+		if f.missing {
+			return f.name
+		}
+	}
+	return ""
 }
 
 // Allow implements [Limiter].

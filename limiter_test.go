@@ -866,6 +866,7 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 		Refund:    func(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State { s.Whole -= c.N; return s },
 		TTL:       func(s store.State, _ store.Limit) int64 { return s.Period },
 		Used:      func(s store.State, _, _ int64) int64 { return s.Whole },
+		Spent:     func(r store.Reply) int64 { return r.Y },
 	}, "-- never run")
 	ctx, mem, c := t.Context(), memory(t, newClock()), ratelimit.PerHour(3)
 	keys := []string{}
@@ -922,6 +923,12 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 	for name, change := range map[string]func(r *store.Rule){
 		"no name": func(r *store.Rule) { r.Name = "" }, "one of the five": func(r *store.Rule) { r.Name = "sliding_log" },
 		"no step": func(r *store.Rule) { r.Step = nil }, "no script": func(r *store.Rule) { r.Script = nil },
+		// In memory, a call of one of these would panic with a lock held, and later calls would hang.
+		"no available": func(r *store.Rule) { r.Available = nil }, "no report": func(r *store.Rule) { r.Report = nil },
+		"no after": func(r *store.Rule) { r.After = nil }, "no refund": func(r *store.Rule) { r.Refund = nil },
+		"no ttl": func(r *store.Rule) { r.TTL = nil }, "no used": func(r *store.Rule) { r.Used = nil },
+		"no overdrawn": func(r *store.Rule) { r.Overdrawn = nil }, "no spent": func(r *store.Rule) { r.Spent = nil },
+		"a log that cannot be read": func(r *store.Rule) { r.NewLog = func(store.State) store.Log { return nil } },
 	} {
 		wrong := *rule
 		change(&wrong)
