@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/lease"
@@ -178,6 +179,7 @@ func TestNoBytesNeedNoPermit(t *testing.T) {
 
 func TestReadersAndWritersRefuseWhatCannotWork(t *testing.T) {
 	inBubble(t, "token_bucket", aSecond, func(t *testing.T, lim ratelimit.Limiter) {
+		slots := ratelimit.Must(inflight.New(ratelimit.Must(memstore.New()), 5, time.Minute)) // a Read would lose the bytes
 		for _, c := range []struct {
 			stream io.ReadWriter
 			lim    ratelimit.Limiter
@@ -187,6 +189,7 @@ func TestReadersAndWritersRefuseWhatCannotWork(t *testing.T) {
 			{nil, lim, "key", ratelimit.ErrInvalidOption},
 			{(*bytes.Buffer)(nil), lim, "key", ratelimit.ErrInvalidOption},
 			{new(bytes.Buffer), nil, "key", ratelimit.ErrInvalidOption},
+			{new(bytes.Buffer), slots, "key", ratelimit.ErrInvalidOption},
 			{new(bytes.Buffer), lim, "", ratelimit.ErrInvalidKey},
 		} {
 			_, err := throttle.NewReader(t.Context(), c.stream, c.lim, c.key)
