@@ -12,10 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -37,9 +37,9 @@ import (
 // context ends, it returns, and the query continues for the others, in a goroutine of its own, for
 // at most 5 s ([WithTimeout]).
 //
-// A Cache holds 65,536 keys ([WithMaxKeys]) of about 200 bytes each, and forgets the keys that were
-// not used recently. A cached answer takes about 100 ns and allocates nothing. A Cache is safe for
-// concurrent use and need not be closed. Use [New] to create one.
+// A Cache holds 65,536 keys ([WithMaxKeys]) of about 200 bytes each, whatever their length, and
+// forgets the keys that were not used recently. A cached answer takes about 100 ns and allocates
+// nothing. A Cache is safe for concurrent use and need not be closed. Use [New] to create one.
 //
 // [ratelimit.WithLimitFunc]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#WithLimitFunc
 // [ratelimit.WithTiers]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#WithTiers
@@ -48,11 +48,12 @@ type Cache[V any] struct {
 	ask func(ctx context.Context, key string) (V, error)
 	ttl time.Duration
 	settings
+	seeds keyhash.Seeds // keys are kept as hashes, because clients may choose long ones
 
 	mu     sync.Mutex
-	young  map[string]*entry[V] // at most maxKeys/2, like old: see entryOf
-	old    map[string]*entry[V]
-	asking map[string]*entry[V] // those with a query in progress, which other keys may displace from the generations
+	young  map[keyhash.Hash]*entry[V] // at most maxKeys/2, like old: see entryOf
+	old    map[keyhash.Hash]*entry[V]
+	asking map[keyhash.Hash]*entry[V] // those with a query in progress, which other keys may displace from the generations
 	stats  Stats
 }
 
@@ -151,12 +152,12 @@ func New[V any](f func(ctx context.Context, key string) (V, error), ttl time.Dur
 	case ttl <= 0:
 		return nil, fmt.Errorf("%w: plancache.New with a ttl of %v, want above 0", store.ErrInvalidOption, ttl)
 	}
-	c := &Cache[V]{ask: f, ttl: ttl, settings: settings{defaultMaxKeys, defaultStale, defaultTimeout}}
+	c := &Cache[V]{ask: f, ttl: ttl, settings: settings{defaultMaxKeys, defaultStale, defaultTimeout}, seeds: keyhash.New()}
 	if err := options.Apply(&c.settings, opts); err != nil {
 		return nil, err
 	}
 	c.stale = min(c.stale, math.MaxInt64-ttl)
-	c.young, c.asking = map[string]*entry[V]{}, map[string]*entry[V]{}
+	c.young, c.asking = map[keyhash.Hash]*entry[V]{}, map[keyhash.Hash]*entry[V]{}
 	return c, nil
 }
 
@@ -193,10 +194,10 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (answer V, err error) {
 
 // recall returns the cached answer for key, or the query to wait for.
 func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *query[V], err error) {
-	now := time.Now()
+	now, id := time.Now(), c.seeds.Hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.entryOf(key)
+	e := c.entryOf(id)
 	if e.query == nil && !now.Before(e.next) {
 		ctx = context.WithoutCancel(ctx) // panics if ctx is nil, so it comes before a query is recorded that nobody makes
 		e.query = &query[V]{began: now, done: make(chan struct{})}
@@ -204,7 +205,7 @@ func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *quer
 			e.query.older, e.query.until = e.answer, e.asked.Add(c.ttl+c.stale)
 		}
 		c.stats.Queries++
-		c.asking[key] = e
+		c.asking[id] = e
 		go c.run(ctx, key, e, e.query)
 	}
 	switch served, ok := c.serve(e, now); {
@@ -243,18 +244,18 @@ func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]
 		if p := recover(); p != nil {
 			q.err = fmt.Errorf("%w: %v", errPanic, p)
 		}
-		c.learn(key, e, q)
+		c.learn(c.seeds.Hash(key), e, q)
 		close(q.done)
 	}()
 	q.answer, q.err = c.ask(ctx, key)
 }
 
 // learn records the outcome of a query.
-func (c *Cache[V]) learn(key string, e *entry[V], q *query[V]) {
+func (c *Cache[V]) learn(id keyhash.Hash, e *entry[V], q *query[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.asking[key] == e { // after a Forget, it may be another one
-		delete(c.asking, key)
+	if c.asking[id] == e { // after a Forget, it may be another one
+		delete(c.asking, id)
 	}
 	if e.query, e.err = nil, q.err; q.err == nil {
 		e.answer, e.known, e.asked, e.next = q.answer, true, q.began, q.began.Add(c.ttl)
@@ -264,35 +265,39 @@ func (c *Cache[V]) learn(key string, e *entry[V], q *query[V]) {
 	e.next = time.Now().Add(min(pause, c.ttl))
 }
 
-// entryOf returns the entry of key, and creates it if there is none. Entries are in two
-// generations: the young ones were used since the last change of generations. When there are too
+// entryOf returns the entry of the key with this hash, and creates it if there is none. Entries are in
+// two generations: the young ones were used since the last change of generations. When there are too
 // many young entries, they become the old ones, and the previous old ones are dropped.
-func (c *Cache[V]) entryOf(key string) *entry[V] {
-	e := c.young[key]
+func (c *Cache[V]) entryOf(id keyhash.Hash) *entry[V] {
+	e := c.young[id]
 	if e != nil {
 		return e
 	}
-	if e = c.old[key]; e == nil {
-		if e = c.asking[key]; e == nil {
+	if e = c.old[id]; e == nil {
+		if e = c.asking[id]; e == nil {
 			e = new(entry[V])
 		}
 	}
 	if len(c.young) >= c.maxKeys/2 {
-		c.old, c.young = c.young, map[string]*entry[V]{}
+		c.old, c.young = c.young, map[keyhash.Hash]*entry[V]{}
 	}
-	delete(c.old, key)
-	c.young[strings.Clone(key)] = e // key may be a part of a long text
+	delete(c.old, id)
+	c.young[id] = e
 	return e
 }
 
 // Forget forgets the answer for key, so that the next call asks the function. Use it in a program
 // that has just changed the database. Other processes still have their cached answers.
 func (c *Cache[V]) Forget(key string) {
+	if c.ask == nil {
+		return
+	}
+	id := c.seeds.Hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.young, key)
-	delete(c.old, key)
-	delete(c.asking, key)
+	delete(c.young, id)
+	delete(c.old, id)
+	delete(c.asking, id)
 }
 
 // Stats returns what the cache has done so far.
