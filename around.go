@@ -13,7 +13,8 @@ import (
 )
 
 // Around is a wrapper of your own: a [Limiter] around another limiter, made of one function that
-// decides on each [Call]. To add methods, embed an *Around in a type.
+// decides on each [Call]. To add methods, embed an *Around in a type. Do not replace methods that way,
+// because [Wait], [AllowUpTo] and others also use those that you have not replaced.
 //
 // Around keeps account of the events that the wrapped limiter has charged, whatever the function
 // returns:

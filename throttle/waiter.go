@@ -39,7 +39,8 @@ import (
 //
 // The RetryAfter of a denial is the time after which the event would be admitted without a sleep,
 // or, by a leaky bucket, after a sleep of at most the maximum. Behind other callers, it is an
-// estimate.
+// estimate. Around a [Slowdown], it is only by how much the delay exceeds the maximum, which may be
+// less than the time in which the delay shrinks by that.
 //
 // If ctx ends during a sleep, the call returns ctx's error. Its permit, if any, goes to the next
 // caller in the queue, or is refunded if l can. [store.ErrOverloaded] and [store.ErrUnavailable] do
