@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -824,4 +825,23 @@ func TestAllowUpToOfAnAllThatGrantsNothingIsDeniedAsAllowIs(t *testing.T) {
 		require.Equal(t, allowN(t, a, asked).String(), r.String(), asked)
 		require.Equal(t, min(asked-1, 1), gone.looks, asked)
 	}
+}
+
+// ownAll is a type of a user's own that embeds an All.
+type ownAll struct {
+	*ratelimit.All
+	calls int
+}
+
+func (a *ownAll) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	a.calls++
+	return a.All.AllowN(ctx, key, n)
+}
+
+func TestATypeThatEmbedsAnAllIsAskedItself(t *testing.T) {
+	own := &ownAll{All: ratelimit.Must(ratelimit.NewAll(testkit.InMemory(t, "token_bucket", ratelimit.PerHour(3))))}
+	r, err := ratelimit.Must(ratelimit.NewAll(own)).AllowN(t.Context(), "key", 2)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.Equal(t, 1, own.calls)
 }

@@ -687,10 +687,14 @@ func TestALeakyBucketChargedTwiceGetsAllBack(t *testing.T) {
 }
 
 // apart is a store that cannot decide on several keys at once, such as a cluster whose slot moves.
-type apart struct{ store.Store }
+type apart struct {
+	store.Store
+	refused int
+}
 
-func (a apart) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+func (a *apart) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if len(requests) > 1 {
+		a.refused++
 		return fmt.Errorf("%w: %w", see.ErrApart, store.ErrUnavailable)
 	}
 	return a.Store.Decide(ctx, requests, replies)
@@ -699,7 +703,7 @@ func (a apart) Decide(ctx context.Context, requests []store.Request, replies []s
 // The charges of a leaky bucket go back from the last one on, also if each limit of the most that there may be is
 // charged by a call of its own.
 func TestAllThatWasChargedOneAfterTheOtherGoesBack(t *testing.T) {
-	s := apart{ratelimit.Must(memstore.New())}
+	s := &apart{Store: ratelimit.Must(memstore.New())}
 	leaky := newLimiter(t, "leaky_bucket", s, ratelimit.PerHour(10), ratelimit.WithName("leaky"))
 	for at := range 15 {
 		var asks []ratelimit.Ask
@@ -744,4 +748,22 @@ func TestAsksThatAreTooMuchTogetherAreNeverAdmitted(t *testing.T) {
 			require.True(t, decide(t, ratelimit.Ask{Limiter: l, Key: "key", N: 1}).Allowed)
 		}
 	})
+}
+
+func TestAnAllThatIsDecidedApartIsRefusedOnce(t *testing.T) {
+	s := &apart{Store: ratelimit.Must(memstore.New())}
+	all := ratelimit.Must(ratelimit.NewAll(newLimiter(t, "fixed_window", s, ratelimit.PerHour(2)), newLimiter(t, "token_bucket", s, ratelimit.PerHour(1))))
+	for i, want := range []bool{true, false} {
+		r, err := all.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, want, r.Allowed)
+		require.Equal(t, i+1, s.refused)
+	}
+	require.Equal(t, 1, peek(t, all, "key").Parts()[0].Remaining, "the denial has charged nothing")
+}
+
+func TestAnAskMayReserveTheMostEvents(t *testing.T) {
+	l := testkit.InMemory(t, "fixed_window", ratelimit.PerHour(5))
+	r := decide(t, ratelimit.Ask{Limiter: l, Key: "key", N: 1, Reserved: math.MaxInt32})
+	require.False(t, r.Allowed)
 }

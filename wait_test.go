@@ -814,6 +814,7 @@ func TestWaitersQueueByTheirKeyAndAlgorithm(t *testing.T) {
 	}{
 		"a window":            {window, queue.Plain, false, true, 1, false},
 		"a bucket":            {bucket, queue.Bucket, false, true, 1, false},
+		"one leaky bucket":    {all(t, limit("leaky_bucket")), queue.Leaky, false, true, 1, false},
 		"tiers":               {tiers, queue.Leaky, false, false, 1, false},
 		"a tenant":            {tenant, queue.Plain, true, false, 1, false},
 		"calls":               {calls, queue.Plain, false, true, 1, true},
