@@ -921,6 +921,13 @@ func TestWhoWantsTooMuchLetsNobodySleepLonger(t *testing.T) {
 			_, err := ratelimit.Wait(t.Context(), l, "key", 2)
 			assert.ErrorIs(t, err, ratelimit.ErrNever)
 		})
+		group.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			took, _, err := wait(t, ctx, l, 2)
+			assert.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
+			assert.Zero(t, took)
+		})
 		group.Wait()
 	})
 }

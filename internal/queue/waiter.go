@@ -324,6 +324,9 @@ func (w *Waiter) denied(now time.Time) error {
 		return ErrFull
 	}
 	if a.n == 0 { // it was asked out of turn, and what is known is of the waiters before it
+		if q.tooLate(w.end, now.Add(min(d.RetryAfter, Forever)), now) {
+			return ErrTooLate
+		}
 		q.insert(w)
 		return err
 	}
