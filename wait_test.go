@@ -975,3 +975,24 @@ func TestACheapCallBehindACostlyOneIsNotTooLate(t *testing.T) {
 		}
 	})
 }
+
+func TestACheapCallIsNotRefusedBecauseACostlyOneIsTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := costing(t)
+		var group sync.WaitGroup
+		for _, c := range []struct {
+			n, deadline int
+			err         error
+		}{{100, 60, nil}, {3000, 20, ratelimit.ErrWouldExceedDeadline}, {100, 10, nil}} {
+			group.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(c.deadline)*time.Second)
+				defer cancel()
+				took, _, err := wait(t, ctx, l, c.n)
+				assert.ErrorIs(t, err, c.err)
+				assert.LessOrEqual(t, took, 2*time.Second)
+			})
+			synctest.Wait()
+		}
+		group.Wait()
+	})
+}

@@ -344,7 +344,9 @@ func (w *Waiter) denied(now time.Time) error {
 		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
 	}
 	if turns && a.patient || late || q.tooLate(w.end, q.notBefore, now) {
-		err = ErrTooLate
+		if err = ErrTooLate; q.mixed { // what is known may be of its larger call
+			q.forget()
+		}
 	} else {
 		q.insert(w)
 	}
