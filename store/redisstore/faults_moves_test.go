@@ -165,12 +165,19 @@ func TestADistantCrowdIsServedWhileItsSlotMoves(t *testing.T) {
 	if !alone(t) {
 		return
 	}
-	for limits := range 2 {
+	for limits, addrs := range [][]string{
+		{"10.0.0.1:6379", "10.0.0.2:6379"},
+		{"[fd00::1]:6379", "[fd00::2]:6379", "fd00::1:6379", "fd00::2:6379"}, // and what the nodes call them
+		{"10.0.0.1:6379", "10.0.0.1:6380", ":6379", ":6380"},
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newNodes(2)
-			for _, b := range c.masters {
-				b.way, b.cost = 10*time.Millisecond, 20*time.Microsecond
+			clear(c.all)
+			for i, b := range c.masters {
+				b.way, b.cost, b.addr = 10*time.Millisecond, 20*time.Microsecond, addrs[i]
+				c.all[b.addr] = b
 			}
+			c.says = func(addr string) string { return addrs[len(addrs)-2+slices.Index(addrs, addr)] }
 			client, s := c.open(t, &redis.ClusterOptions{PoolSize: 16, ContextTimeoutEnabled: true})
 			require.NoError(t, s.Ready(t.Context()))
 			c.mu.Lock()

@@ -21,8 +21,9 @@ type nodes struct {
 	*bubble
 	masters []*bookkeeper // of the ranges, in their order
 	all     map[string]*bookkeeper
-	before  func() // called before a script is run
-	moving  bool   // a slot is
+	before  func()                   // called before a script is run
+	moving  bool                     // a slot is
+	says    func(addr string) string // how nodes name an address to clients
 }
 
 // node is what a bookkeeper knows of its cluster.
@@ -36,7 +37,7 @@ type node struct {
 }
 
 func newNodes(n int) *nodes {
-	c := &nodes{bubble: newBubble(), all: map[string]*bookkeeper{}, before: func() {}}
+	c := &nodes{bubble: newBubble(), all: map[string]*bookkeeper{}, before: func() {}, says: func(addr string) string { return addr }}
 	for range n {
 		c.masters = append(c.masters, c.add())
 	}
@@ -100,11 +101,11 @@ func (b *bookkeeper) redirect(keys []string, asking bool) string {
 	case owner == b && migrating && missing > 0 && missing < len(keys), b.importing[slot] && asking && several && missing > 0:
 		return "TRYAGAIN Multiple keys request during rehashing of slot"
 	case owner == b && migrating && missing > 0:
-		return fmt.Sprintf("ASK %d %s", slot, b.cluster.masters[to].addr)
+		return fmt.Sprintf("ASK %d %s", slot, b.cluster.says(b.cluster.masters[to].addr))
 	case owner == b, b.importing[slot] && asking:
 		return ""
 	default:
-		return fmt.Sprintf("MOVED %d %s", slot, owner.addr)
+		return fmt.Sprintf("MOVED %d %s", slot, b.cluster.says(owner.addr))
 	}
 }
 

@@ -6,6 +6,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -87,10 +88,14 @@ const mostSent = 3
 // or the server is not known. It then goes together with other calls, unlike a call that goes around.
 func (l *link) redirected(c *call, err error) (v *server) {
 	c.asking = false
-	addr, asks := redirection(err)
-	if l.slots == nil || addr == "" || c.around || c.sent == mostSent {
+	host, port, asks := redirection(err)
+	if l.slots == nil || port == "" || c.around || c.sent == mostSent {
 		return nil
 	}
+	if owner, err := l.owner(c.first.key); host == "" && err == nil { // it is that of all nodes
+		host, _, _ = net.SplitHostPort(owner.Options().Addr)
+	}
+	addr := net.JoinHostPort(host, port)
 	l.known.Range(func(client, known any) bool {
 		if client := client.(*redis.Client); client.Options().Addr == addr && open(gone, client) == nil {
 			v = known.(*server)
@@ -105,17 +110,19 @@ func (l *link) redirected(c *call, err error) (v *server) {
 	return v
 }
 
-// redirection returns the address in a MOVED or an ASK, and whether it is an ASK. For other errors, it returns "".
-func redirection(err error) (addr string, asks bool) {
+// redirection returns the host, which may be empty, and the port in a MOVED or an ASK, and whether it is an ASK. For other
+// errors, the port is "". A node writes an IPv6 address without brackets.
+func redirection(err error) (host, port string, asks bool) {
 	var answer redis.Error
 	if !errors.As(err, &answer) {
-		return "", false
+		return "", "", false
 	}
 	words := strings.Fields(answer.Error())
 	if asks = len(words) == 3 && words[0] == "ASK"; !asks && (len(words) != 3 || words[0] != "MOVED") {
-		return "", false
+		return "", "", false
 	}
-	return words[2], asks
+	colon := max(0, strings.LastIndexByte(words[2], ':'))
+	return strings.Trim(words[2][:colon], "[]"), strings.TrimPrefix(words[2][colon:], ":"), asks
 }
 
 // each calls f with each server.
