@@ -55,7 +55,10 @@ func (s *Store) Ready(ctx context.Context) error {
 		conn := conns[0].Conn().PgConn()
 		var p pipeline
 		p.add(begin, nil)
-		if err := p.run(conn, nil); err != nil { // a pooler may have a session for each statement only
+		if err := p.run(conn, nil); err != nil {
+			if strings.Contains(err.Error(), "statement pooling") { // PgBouncer has one code for all of its errors
+				return &carrier.Failure{Class: store.ErrStore, Err: err}
+			}
 			return err
 		}
 		rollback(conn)
