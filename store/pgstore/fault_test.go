@@ -290,7 +290,7 @@ func TestAPoolLargerThanTheServerAllowsServesByTheConnectionsThatThereAre(t *tes
 	t.Parallel()
 	pool, name, role := shared(t), table(), table()
 	openAt(t, pool, name)
-	_, err := pool.Exec(t.Context(), "CREATE ROLE "+role+" LOGIN SUPERUSER CONNECTION LIMIT 3", pgx.QueryExecModeSimpleProtocol)
+	_, err := pool.Exec(t.Context(), "CREATE ROLE "+role+" LOGIN CONNECTION LIMIT 3; GRANT SELECT, INSERT, UPDATE, DELETE ON "+name+" TO "+role, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
 	s, err := pgstore.New(connect(t, "postgres://"+role+"@"+pgtest.Shared(t).Addr()+"/postgres?sslmode=disable", 16), pgstore.WithTable(name), pgstore.WithTimeout(long))
 	require.NoError(t, err)

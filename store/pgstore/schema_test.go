@@ -109,15 +109,16 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	require.True(t, take(t, all, "key").Allowed)
 	wrong(at(reader(t, ""), table()).Migrate(t.Context()), "permission denied")
 
-	_, err = pool.Exec(t.Context(), "CREATE TABLE other (key text, points int)")
+	other, parts := table(), table()
+	_, err = pool.Exec(t.Context(), "CREATE TABLE "+other+" (key text, points int)")
 	require.NoError(t, err)
-	for _, f := range []func(context.Context) error{at(pool, "other").Ready, at(pool, "other").Migrate} {
+	for _, f := range []func(context.Context) error{at(pool, other).Ready, at(pool, other).Migrate} {
 		wrong(f(t.Context()), "has other columns: it has key text, points integer, want key bytea unique, value bytea, ends bigint")
 	}
-	_, err = pool.Exec(t.Context(), `CREATE TABLE parts (key bytea PRIMARY KEY, value bytea NOT NULL, ends bigint NOT NULL) PARTITION BY HASH (key);
-		CREATE TABLE part PARTITION OF parts FOR VALUES WITH (MODULUS 1, REMAINDER 0)`, pgx.QueryExecModeSimpleProtocol)
+	_, err = pool.Exec(t.Context(), "CREATE TABLE "+parts+` (key bytea PRIMARY KEY, value bytea NOT NULL, ends bigint NOT NULL) PARTITION BY HASH (key);
+		CREATE TABLE `+table()+" PARTITION OF "+parts+" FOR VALUES WITH (MODULUS 1, REMAINDER 0)", pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
-	for _, f := range []func(context.Context) error{at(pool, "parts").Ready, at(pool, "parts").Migrate} {
+	for _, f := range []func(context.Context) error{at(pool, parts).Ready, at(pool, parts).Migrate} {
 		wrong(f(t.Context()), "key bytea unique in partitions")
 	}
 	gone := at(connect(t, "postgres://postgres@127.0.0.1:1/postgres?sslmode=disable", 2), name)
