@@ -132,7 +132,8 @@ type method uint8
 const (
 	allow method = iota
 	allowWithin
-	peek // asks about one event
+	peek     // asks about one event
+	overdraw // charges events that have already happened
 )
 
 func (q question) ask(ctx context.Context, l ratelimit.Limiter) (ratelimit.Result, error) {
@@ -141,6 +142,8 @@ func (q question) ask(ctx context.Context, l ratelimit.Limiter) (ratelimit.Resul
 		return l.Peek(ctx, q.key)
 	case allowWithin:
 		return ratelimit.AllowWithin(ctx, l, q.key, q.n, q.within)
+	case overdraw:
+		return ratelimit.Charge(ctx, l, q.key, q.n)
 	}
 	return l.AllowN(ctx, q.key, q.n)
 }
@@ -298,13 +301,8 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 		return ratelimit.Result{}, err
 	}
 	ctx = f.context(ctx)
-	r, err := f.call(ctx, key, func() (ratelimit.Result, error) {
-		if err := f.handBack(ctx, key); err != nil { // before the local limiter counts n too
-			return ratelimit.Result{}, err
-		}
-		r, err := ratelimit.Charge(ctx, f.limiter, key, n)
-		return r, unasked(r, err)
-	})
+	q := question{key: key, n: n, method: overdraw}
+	r, err := f.call(ctx, key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case err == nil:
 		return f.mirror(ctx, key, n, r, f.chargeUpTo), nil
@@ -312,7 +310,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 		return r, err
 	}
 	failed := err
-	if r, err = ratelimit.Charge(ctx, f.local, key, n); err != nil {
+	if r, err = q.ask(ctx, f.local); err != nil {
 		return ratelimit.Result{}, err
 	}
 	if !uncounted(r) {

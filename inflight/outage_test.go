@@ -44,9 +44,10 @@ func TestLocalSlotsAreGivenBackOnce(t *testing.T) {
 	}
 }
 
-// A slot that a local limiter has admitted is released there as soon as the store counts it, so
-// that the next outage begins with all local slots.
-func TestSlotsThatTheStoreCountsAreReleasedLocally(t *testing.T) {
+// withALocalShare runs test with four slots of s, alone and beside a rate, whose local share, here, has two. l is the
+// fallback around them.
+func withALocalShare(t *testing.T, test func(t *testing.T, s *remote, l, atOnce, here ratelimit.Limiter)) {
+	t.Helper()
 	for name, several := range map[string]bool{"alone": false, "beside a rate": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -59,52 +60,47 @@ func TestSlotsThatTheStoreCountsAreReleasedLocally(t *testing.T) {
 				}
 				l := ratelimit.Must(fallback.New(inside, fallback.FailLocal(2).On(local)))
 				here := slots(t, local, 2, ratelimit.WithName("at_once"))
-				s.down.Store(true)
-				held := hold(t, l)
-				require.Equal(t, 1, free(t, here))
-				s.down.Store(false)
-				time.Sleep(2 * time.Second) // less than a life
-				require.Equal(t, 3, free(t, atOnce))
-				require.Equal(t, 2, free(t, here))
-				held.Release()
-				synctest.Wait()
-				require.Equal(t, 4, free(t, atOnce))
+				test(t, s, l, atOnce, here)
 			})
 		})
 	}
 }
 
+// A slot that a local limiter has admitted is released there as soon as the store counts it, so
+// that the next outage begins with all local slots.
+func TestSlotsThatTheStoreCountsAreReleasedLocally(t *testing.T) {
+	withALocalShare(t, func(t *testing.T, s *remote, l, atOnce, here ratelimit.Limiter) {
+		s.down.Store(true)
+		held := hold(t, l)
+		require.Equal(t, 1, free(t, here))
+		s.down.Store(false)
+		time.Sleep(2 * time.Second) // less than a life
+		require.Equal(t, 3, free(t, atOnce))
+		require.Equal(t, 2, free(t, here))
+		held.Release()
+		synctest.Wait()
+		require.Equal(t, 4, free(t, atOnce))
+	})
+}
+
 // A slot that the store has admitted leaves the local share with its Release, even if the store then fails.
 func TestASlotThatIsReleasedInAnOutageIsFreeLocally(t *testing.T) {
-	for name, several := range map[string]bool{"alone": false, "beside a rate": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s, local := newRemote(t), ratelimit.Must(memstore.New())
-				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
-				var inside ratelimit.Limiter = atOnce
-				if several {
-					rate, _ := rates(s)
-					inside = ratelimit.Must(ratelimit.NewAll(rate, atOnce))
-				}
-				l := ratelimit.Must(fallback.New(inside, fallback.FailLocal(2).On(local)))
-				here := slots(t, local, 2, ratelimit.WithName("at_once"))
-				first, second := hold(t, l), hold(t, l)
-				s.down.Store(true)
-				first.Release()
-				synctest.Wait()
-				require.Equal(t, 1, free(t, here))
-				third := hold(t, l)
-				time.Sleep(100 * time.Millisecond) // the Release is repeated
-				require.Equal(t, 0, free(t, here))
-				s.down.Store(false)
-				time.Sleep(2 * time.Second)
-				second.Release()
-				third.Release()
-				synctest.Wait()
-				require.Equal(t, []int{4, 2}, []int{free(t, atOnce), free(t, here)})
-			})
-		})
-	}
+	withALocalShare(t, func(t *testing.T, s *remote, l, atOnce, here ratelimit.Limiter) {
+		first, second := hold(t, l), hold(t, l)
+		s.down.Store(true)
+		first.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, here))
+		third := hold(t, l)
+		time.Sleep(100 * time.Millisecond) // the Release is repeated
+		require.Equal(t, 0, free(t, here))
+		s.down.Store(false)
+		time.Sleep(2 * time.Second)
+		second.Release()
+		third.Release()
+		synctest.Wait()
+		require.Equal(t, []int{4, 2}, []int{free(t, atOnce), free(t, here)})
+	})
 }
 
 // In an outage, a local All may charge rates although the store counts only slots.

@@ -206,7 +206,7 @@ func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *quer
 		}
 		c.stats.Queries++
 		c.asking[id] = e
-		go c.run(ctx, key, e, e.query)
+		go c.run(ctx, key, id, e, e.query)
 	}
 	switch served, ok := c.serve(e, now); {
 	case ok:
@@ -235,8 +235,8 @@ func (c *Cache[V]) serve(e *entry[V], now time.Time) (answer V, ok bool) {
 // errPanic is the error for callers if the function did not return.
 var errPanic = errors.New("plancache: the function panicked")
 
-// run makes the query q.
-func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]) {
+// run makes the query q for key, whose hash is id.
+func (c *Cache[V]) run(ctx context.Context, key string, id keyhash.Hash, e *entry[V], q *query[V]) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	q.err = errPanic
@@ -244,7 +244,7 @@ func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]
 		if p := recover(); p != nil {
 			q.err = fmt.Errorf("%w: %v", errPanic, p)
 		}
-		c.learn(c.seeds.Hash(key), e, q)
+		c.learn(id, e, q)
 		close(q.done)
 	}()
 	q.answer, q.err = c.ask(ctx, key)

@@ -92,8 +92,10 @@ func (l *link) redirected(c *call, err error) (v *server) {
 	if l.slots == nil || port == "" || c.around || c.sent == mostSent {
 		return nil
 	}
-	if owner, err := l.owner(c.first.key); host == "" && err == nil { // it is that of all nodes
-		host, _, _ = net.SplitHostPort(owner.Options().Addr)
+	if host == "" { // it is that of all nodes
+		if owner, err := l.owner(c.first.key); err == nil {
+			host, _, _ = net.SplitHostPort(owner.Options().Addr)
+		}
 	}
 	addr := net.JoinHostPort(host, port)
 	l.known.Range(func(client, known any) bool {
