@@ -78,7 +78,8 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	if err := b.denials.make(b, s, p, opts); err != nil {
 		return nil, err
 	}
-	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kinds: b.kind, Local: b.local})
+	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kinds: b.kind, Local: b.local,
+		Servers: see.ServersOf(s, b.denials.keyMaker())})
 	return b, nil
 }
 

@@ -108,7 +108,8 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, ByEvents: func() Limiter { return lim.byEvents(self) },
 		UsesContext: lim.limitFunc != nil || lim.keyFunc != nil, Key: lim.keyMaker(), Kind: lim.kind(),
-		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
+		Servers: see.ServersOf(lim.store, lim.keyMaker()),
+		Local:   func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})
 }
 

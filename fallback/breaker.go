@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/sony/gobreaker/v2"
 )
@@ -27,185 +29,201 @@ var (
 	errUnasked = errors.New("fallback: the store was not asked")
 )
 
-// State is the state of a [Limiter]'s circuit breaker.
-type State uint8
-
-const (
-	// StateClosed sends all calls to the store.
-	StateClosed State = iota
-	// StateOpen sends no calls to the store.
-	StateOpen
-	// StateHalfOpen sends one call at a time to the store, the probe.
-	StateHalfOpen
-)
-
-// String returns "closed", "open" or "half_open".
-func (s State) String() string {
-	switch s {
-	case StateClosed:
-		return "closed"
-	case StateOpen:
-		return "open"
-	}
-	return "half_open"
-}
-
-// MarshalText returns String, for logs and JSON.
-func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// stateOf translates gobreaker's states.
-var stateOf = map[gobreaker.State]State{
-	gobreaker.StateClosed: StateClosed, gobreaker.StateOpen: StateOpen, gobreaker.StateHalfOpen: StateHalfOpen,
-}
-
-// State returns the state of the circuit breaker, and the time of its last change, which is the
-// time of [New] if it has never opened.
-func (f *Limiter) State() (s State, since time.Time) {
-	c := &f.breaker.changes
-	if f.limiter == nil {
-		return StateClosed, time.Time{}
-	}
-	f.breaker.circuit.State() // changes the state if it is time to be half open
-	c.tell()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.state, c.since
-}
-
 // WithBreaker opens the circuit breaker after this many consecutive failures, 1 to 2^31-1. When it
 // has been open for probeAfter, above 0, it sends a probe, and another one each probeAfter until a
-// probe succeeds. The defaults are 5 failures and 1 s.
+// probe succeeds. The defaults are 5 failures and 1 s. If servers have breakers of their own, both
+// apply to each of them.
 func WithBreaker(failures int, probeAfter time.Duration) Option {
 	return func(f *Limiter) error {
 		if failures < 1 || failures > math.MaxInt32 || probeAfter <= 0 {
 			return fmt.Errorf("%w: WithBreaker(%d, %v): want 1 to 2^31-1 failures, and a time above 0", ratelimit.ErrInvalidOption, failures, probeAfter)
 		}
-		f.breaker.failures, f.breaker.pause = uint32(failures), min(probeAfter, longestPause)
+		f.breakers.failures, f.breakers.pause = uint32(failures), min(probeAfter, longestPause)
 		return nil
 	}
 }
 
-// WithOnChange calls changed for each change of the circuit breaker's state, for example to log it
-// or to raise an alarm, with the new state and the time of the change.
-//
-// The calls are made one at a time, in the order of the changes, by callers of the limiter after
-// the decision that caused the change. No lock is held, so changed may call the limiter. The caller
-// waits until changed returns; others do not wait. Changes that happen in the meantime are reported
-// afterwards, up to the last 64 of them.
-//
-// It returns [ratelimit.ErrInvalidOption] if changed is nil.
-func WithOnChange(changed func(s State, since time.Time)) Option {
-	return func(f *Limiter) error {
-		if changed == nil {
-			return fmt.Errorf("%w: WithOnChange(nil)", ratelimit.ErrInvalidOption)
-		}
-		f.breaker.changes.changed = changed
-		return nil
-	}
-}
-
-const maxChanges = 64 // the most changes that are kept until they are reported
-
-// changes are the state changes of a breaker.
-type changes struct {
-	changed func(State, time.Time) // nil without WithOnChange
-	some    atomic.Bool            // whether there are unreported ones, so that other calls need not take the lock
-
-	mu      sync.Mutex // protects what follows; never held while changed is called
-	state   State
-	since   time.Time
-	untold  []change
-	telling bool
-}
-
-type change struct {
-	state State
-	since time.Time
-}
-
-// add records a change. It is called under the breaker's lock, and therefore in order.
-func (c *changes) add(s State, since time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state, c.since = s, since
-	if c.changed == nil {
-		return
-	}
-	if len(c.untold) == maxChanges {
-		c.untold = c.untold[1:]
-	}
-	c.untold = append(c.untold, change{s, since})
-	c.some.Store(true)
-}
-
-// tell reports the changes, unless another call is doing so.
-func (c *changes) tell() {
-	for c.some.Load() {
-		next, ok := c.next()
-		if !ok {
-			return
-		}
-		c.tellOf(next)
-	}
-}
-
-func (c *changes) tellOf(next change) {
-	defer func() { // even if changed panics
-		c.mu.Lock()
-		c.telling = false
-		c.mu.Unlock()
-	}()
-	c.changed(next.state, next.since)
-}
-
-// next returns the first unreported change, which the caller must report.
-func (c *changes) next() (first change, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.telling || len(c.untold) == 0 {
-		return first, false
-	}
-	first, c.untold, c.telling = c.untold[0], c.untold[1:], true
-	c.some.Store(len(c.untold) > 0)
-	return first, true
-}
-
-// breaker decides which calls go to the store.
-type breaker struct {
-	circuit  *gobreaker.CircuitBreaker[ratelimit.Result]
+// breakers are the circuit breakers of a limiter. There is one, or if the store tells which server
+// has a key, one for each server, because one that fails must not make the keys of the others local.
+type breakers struct {
 	failures uint32
 	pause    time.Duration // from opening to the probe
+	base     time.Time     // the origin of all times
 	changes  changes
-	base     time.Time    // the origin of the times below
+	whole    atomic.Pointer[breaker] // of calls whose server is not known
+	servers  sync.Map                // *breaker by server
+}
+
+// breaker decides which calls go to the store, or to one of its servers.
+type breaker struct {
+	gate     *gobreaker.CircuitBreaker[ratelimit.Result]
+	of       *breakers
+	server   string       // "" if it is not known
+	used     atomic.Int64 // when it was last used, to within usedWithin, if the store tells servers; ns since base
 	probeAt  atomic.Int64 // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool
 	failing  atomic.Bool // whether the last call to the store failed
+
+	state     State // protected by the lock of changes
+	forgotten bool  // protected by the lock of changes
 }
 
-// begin makes the circuit breaker, which is closed at first.
-func (b *breaker) begin() {
-	b.base = time.Now()
-	b.changes.since = b.base
-	b.circuit = gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
+const (
+	usedWithin = time.Second
+	leastIdle  = 10 * time.Second
+)
+
+// begin makes the first breaker, which is closed.
+func (bs *breakers) begin() {
+	bs.base = time.Now()
+	bs.changes.since = bs.base
+	bs.whole.Store(bs.make(""))
+}
+
+func (bs *breakers) make(server string) *breaker {
+	b := &breaker{of: bs, server: server}
+	b.used.Store(int64(bs.now()))
+	b.gate = gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
 		MaxRequests: 1,
-		Timeout:     max(b.pause-1, 1), // gobreaker waits until more than its Timeout has passed
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= b.failures },
-		IsExcluded:  func(err error) bool { return err != nil && !ofTheStore(err) },
+		Timeout:     max(bs.pause-1, 1), // gobreaker waits until more than its Timeout has passed
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= bs.failures },
+		IsExcluded:  func(err error) bool { return err != nil && !b.blamed(err) },
 		OnStateChange: func(_ string, _, to gobreaker.State) { // called under the breaker's lock
 			now := time.Now()
 			probeAt := time.Duration(0)
 			if to == gobreaker.StateOpen {
-				probeAt = now.Sub(b.base) + b.pause
+				probeAt = now.Sub(bs.base) + bs.pause
 			}
 			b.halfOpen.Store(to == gobreaker.StateHalfOpen) // before probeAt, so that one of the two always shows that the breaker is not closed
 			b.probeAt.Store(int64(probeAt))
-			b.changes.add(stateOf[to], now)
+			bs.changes.add(b, stateOf[to], now)
 		},
 	})
+	return b
 }
 
 // now returns the time since base.
-func (b *breaker) now() time.Duration { return time.Since(b.base) }
+func (bs *breakers) now() time.Duration { return time.Since(bs.base) }
+
+// server returns the breaker of a server, which is "" if it is not known.
+func (bs *breakers) server(server string) *breaker {
+	b := bs.whole.Load()
+	if server != "" {
+		known, found := bs.servers.Load(server)
+		if !found {
+			known, _ = bs.servers.LoadOrStore(server, bs.make(server))
+			bs.tidy()
+		}
+		b = known.(*breaker)
+	}
+	if now := bs.now(); now-time.Duration(b.used.Load()) > usedWithin {
+		b.used.Store(int64(now))
+		if bs.changes.bad.Load() {
+			bs.tidy()
+		}
+	}
+	return b
+}
+
+// tidy forgets the breakers that have not been used for some time, because their keys have moved to
+// other servers. An open one would otherwise stay open, as no call probes it.
+func (bs *breakers) tidy() {
+	idle := func(b *breaker) bool {
+		return bs.now()-time.Duration(b.used.Load()) > max(leastIdle, 10*bs.pause)
+	}
+	bs.servers.Range(func(server, b any) bool {
+		if b := b.(*breaker); idle(b) && bs.servers.CompareAndDelete(server, b) {
+			bs.changes.forget(b, time.Now())
+		}
+		return true
+	})
+	if b := bs.whole.Load(); idle(b) && bs.whole.CompareAndSwap(b, bs.make("")) {
+		bs.changes.forget(b, time.Now())
+	}
+}
+
+// refresh brings the state up to date. Breakers become half open with time, and are forgotten if
+// the store tells servers.
+func (bs *breakers) refresh(tells bool) {
+	if tells {
+		bs.tidy()
+	}
+	bs.whole.Load().gate.State()
+	bs.servers.Range(func(_, b any) bool {
+		b.(*breaker).gate.State()
+		return true
+	})
+}
+
+// circuit is what a call passes: the breakers of all servers that have a state of its key.
+type circuit struct {
+	first *breaker
+	more  []*breaker
+}
+
+// circuit returns the circuit of a call for n events of key.
+func (f *Limiter) circuit(ctx context.Context, key string, n int) circuit {
+	if servers := f.sees().servers; servers != nil {
+		return f.breakers.circuit(ctx, servers, key, n)
+	}
+	return circuit{first: f.breakers.whole.Load()}
+}
+
+func (bs *breakers) circuit(ctx context.Context, servers see.Servers, key string, n int) (c circuit) {
+	servers(ctx, key, n, func(server string) {
+		switch b := bs.server(server); {
+		case c.first == nil:
+			c.first = b
+		case b != c.first && !slices.Contains(c.more, b):
+			c.more = append(c.more, b)
+		}
+	})
+	if c.first == nil {
+		c.first = bs.whole.Load()
+	}
+	return c
+}
+
+// untilProbe returns how long the circuit stays open, or 0 if it is not open.
+func (c circuit) untilProbe() time.Duration {
+	until := c.first.untilProbe()
+	for _, b := range c.more {
+		until = max(until, b.untilProbe())
+	}
+	return until
+}
+
+// unsure reports whether a breaker is not closed, or the last call to its server failed.
+func (c circuit) unsure() bool {
+	return c.first.unsure() || slices.ContainsFunc(c.more, (*breaker).unsure)
+}
+
+// halfOpen reports whether a call may be the probe of a breaker.
+func (c circuit) halfOpen() bool {
+	return c.first.halfOpen.Load() || slices.ContainsFunc(c.more, func(b *breaker) bool { return b.halfOpen.Load() })
+}
+
+// failing reports whether the last call to a server failed.
+func (c circuit) failing() bool {
+	return c.first.failing.Load() || slices.ContainsFunc(c.more, func(b *breaker) bool { return b.failing.Load() })
+}
+
+// execute runs do if all breakers let it pass.
+func (c circuit) execute(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	if len(c.more) == 0 {
+		return c.first.gate.Execute(do)
+	}
+	return c.first.gate.Execute(func() (ratelimit.Result, error) { return circuit{c.more[0], c.more[1:]}.execute(do) })
+}
+
+// retryAfter returns the time until the store may be asked again, in whole µs.
+func (c circuit) retryAfter() time.Duration {
+	until := c.untilProbe()
+	if rest := until % time.Microsecond; rest > 0 {
+		until += time.Microsecond - rest
+	}
+	return max(until, leastRetryAfter)
+}
 
 // untilProbe returns how long the breaker stays open, or 0 if it is not open.
 func (b *breaker) untilProbe() time.Duration {
@@ -213,60 +231,69 @@ func (b *breaker) untilProbe() time.Duration {
 	if at == 0 {
 		return 0
 	}
-	return max(0, time.Duration(at)-b.now())
+	return max(0, time.Duration(at)-b.of.now())
 }
 
-// retryAfter returns the time until the store may be asked again, in whole µs.
-func (b *breaker) retryAfter() time.Duration {
-	until := b.untilProbe()
-	if rest := until % time.Microsecond; rest > 0 {
-		until += time.Microsecond - rest
-	}
-	return max(until, leastRetryAfter)
+// unsure reports whether b is not closed, or the last call to its server failed.
+func (b *breaker) unsure() bool {
+	return b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load()
 }
 
-// call runs do, which calls the limiter for key, if the breaker is closed or do may be the probe.
-func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Result, error)) (r ratelimit.Result, err error) {
-	b := &f.breaker
-	if b.untilProbe() > 0 { // circuit would return the same error, but takes a lock
-		return ratelimit.Result{}, errOpen
+// blamed reports whether err is a failure of b's server, as far as is known.
+func (b *breaker) blamed(err error) bool {
+	if !ofTheStore(err) {
+		return false
 	}
-	defer b.changes.tell() // even if the limiter panics
-	if doubts := f.owed.doubts(key); doubts || b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load() {
-		r, err = b.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, key, doubts, do) })
-	} else { // the breaker is closed, and the last call succeeded
-		r, err = b.circuit.Execute(do)
-	}
-	return r, b.learned(err)
+	server := see.ServerOf(err)
+	return server == "" || b.server == "" || server == b.server
 }
 
-// learned records whether the store failed with err, and returns the error for the caller.
-func (b *breaker) learned(err error) error {
+// learn records whether the server failed with err.
+func (b *breaker) learn(err error) {
 	switch {
 	case err == nil:
 		if b.failing.Load() { // writing each time would be slow
 			b.failing.Store(false)
 		}
-	case errors.Is(err, errUnasked):
-		return nil
-	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
-		return errOpen
-	case ofTheStore(err):
+	case b.blamed(err):
 		b.failing.Store(true)
 	}
-	return err
 }
 
-// carefully lets the circuit breaker run do. gobreaker does not notice a runtime.Goexit and would
+// call runs do, which calls the limiter for key, if c, its circuit, is closed or do may be the probe.
+func (f *Limiter) call(ctx context.Context, c circuit, key string, do func() (ratelimit.Result, error)) (r ratelimit.Result, err error) {
+	if c.untilProbe() > 0 { // the breakers would return the same error, but take a lock
+		return ratelimit.Result{}, errOpen
+	}
+	defer f.breakers.changes.tell() // even if the limiter panics
+	if doubts := f.owed.doubts(key); doubts || c.unsure() {
+		r, err = c.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, c, key, doubts, do) })
+	} else { // the breakers are closed, and the last calls succeeded
+		r, err = c.execute(do)
+	}
+	switch {
+	case errors.Is(err, errUnasked):
+		return r, nil
+	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
+		return r, errOpen
+	}
+	c.first.learn(err)
+	for _, b := range c.more {
+		b.learn(err)
+	}
+	return r, err
+}
+
+// carefully is like execute. gobreaker does not notice a runtime.Goexit and would
 // wait forever for the end of that probe, so it gets a panic instead.
-func (b *breaker) carefully(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+func (c circuit) carefully(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	gone := false
 	defer func() {
 		if gone {
 			_ = recover() // the goroutine ends
 		}
 	}()
-	return b.circuit.Execute(func() (ratelimit.Result, error) {
+	return c.execute(func() (ratelimit.Result, error) {
 		gone = true
 		defer func() {
 			p := recover()
@@ -285,10 +312,10 @@ func (b *breaker) carefully(do func() (ratelimit.Result, error)) (ratelimit.Resu
 
 // lookAndDo runs do. While the store may be hanging, it first sends a Peek, because a hanging store
 // later executes everything it was sent, and nobody would learn the result. A part of the store may be
-// hanging while the breaker learns from the keys of other parts that it works.
-func (f *Limiter) lookAndDo(ctx context.Context, key string, doubts bool, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+// hanging while the breaker learns from the keys of other parts that it works, if the store does not tell them apart.
+func (f *Limiter) lookAndDo(ctx context.Context, c circuit, key string, doubts bool, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	looked := false
-	if doubts || f.breaker.halfOpen.Load() || f.breaker.failing.Load() && f.owed.owes(key, f.breaker.now()) {
+	if doubts || c.halfOpen() || c.failing() && f.owed.owes(key, f.breakers.now()) {
 		err := f.look(ctx, key)
 		looked = err == nil
 		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // with any other error, the store has answered the Peek

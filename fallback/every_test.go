@@ -200,8 +200,8 @@ func (w *world) String() string {
 	var b strings.Builder
 	fmt.Fprintln(&b, w.scope, w.underway, w.told, w.unheard, w.failing, w.outages, time.Since(w.begun))
 	f := w.limiter
-	c := &f.breaker
-	fmt.Fprintln(&b, c.circuit.State(), c.circuit.Counts(), time.Duration(c.probeAt.Load()), c.halfOpen.Load(), c.failing.Load())
+	c := f.breakers.whole.Load()
+	fmt.Fprintln(&b, c.gate.State(), c.gate.Counts(), time.Duration(c.probeAt.Load()), c.halfOpen.Load(), c.failing.Load())
 	for _, owed := range f.owed.byKey {
 		fmt.Fprintln(&b, owed)
 	}

@@ -29,7 +29,8 @@ import (
 // [ratelimit.Result.Source] distinguishes these decisions from those of the store. After 5
 // consecutive failures a circuit breaker opens, and calls no longer go to the store: a decision
 // then takes about 100 ns. Each second, one call becomes a probe, which begins with a Peek. A probe
-// that succeeds closes the breaker. See [WithBreaker] and [WithOnChange].
+// that succeeds closes the breaker. See [WithBreaker] and [WithOnChange]. If the store is a Cluster or
+// a Ring, each of its servers has a breaker of its own, and the keys of the others are not affected.
 //
 // Wrap a [ratelimit.All] as a whole.
 //
@@ -45,22 +46,22 @@ import (
 // one key, [store.ErrClock], and [store.ErrOverloaded], because the store still decides other
 // calls. What a lease or a deny cache answers from memory is neither a failure nor a success.
 //
-// A Limiter takes a few hundred bytes. A local limiter takes about 40 bytes per key, even without
+// A Limiter takes a few hundred bytes, and as many for each server. A local limiter takes about 40 bytes per key, even without
 // an outage, and up to 6 MB for keys that still owe: see [Answer.On]. A Limiter has nothing to
 // close and is safe for concurrent use. Use [New] to create one.
 type Limiter struct {
 	wrapper
 
-	limiter ratelimit.Limiter
-	source  ratelimit.Source // of the answer
-	local   ratelimit.Limiter
-	fixed   seen // unless changes
-	changes bool // whether what is inside the limiter, or the local one, may change
-	breaker breaker
-	mark    *ratelimit.Mark  // on its own answers
-	plain   *ratelimit.Mark  // on answers of the local limiter that keep their source
-	made    ratelimit.Result // the answer without a local limiter, except for RetryAfter
-	owed    debts
+	limiter  ratelimit.Limiter
+	source   ratelimit.Source // of the answer
+	local    ratelimit.Limiter
+	fixed    seen // unless changes
+	changes  bool // whether what is inside the limiter, or the local one, may change
+	breakers breakers
+	mark     *ratelimit.Mark  // on its own answers
+	plain    *ratelimit.Mark  // on answers of the local limiter that keep their source
+	made     ratelimit.Result // the answer without a local limiter, except for RetryAfter
+	owed     debts
 }
 
 type wrapper = see.Wrapper
@@ -94,7 +95,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 		}
 	}
 	f := &Limiter{wrapper: see.Has(see.Traits{Mirrors: true}), limiter: l, source: p.source}
-	f.breaker.failures, f.breaker.pause = defaultFailures, defaultPause
+	f.breakers.failures, f.breakers.pause = defaultFailures, defaultPause
 	if err := options.Apply(f, opts); err != nil {
 		return nil, err
 	}
@@ -107,14 +108,14 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	f.plain = ratelimit.NewMark(f, ratelimit.SourceStore, new(answered))
 	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
 	f.owed.seeds = keyhash.New()
-	f.breaker.begin()
+	f.breakers.begin()
 	return f, nil
 }
 
 // Owes reports whether the local limiter has admitted events of key that the store has not been
 // charged with yet ([FailTo]). Before a program changes to another answer, it should ask this
 // limiter about key until Owes returns false. Otherwise those events are forgotten.
-func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.breaker.now()) }
+func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.breakers.now()) }
 
 // Unwrap returns the wrapped limiter.
 func (f *Limiter) Unwrap() ratelimit.Limiter { return f.limiter }
@@ -178,12 +179,13 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 		return ratelimit.Result{}, err
 	}
 	ctx = f.context(ctx)
-	r, err := f.call(ctx, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
+	c := f.circuit(ctx, q.key, q.n)
+	r, err := f.call(ctx, c, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case errors.Is(err, errOpen) && f.sees().frees && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // without asking the store
 	case errors.Is(err, ratelimit.ErrStore):
-		return f.answer(ctx, q, err)
+		return f.answer(ctx, c, q, err)
 	case err != nil:
 		return ratelimit.Result{}, err
 	case q.method != peek:
@@ -203,15 +205,17 @@ func (f *Limiter) context(ctx context.Context) context.Context {
 
 // seen is what can be seen of the limiter and of the local one.
 type seen struct {
-	counts ratelimit.Limiter // local without its bans, which do not show how much a key has spent
-	asks   bool              // whether one decision may call a limit function more than once
-	frees  bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
+	counts  ratelimit.Limiter // local without its bans, which do not show how much a key has spent
+	asks    bool              // whether one decision may call a limit function more than once
+	frees   bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
+	servers see.Servers       // nil if the stores do not tell which server has a key
 }
 
 func (f *Limiter) inspect() (s seen) {
 	s.counts = withoutBans(f.local)
 	_, bans := see.First[*ratelimit.Ban](f.limiter) // the store must be asked for bans, even of unlimited keys
 	s.frees = f.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(f.limiter)
+	s.servers = see.ServersIn(f.limiter)
 	s.asks = s.frees || f.local != nil && !see.ByKey(f.limiter)
 	return s
 }
@@ -251,23 +255,23 @@ func (f *Limiter) askStore(ctx context.Context, q question) (ratelimit.Result, e
 type answered struct{ _ byte }
 
 // answer decides in place of the store, which has failed with failed.
-func (f *Limiter) answer(ctx context.Context, q question, failed error) (r ratelimit.Result, err error) {
+func (f *Limiter) answer(ctx context.Context, c circuit, q question, failed error) (r ratelimit.Result, err error) {
 	switch f.source {
 	case ratelimit.SourceFailOpen:
 		return f.made, nil
 	case ratelimit.SourceFailClosed:
 		r = f.made
-		r.RetryAfter = f.breaker.retryAfter()
+		r.RetryAfter = c.retryAfter()
 		return r, nil
 	}
 	if r, err = q.ask(ctx, f.local); err != nil {
 		return ratelimit.Result{}, err
 	}
 	if r.RetryAfter == ratelimit.Never && r.Limit > 0 && r.Source() != ratelimit.SourceZeroRate { // too large for a share
-		r.RetryAfter = f.breaker.retryAfter()
+		r.RetryAfter = c.retryAfter()
 	}
 	if q.method != peek && r.Allowed && !uncounted(r) {
-		f.owed.add(q.key, charge{q.n, 1}, failed, f.breaker.now(), r.ResetAfter)
+		f.owed.add(q.key, charge{q.n, 1}, failed, f.breakers.now(), r.ResetAfter)
 	}
 	return f.says(r), nil
 }
@@ -302,7 +306,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	}
 	ctx = f.context(ctx)
 	q := question{key: key, n: n, method: overdraw}
-	r, err := f.call(ctx, key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
+	r, err := f.call(ctx, f.circuit(ctx, key, n), key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case err == nil:
 		return f.mirror(ctx, key, n, r, f.chargeUpTo), nil
@@ -314,7 +318,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 		return ratelimit.Result{}, err
 	}
 	if !uncounted(r) {
-		f.owed.add(key, charge{n, 0}, failed, f.breaker.now(), r.ResetAfter)
+		f.owed.add(key, charge{n, 0}, failed, f.breakers.now(), r.ResetAfter)
 	}
 	return f.says(r), nil
 }
@@ -361,7 +365,7 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	if free(charged) { // needs no store, so it works even if the breaker is open
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
-	_, err := f.call(ctx, key, func() (ratelimit.Result, error) {
+	_, err := f.call(ctx, f.circuit(ctx, key, n), key, func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
 		if err == nil { // a lease refunds in memory, which cannot be seen here
 			err = errUnasked
@@ -401,7 +405,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 	if err := f.check(ctx, key, 1); err != nil {
 		return err
 	}
-	_, err := f.call(ctx, key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
+	_, err := f.call(ctx, f.circuit(ctx, key, 1), key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
 	if f.local == nil {
 		return err
 	}

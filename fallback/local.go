@@ -60,7 +60,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
-	was := f.owed.take(key, f.breaker.now())
+	was := f.owed.take(key, f.breakers.now())
 	owed, doubt := was.charge, was.doubt
 	if owed == (charge{}) { // nothing is owed, or another call is charging it, so the store works and decides this call
 		return nil

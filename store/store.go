@@ -93,7 +93,9 @@ func CheckCall(ctx context.Context, key string, n int) error {
 // Errors wrap [ErrStore], or are ctx's error. A store that wraps another one can embed it, because
 // no method is optional. It should have a method Unwrap() Store, and a store of a remote server a
 // method Timeout() time.Duration, the longest time that a call takes: the caches in front of it then
-// wait no longer for it.
+// wait no longer for it. A store of several servers should have a method ServerOf(key string) string,
+// which names the server that has the states of key without I/O, or returns "" if it is not known: a
+// fallback then has a circuit breaker for each server.
 //
 // # What a store keeps
 //

@@ -12,7 +12,6 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
@@ -38,6 +37,8 @@ type Traits struct {
 	Waits   bool // a call of this store may take longer than one of the store behind it
 	Leases  bool // the store takes events ahead, so it gains nothing from events that may have to wait
 	Divides bool // the store has only a part of each limit, so it does not know what remains of the whole
+
+	Servers Servers // of what a limiter asks, if it is not what it wraps
 
 	Behind any // the wrapped limiter, if there is no Unwrap; used by Through and Deferring
 	// Spent holds released slots of the limiter behind that nothing else refers to; new slots reuse
@@ -76,18 +77,6 @@ func Answering[L any](l L) (found L, ok bool) {
 // Sleeping returns the limiter that sleeps: l, or one inside it.
 func Sleeping[L any](l L) (found L, ok bool) {
 	return first(l, func(l L) bool { return traitsOf(l).Sleeps })
-}
-
-// Leased reports whether s, or a store behind it, uses leases.
-func Leased(s store.Store) bool {
-	_, ok := first(s, func(s store.Store) bool { return traitsOf(s).Leases })
-	return ok
-}
-
-// Divided reports whether s, or a store behind it, divides.
-func Divided(s store.Store) bool {
-	_, ok := first(s, func(s store.Store) bool { return traitsOf(s).Divides })
-	return ok
 }
 
 // Deferring returns the limiter behind l and its spent slots, if l has them, and otherwise l.
@@ -140,26 +129,6 @@ func Through[L any](l L) []L {
 	return Inside(l)
 }
 
-// Bottom returns the innermost store that s wraps, or s itself if it wraps none.
-func Bottom(s store.Store) store.Store {
-	for inside := Inside(s); len(inside) > 0; inside = Inside(s) {
-		s = inside[0]
-	}
-	return s
-}
-
-// Timeout returns how long a call of s takes at most, according to the innermost store. It is 0 if
-// that is not known, or if a store in between waits.
-func Timeout(s store.Store) time.Duration {
-	if _, waits := first(s, func(s store.Store) bool { return traitsOf(s).Waits }); waits {
-		return 0
-	}
-	if t, ok := Bottom(s).(interface{ Timeout() time.Duration }); ok {
-		return t.Timeout()
-	}
-	return 0
-}
-
 // Known is what the packages of this module know about a type of package ratelimit, in addition to
 // its methods. L is ratelimit.Limiter.
 type Known[L any] struct {
@@ -173,6 +142,7 @@ type Known[L any] struct {
 	Kind         queue.Kind        // how it admits events that have to wait
 	Kinds        func() queue.Kind // returns Kind; NewCore calls it once, unless what is inside may change
 	Key          Key               // nil if it counts the key that it is asked for
+	Servers      Servers           // nil if its store does not tell
 	// Local makes the limiter that decides in one of so many instances while their store fails: a
 	// limiter on s, with 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)

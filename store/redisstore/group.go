@@ -30,12 +30,12 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	in := s.where(requests[0].Namespace, requests[0].Key)
 	b, v, err := s.admit(ctx, false, in)
 	if err != nil {
-		return err
+		return s.failed(in, err)
 	}
 	defer b.Leave()
 	var c call
 	s.group(&c, requests, in)
-	return s.decide(b, v, &c, replies)
+	return s.failed(in, s.decide(b, v, &c, replies))
 }
 
 // group makes c the call of a Decide. in is where returned for the first key.

@@ -37,6 +37,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/redisview"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
@@ -200,6 +201,32 @@ func (s *Store) period(r *request) any {
 // Timeout returns the longest time that a call takes: see [WithTimeout].
 func (s *Store) Timeout() time.Duration { return s.timeout }
 
+// ServerOf returns the address of the server that has the states of key, as far as the client of a
+// cluster or a ring knows it. It returns "" for other clients. Package fallback has a circuit breaker
+// for each server.
+func (s *Store) ServerOf(key string) string { return s.serverOf(s.tail(key)) }
+
+// serverOf returns the address of the server of a key in Redis, or "" if it is not known.
+func (s *Store) serverOf(in string) string {
+	if s.link == nil || s.link.owner == nil {
+		return ""
+	}
+	c, err := s.link.owner(in)
+	if err != nil {
+		return ""
+	}
+	return c.Options().Addr
+}
+
+// failed returns err, the error of a call for the Redis key in, with the server that has failed. in is what where
+// returned.
+func (s *Store) failed(in string, err error) error {
+	if in == "" || !errors.Is(err, store.ErrStore) || errors.Is(err, store.ErrOverloaded) {
+		return err
+	}
+	return see.At(s.serverOf(in), err)
+}
+
 // admit returns the budget of a call with ctx that begins now, and the server of the Redis key in. It returns an error if
 // the call is refused. It comes before everything else, so that a refusal costs little. A call that was admitted must
 // Leave. Calls that go ahead make room for others, and there are never more of them than events that were admitted.
@@ -223,14 +250,16 @@ func (s *Store) one(ctx context.Context, ahead bool, ns *store.Namespace, key, o
 	in := s.where(ns, key)
 	b, v, err := s.admit(ctx, ahead, in)
 	if err != nil {
-		return store.Reply{}, err
+		return store.Reply{}, s.failed(in, err)
 	}
 	defer b.Leave()
 	var c call
 	var reply [1]store.Reply
 	s.ask(&c.first, in, ns, key, op, l, n)
-	err = s.decide(b, v, &c, reply[:])
-	return reply[0], err
+	if err = s.decide(b, v, &c, reply[:]); err != nil {
+		return store.Reply{}, s.failed(in, err)
+	}
+	return reply[0], nil
 }
 
 // ask fills in the request r. in is the key in Redis, or empty if it was not needed before. A Before is among the
@@ -266,13 +295,14 @@ func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
-	b, v, err := s.admit(ctx, false, s.where(ns, key))
+	in := s.where(ns, key)
+	b, v, err := s.admit(ctx, false, in)
 	if err != nil {
-		return err
+		return s.failed(in, err)
 	}
 	defer b.Leave()
 	var reply [1]store.Reply
-	return s.run(b, v, s.resetOf(s.key(ns, key)), reply[:])
+	return s.failed(in, s.run(b, v, s.resetOf(s.key(ns, key)), reply[:]))
 }
 
 // resetOf returns the call that resets a key in Redis.

@@ -1,0 +1,312 @@
+package fallback_test
+
+import (
+	"context"
+	"fmt"
+
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/coalesce"
+	"github.com/ratelimit-go/ratelimit/store/denycache"
+	"github.com/ratelimit-go/ratelimit/store/lease"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// servers is a store of several servers. The first letter of a key is its server, unless it has moved.
+type servers struct {
+	store.Store
+	mu    sync.Mutex
+	down  map[string]bool
+	moved map[string]string
+	calls map[string]int // to servers that are down
+}
+
+func newServers() *servers {
+	return &servers{Store: ratelimit.Must(memstore.New()), down: map[string]bool{}, moved: map[string]string{}, calls: map[string]int{}}
+}
+
+// ServerOf implements the optional method of a [store.Store].
+func (s *servers) ServerOf(key string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	server := key[:1]
+	if to, ok := s.moved[server]; ok {
+		server = to
+	}
+	return server
+}
+
+func (s *servers) set(server string, down bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.down[server] = down
+}
+
+func (s *servers) reach(key string) error {
+	server := s.ServerOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down[server] {
+		s.calls[server]++
+		return see.At(server, fmt.Errorf("%w: %s is down", store.ErrUnavailable, server))
+	}
+	return nil
+}
+
+// Decide implements [store.Store].
+func (s *servers) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := s.reach(requests[0].Key); err != nil {
+		return err
+	}
+	return s.Store.Decide(ctx, requests, replies)
+}
+
+func (s *servers) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := s.reach(key); err != nil {
+		return store.Reply{}, err
+	}
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+// Together implements [store.Store].
+func (s *servers) Together(key, other string) bool { return s.ServerOf(key) == s.ServerOf(other) }
+
+func (s *servers) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	if err := s.reach(key); err != nil {
+		return err
+	}
+	return s.Store.Refund(ctx, ns, key, l, c)
+}
+
+// inside are limiters on a store of several servers.
+func inside(t *testing.T, s store.Store) map[string]ratelimit.Limiter {
+	t.Helper()
+	one := func(name string, opts ...ratelimit.Option) ratelimit.Limiter {
+		return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000), append(opts, ratelimit.WithName(name))...))
+	}
+	behind := func(s store.Store, err error) ratelimit.Limiter {
+		require.NoError(t, err)
+		return ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(1_000_000)))
+	}
+	mem := ratelimit.Must(ratelimit.NewFixedWindow(ratelimit.Must(memstore.New()), ratelimit.PerHour(1_000_000)))
+	swapped := ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[1:], nil })
+	return map[string]ratelimit.Limiter{
+		"one":             one("one"),
+		"All":             ratelimit.Must(ratelimit.NewAll(one("one"), one("two"))),
+		"All with memory": ratelimit.Must(ratelimit.NewAll(mem, one("two"))),
+		"First":           ratelimit.Must(ratelimit.NewFirst(one("one"), one("two"))),
+		"Ban":             ratelimit.Must(ratelimit.NewBan(mem, s, ratelimit.Penalty{Denials: 10, Within: time.Hour, For: time.Hour})),
+		"observed":        ratelimit.Must(observe.Around(one("one"), nobody{})),
+		"key function":    one("one", swapped),
+		"coalesce":        behind(coalesce.New(s)),
+		"denycache":       behind(denycache.New(s)),
+	}
+}
+
+// A server that is down makes only its own keys local: each server has a breaker.
+func TestAServerThatIsDownDecidesForNoOther(t *testing.T) {
+	for name := range inside(t, newServers()) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServers()
+				lim := failover(t, inside(t, s)[name], fallback.FailOpen())
+				key := func(server string) string { return strings.Repeat(server, 3) }
+				ask := func(server string) ratelimit.Source {
+					r, err := lim.Allow(t.Context(), key(server))
+					require.NoError(t, err)
+					return r.Source()
+				}
+				s.set("b", true)
+				for range 100 {
+					require.Equal(t, ratelimit.SourceStore, ask("a"))
+					require.Equal(t, ratelimit.SourceFailOpen, ask("b"))
+					require.Equal(t, ratelimit.SourceStore, ask("c"))
+				}
+				require.LessOrEqual(t, s.calls["b"], 2*5, "the breaker of b is open")
+				require.Equal(t, fallback.StateOpen, state(lim))
+				_, err := ratelimit.Charge(t.Context(), lim, key("a"), 1)
+				require.NoError(t, err)
+				require.NoError(t, lim.Reset(t.Context(), key("a")))
+
+				s.set("b", false)
+				time.Sleep(time.Second)
+				require.Equal(t, ratelimit.SourceStore, ask("b"), "a probe")
+				require.Equal(t, fallback.StateClosed, state(lim))
+			})
+		})
+	}
+}
+
+// A call for limits on several servers needs all of them. A failure is that of the server that failed, so that the others
+// go on, whichever keys are asked for together.
+func TestAServerIsNotBlamedForAnother(t *testing.T) {
+	for _, order := range []string{"user, tenant", "tenant, user"} {
+		t.Run(order, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServers()
+				user := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000)))
+				tenant := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000), ratelimit.WithName("tenant"),
+					ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[1:], nil })))
+				all := ratelimit.Must(ratelimit.NewAll(user, tenant))
+				if order == "tenant, user" {
+					all = ratelimit.Must(ratelimit.NewAll(tenant, user))
+				}
+				lim := failover(t, all, fallback.FailClosed())
+				ask := func(key string) ratelimit.Result {
+					r, err := lim.Allow(t.Context(), key)
+					require.NoError(t, err)
+					return r
+				}
+				s.set("b", true)
+				for range 100 {
+					for _, key := range []string{"ab", "ab", "ab", "ba", "cb", "bc"} {
+						r := ask(key)
+						require.Equal(t, ratelimit.SourceFailClosed, r.Source(), key)
+						require.LessOrEqual(t, r.RetryAfter, time.Second)
+					}
+					for _, key := range []string{"aa", "ac", "ca"} {
+						require.Equal(t, ratelimit.SourceStore, ask(key).Source(), key)
+					}
+				}
+				require.LessOrEqual(t, s.calls["b"], 5)
+				s.set("b", false)
+				s.set("a", true)
+				time.Sleep(time.Second)
+				require.Equal(t, ratelimit.SourceFailClosed, ask("ab").Source(), "b has answered, if it was asked")
+				require.Equal(t, ratelimit.SourceStore, ask("bc").Source())
+				require.Equal(t, ratelimit.SourceStore, ask("cb").Source())
+			})
+		})
+	}
+}
+
+// While one server is down, the state is open. Its breaker is forgotten when its keys have moved to another server, where
+// nobody would probe it.
+func TestTheStateIsThatOfTheServersThatAreUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var told []string
+		s := newServers()
+		lim := failover(t, inside(t, s)["one"], fallback.FailOpen(), fallback.WithBreaker(1, time.Second),
+			fallback.WithOnChange(func(s fallback.State, since time.Time) {
+				told = append(told, fmt.Sprint(s, " after ", since.Sub(start)))
+			}))
+		s.set("a", true)
+		s.set("b", true)
+		allowKeys := func() {
+			for _, key := range []string{"a", "b", "c"} {
+				_, err := lim.Allow(t.Context(), key)
+				require.NoError(t, err)
+			}
+		}
+		allowKeys()
+		require.Equal(t, []string{"open after 0s"}, told)
+		time.Sleep(time.Second)
+		s.set("a", false)
+		allowKeys() // the probe of a does not show, because b is still open; that of b fails
+		require.Equal(t, fallback.StateOpen, state(lim))
+		require.Equal(t, []string{"open after 0s", "half_open after 1s", "open after 1s"}, told)
+		s.moved["b"] = "d"
+		for range 12 {
+			time.Sleep(time.Second)
+			allowKeys()
+		}
+		require.Equal(t, "closed after 12s", told[len(told)-1], told)
+		require.Equal(t, fallback.StateClosed, state(lim))
+
+		s.set("a", true)
+		allowKeys()
+		s.moved["a"] = "c"
+		require.Equal(t, fallback.StateOpen, state(lim))
+		time.Sleep(time.Minute)
+		require.Equal(t, fallback.StateClosed, state(lim), "without another call")
+	})
+}
+
+// The server of a key may be unknown until the first call succeeds.
+func TestABreakerOfUnknownServersIsForgottenToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServers()
+		s.moved["a"] = ""
+		s.set("", true)
+		lim := failover(t, inside(t, s)["one"], fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
+		for range 100 {
+			_, err := lim.Allow(t.Context(), "a")
+			require.NoError(t, err)
+		}
+		require.Equal(t, 1, s.calls[""])
+		require.Equal(t, fallback.StateOpen, state(lim))
+		delete(s.moved, "a")
+		r, err := lim.Allow(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.SourceStore, r.Source())
+		time.Sleep(12 * time.Second)
+		require.Equal(t, fallback.StateClosed, state(lim))
+	})
+}
+
+// One of three servers hangs. The store decides for the keys of the others, as if nothing had happened.
+func TestAServerOfAClusterHangs(t *testing.T) {
+	t.Parallel()
+	addrs := map[string]string{}
+	var servers []*redistest.Server
+	for i := range 3 {
+		servers = append(servers, redistest.Start(t))
+		addrs[fmt.Sprint(i)] = servers[i].Addr()
+	}
+	cluster := redistest.StartCluster(t, 3, 0)
+	for _, m := range cluster.Masters {
+		require.NoError(t, m.Client(t).ConfigSet(t.Context(), "cluster-require-full-coverage", "no").Err())
+	}
+	for name, of := range map[string]struct {
+		client redisstore.Client
+		hangs  *redistest.Server
+	}{
+		"Ring":    {redis.NewRing(&redis.RingOptions{Addrs: addrs, HeartbeatFrequency: time.Hour, ContextTimeoutEnabled: true}), servers[0]},
+		"Cluster": {redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{cluster.Masters[1].Addr()}, ContextTimeoutEnabled: true}), cluster.Masters[0]},
+	} {
+		s := ratelimit.Must(redisstore.New(of.client, redisstore.WithTimeout(500*time.Millisecond)))
+		require.NoError(t, s.Ready(t.Context()))
+		one := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000)))
+		slots := ratelimit.Must(inflight.New(s, 1_000_000, time.Hour))
+		leases := ratelimit.Must(lease.New(s, time.Second))
+		insides := map[string]ratelimit.Limiter{
+			"one": one, "All": ratelimit.Must(ratelimit.NewAll(one, slots)), "lease": ratelimit.Must(ratelimit.NewFixedWindow(leases, ratelimit.PerHour(1_000_000))),
+		}
+		of.hangs.Freeze()
+		for inside, l := range insides {
+			t.Run(name+", "+inside, func(t *testing.T) {
+				t.Parallel()
+				lim := failover(t, l, fallback.FailOpen(), fallback.WithBreaker(2, time.Hour))
+				hanging := 0
+				for i := range 300 {
+					key, want := fmt.Sprint("key", i), ratelimit.SourceStore
+					if s.ServerOf(key) == of.hangs.Addr() {
+						want = ratelimit.SourceFailOpen
+						hanging++
+					}
+					r, err := lim.Allow(t.Context(), key)
+					require.NoError(t, err)
+					require.Equal(t, want, r.Source(), key)
+				}
+				require.Greater(t, hanging, 2)
+				require.Equal(t, fallback.StateOpen, state(lim))
+			})
+		}
+	}
+}
