@@ -212,3 +212,71 @@ func TestRedisThatHangs(t *testing.T) {
 	server.Thaw()
 	require.Eventually(t, counts, time.Minute, time.Millisecond)
 }
+
+// cluster is a store of two servers, one of which hangs: that of keys with "bob" in them.
+type cluster struct {
+	*hanging
+	sent atomic.Int64 // calls to the server that hangs
+}
+
+func (c *cluster) ServerOf(key string) string {
+	if strings.Contains(key, "bob") {
+		return "b"
+	}
+	return "a"
+}
+
+func (c *cluster) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if c.ServerOf(key) == "a" {
+		return c.Store.Take(ctx, ns, key, l, n)
+	}
+	c.sent.Add(1)
+	return c.hanging.Take(ctx, ns, key, l, n)
+}
+
+func (c *cluster) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if c.ServerOf(requests[0].Key) == "a" {
+		return c.Store.Decide(ctx, requests, replies)
+	}
+	c.sent.Add(1)
+	return c.hanging.Decide(ctx, requests, replies)
+}
+
+func (c *cluster) Together(key, other string) bool { return c.ServerOf(key) == c.ServerOf(other) }
+
+// A server of a cluster that hangs opens a breaker for its own keys. Requests for keys of the others, and their
+// settlements, do not notice.
+func TestAServerOfAClusterHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		st := &cluster{hanging: &hanging{Store: memory(t)}}
+		s, err := serve.New(st, rules(t, "domain: edge\non_failure: open\ndescriptors:\n- {key: user, rate_limit: {unit: minute, requests_per_unit: 1000}}"), serve.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		id := reserve(t, s, "user=ann", "2")
+		st.hangs.Store(true)
+		ask := func(descriptors ...string) time.Duration {
+			_, took := within(t, s, 100*time.Millisecond, request(descriptors...))
+			return took
+		}
+		for range 30 {
+			ask("user=ann", "user=bob")
+			require.Zero(t, ask("user=ann"))
+		}
+		sent := st.sent.Load()
+		for range 100 {
+			require.Zero(t, ask("user=bob"), "its breaker is open")
+			require.Zero(t, ask("user=bob", "user=ann"))
+			answer, err := s.ShouldRateLimit(t.Context(), request("user=ann"))
+			require.NoError(t, err)
+			require.Contains(t, short(answer), "/1000", "by the store")
+		}
+		require.Equal(t, sent, st.sent.Load())
+		require.Equal(t, http.StatusOK, post(s, "/v1/settle", settleBody("user=ann", "1", id)).Code)
+
+		st.hangs.Store(false)
+		time.Sleep(time.Second)
+		answer, err := s.ShouldRateLimit(t.Context(), request("user=ann", "user=bob"))
+		require.NoError(t, err)
+		require.Equal(t, 2, strings.Count(short(answer), "/1000"), short(answer))
+	})
+}

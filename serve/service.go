@@ -31,13 +31,14 @@ import (
 //
 // A circuit breaker (package fallback) protects the store. While it is open, requests are answered
 // immediately according to on_failure of their domain. on_failure also decides if the store does
-// not answer in time for a call's deadline. Use [New] to create a Service.
+// not answer in time for a call's deadline. On a Redis Cluster, each server has a breaker of its own.
+// Use [New] to create a Service.
 type Service struct {
 	pb.UnimplementedRateLimitServiceServer
 
 	store    store.Store
 	local    store.Store // for on_failure: local
-	settled  *ratelimit.TokenBucket
+	settled  *fallback.Limiter
 	headers  *Headers // nil if there are none
 	metadata bool
 	shadow   bool
@@ -206,9 +207,9 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 	if s.family != nil && s.proxies.None() {
 		return nil, fmt.Errorf("%w: WithFields has no effect without WithProxies", ratelimit.ErrInvalidOption)
 	}
-	s.joint = &joint{base: time.Now()}
+	s.joint = newJoint(st)
 	s.calm, s.hurry = context.WithCancel(context.Background())
-	s.breaker, err = fallback.New(s.joint, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
+	s.breaker, err = fallback.New(s.joint.limiter(), fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
 		s.log.Warn("the circuit breaker of the store has changed", "state", state, "since", since)
 	}))
 	if err != nil {

@@ -44,9 +44,13 @@ type charge struct {
 }
 
 // newSettled makes the limiter that admits each reservation once.
-func newSettled(st store.Store) (*ratelimit.TokenBucket, error) {
+func newSettled(st store.Store) (*fallback.Limiter, error) {
 	once := ratelimit.Limit{Rate: 1, Period: settleWithin + 2*clocksDiffer}
-	return ratelimit.NewTokenBucket(st, once, ratelimit.WithName("settled"))
+	ids, err := ratelimit.NewTokenBucket(st, once, ratelimit.WithName("settled"))
+	if err != nil {
+		return nil, err
+	}
+	return fallback.New(ids, fallback.FailClosed())
 }
 
 // canSettle returns an error if not all limits of the question can refund.
@@ -233,14 +237,15 @@ func (s *Service) settle(ctx context.Context, q *question, res reservation) (ans
 // once returns nil for the first call with an id. After an error of the store, the reservation can
 // no longer be settled, and the estimate stays charged.
 func (s *Service) once(ctx context.Context, id [idSize]byte) error {
-	if state, _ := s.breaker.State(); state == fallback.StateOpen {
+	switch r, err := s.settled.Allow(ctx, base64.RawURLEncoding.EncodeToString(id[:])); {
+	case err != nil:
+		return err
+	case r.Source() == ratelimit.SourceFailClosed:
 		return errUnavailable
+	case !r.Allowed:
+		return fmt.Errorf("%w: %w", errInvalid, ratelimit.ErrSettled)
 	}
-	r, err := s.settled.Allow(ctx, base64.RawURLEncoding.EncodeToString(id[:]))
-	if err == nil && !r.Allowed {
-		err = fmt.Errorf("%w: %w", errInvalid, ratelimit.ErrSettled)
-	}
-	return err
+	return nil
 }
 
 // add replaces what a part was charged by its n, the actual cost.

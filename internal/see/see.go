@@ -38,8 +38,6 @@ type Traits struct {
 	Leases  bool // the store takes events ahead, so it gains nothing from events that may have to wait
 	Divides bool // the store has only a part of each limit, so it does not know what remains of the whole
 
-	Servers Servers // of what a limiter asks, if it is not what it wraps
-
 	Behind any // the wrapped limiter, if there is no Unwrap; used by Through and Deferring
 	// Spent holds released slots of the limiter behind that nothing else refers to; new slots reuse
 	// them. Each of these slots is released by a defer, so no cleanup for forgotten slots is

@@ -63,11 +63,15 @@ func ServersOf(s store.Store, k Key) Servers {
 	}
 }
 
-// ServersIn returns the Servers of all limits in l, or nil if no store in it tells them apart.
-func ServersIn[L any](l L) Servers {
-	of := traitsOf(l).Servers
+// ServersIn returns the Servers of all limits in l, or nil if no store in it tells them apart. A limiter
+// of another module may have a method Servers.
+func ServersIn[L any](l L) (of Servers) {
 	if k := Of(l); k != nil {
 		of = k.Servers
+	} else if own, ok := any(l).(interface {
+		Servers(ctx context.Context, key string, n int, add func(server string))
+	}); ok {
+		of = own.Servers
 	}
 	for _, inside := range Inside(l) {
 		of = both(of, ServersIn(inside))
@@ -98,9 +102,15 @@ type failure struct {
 
 func (f failure) Unwrap() error { return f.error }
 
-// ServerOf returns the server that failed with err, or "" if that is not known.
+// Server returns the server that failed.
+func (f failure) Server() string { return f.server }
+
+// ServerOf returns the server that failed with err, or "" if that is not known. An error of another
+// module may have a method Server.
 func ServerOf(err error) string {
-	var f failure
-	errors.As(err, &f)
-	return f.server
+	var f interface{ Server() string }
+	if errors.As(err, &f) {
+		return f.Server()
+	}
+	return ""
 }
