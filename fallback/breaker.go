@@ -59,6 +59,7 @@ type breaker struct {
 	gate     *gobreaker.CircuitBreaker[ratelimit.Result]
 	of       *breakers
 	server   string       // "" if it is not known
+	served   atomic.Int64 // when a call last succeeded, ns since base; never the same twice in a row
 	used     atomic.Int64 // when it was last used, to within usedWithin, if the store tells servers; ns since base
 	probeAt  atomic.Int64 // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool
@@ -70,7 +71,10 @@ type breaker struct {
 
 const (
 	usedWithin = time.Second
-	leastIdle  = 10 * time.Second
+	// servedWithin is shorter than timeouts of stores are. After a server has begun to hang, the
+	// calls that were in progress count.
+	servedWithin = 25 * time.Millisecond
+	leastIdle    = 10 * time.Second
 )
 
 // begin makes the first breaker, which is closed.
@@ -87,7 +91,7 @@ func (bs *breakers) make(server string) *breaker {
 		MaxRequests: 1,
 		Timeout:     max(bs.pause-1, 1), // gobreaker waits until more than its Timeout has passed
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= bs.failures },
-		IsExcluded:  func(err error) bool { return err != nil && !b.blamed(err) },
+		IsExcluded:  func(err error) bool { return err != nil && !b.counts(err) },
 		OnStateChange: func(_ string, _, to gobreaker.State) { // called under the breaker's lock
 			now := time.Now()
 			probeAt := time.Duration(0)
@@ -211,10 +215,34 @@ func (c circuit) failing() bool {
 // execute runs do if all breakers let it pass.
 func (c circuit) execute(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	if len(c.more) == 0 {
-		return c.first.gate.Execute(do)
+		return c.first.execute(do)
 	}
-	return c.first.gate.Execute(func() (ratelimit.Result, error) { return circuit{c.more[0], c.more[1:]}.execute(do) })
+	return c.first.execute(func() (ratelimit.Result, error) { return circuit{c.more[0], c.more[1:]}.execute(do) })
 }
+
+// execute runs do if b lets it pass. If do fails but other calls have succeeded since it began, the
+// last of them within servedWithin, the failure does not count, because a connection that breaks fails
+// all of its calls at once while the others serve.
+func (b *breaker) execute(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	served := b.served.Load()
+	r, err := b.gate.Execute(func() (ratelimit.Result, error) {
+		r, err := do()
+		switch last := b.served.Load(); {
+		case err == nil:
+			b.served.Store(max(int64(b.of.now()), last+1))
+		case last != served && b.of.now()-time.Duration(last) < servedWithin:
+			err = outdone{err}
+		}
+		return r, err
+	})
+	if o, ok := err.(outdone); ok { //nolint:errorlint // it is never wrapped
+		err = o.error
+	}
+	return r, err
+}
+
+// outdone is the error of a call that failed while another call succeeded.
+type outdone struct{ error }
 
 // retryAfter returns the time until the store may be asked again, in whole µs.
 func (c circuit) retryAfter() time.Duration {
@@ -237,6 +265,12 @@ func (b *breaker) untilProbe() time.Duration {
 // unsure reports whether b is not closed, or the last call to its server failed.
 func (b *breaker) unsure() bool {
 	return b.probeAt.Load() != 0 || b.halfOpen.Load() || b.failing.Load()
+}
+
+// counts reports whether err is a failure that counts.
+func (b *breaker) counts(err error) bool {
+	_, not := err.(outdone) //nolint:errorlint // it is never wrapped
+	return !not && b.blamed(err)
 }
 
 // blamed reports whether err is a failure of b's server, as far as is known.

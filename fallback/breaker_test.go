@@ -1,6 +1,7 @@
 package fallback_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func state(f *fallback.Limiter) fallback.State {
@@ -166,4 +168,49 @@ func TestAStateIsAWordInLogs(t *testing.T) {
 	var out strings.Builder
 	slog.New(slog.NewJSONHandler(&out, nil)).Info("circuit breaker", "state", fallback.StateHalfOpen, "source", ratelimit.SourceFailOpen)
 	require.Contains(t, out.String(), `"state":"half_open","source":"fail_open"`)
+}
+
+// A connection that breaks fails all calls on it at once. While others serve, that is one event, and the store decides
+// the next calls. If nobody serves, each call counts, even those that began while others were still served.
+func TestCallsThatFailTogetherOpenNoBreakerWhileOthersSucceed(t *testing.T) {
+	for name, c := range map[string]struct {
+		serves bool          // whether another call succeeds while the calls are in progress
+		after  time.Duration // of that, until they fail
+		want   fallback.State
+	}{
+		"beside others":    {true, time.Millisecond, fallback.StateClosed},
+		"a server hangs":   {true, 50 * time.Millisecond, fallback.StateOpen},
+		"nobody is served": {false, time.Millisecond, fallback.StateOpen},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(1000))}
+				lim := failover(t, inner, fallback.FailOpen())
+				require.Equal(t, ratelimit.SourceStore, source(t, lim))
+				cut := make(chan struct{})
+				inner.before = func(context.Context) error {
+					<-cut
+					return store.ErrTimeout
+				}
+				var callers sync.WaitGroup
+				for range 64 {
+					callers.Go(func() {
+						r, err := lim.Allow(t.Context(), "key")
+						require.NoError(t, err)
+						require.Equal(t, ratelimit.SourceFailOpen, r.Source())
+					})
+				}
+				synctest.Wait()
+				inner.before = nil
+				if c.serves {
+					time.Sleep(time.Second)
+					require.Equal(t, ratelimit.SourceStore, source(t, lim))
+				}
+				time.Sleep(c.after)
+				close(cut)
+				callers.Wait()
+				require.Equal(t, c.want, state(lim))
+			})
+		})
+	}
 }

@@ -40,15 +40,16 @@ import (
 // charge may stand. Denials, invalid input, errors of a limit function and the end of the caller's
 // ctx are not failures. A limit function should keep working while its database fails, as with
 // package plancache. Give the store a shorter timeout than the callers' deadlines, because until
-// the breaker opens, and in a probe, a call takes that long.
+// the breaker opens, and in a probe, a call takes that long. Failures of calls beside which others
+// succeed do not count, so that a connection that breaks under many calls does not open the breaker.
 //
 // Three errors are replaced by the answer and are not failures: [store.ErrCorrupt], which concerns
 // one key, [store.ErrClock], and [store.ErrOverloaded], because the store still decides other
 // calls. What a lease or a deny cache answers from memory is neither a failure nor a success.
 //
-// A Limiter takes a few hundred bytes, and as many for each server. A local limiter takes about 40 bytes per key, even without
-// an outage, and up to 6 MB for keys that still owe: see [Answer.On]. A Limiter has nothing to
-// close and is safe for concurrent use. Use [New] to create one.
+// A Limiter takes a few hundred bytes, and as many for each server. A local limiter takes about 40
+// bytes per key, even without an outage, and up to 6 MB for keys that still owe: see [Answer.On]. A
+// Limiter has nothing to close and is safe for concurrent use. Use [New] to create one.
 type Limiter struct {
 	wrapper
 
