@@ -29,7 +29,8 @@ import (
 // thousandth, because NTP lets each of two clocks be wrong by 500 µs per second. It can deny too
 // much, until t or for [WithMaxAge], after
 //
-//   - a Refund, a Reset or a different limit in another process, or one that reached the store late
+//   - a Refund, a Reset or a different limit in another process, or one that reached the store late.
+//     Behind package lease, where processes return what they do not use, set WithMaxAge to its TTL
 //   - a change of the limit while calls of the key are in progress, or to a slower limit
 //   - a step of the store's clock, or if the store loses the key
 //
