@@ -14,7 +14,9 @@
 // # Bound
 //
 // The bound is exactly that of the limiter, for any number of processes, if all of them use the
-// same TTL for their leases. The cost depends on the algorithm. r is Rate/Period:
+// same TTL for their leases. For a bucket or a log, that includes limiters of the same name: one
+// that is not on a lease lets a bucket admit TTL·r more, and a log what is held. The cost depends
+// on the algorithm. r is Rate/Period:
 //
 //   - FixedWindow and SlidingWindow: none. A lease ends with its window.
 //   - TokenBucket: TTL·r of the Burst, because the store is asked for a bucket that is that much
