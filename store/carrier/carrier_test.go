@@ -390,6 +390,50 @@ func TestGoodputStaysPastCapacity(t *testing.T) {
 	}
 }
 
+// A call for three limits is refunded by a call for each of them. Past the capacity of a server, near or far, none of these is
+// refused or late.
+func TestCallsForSeveralLimitsAreRefundedPastCapacity(t *testing.T) {
+	for name, way := range map[string]time.Duration{"near": 200 * time.Microsecond, "far": 20 * ms} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServer()
+				s.way, s.cost = way, 600*time.Microsecond // of a call of many 150 µs
+				u := newUsers(t, s, s.config())
+				var refunded, failed atomic.Int64
+				for range 1024 {
+					u.all.Go(func() {
+						for !u.stop.Load() {
+							if u.do(context.Background()) != nil {
+								time.Sleep(ms)
+								continue
+							}
+							for range 3 {
+								b := u.c.Begin(context.Background())
+								b.Ahead = true
+								if err := u.c.Admit(&b); err != nil {
+									failed.Add(1)
+									continue
+								}
+								if _, err := u.c.Do(b, call{number: u.next.Add(1)}); err != nil {
+									failed.Add(1)
+								} else {
+									refunded.Add(1)
+								}
+								b.Leave()
+							}
+						}
+					})
+				}
+				served := u.servedIn(1500 * ms)
+				u.end()
+				t.Logf("%d were served, and %d refunds", served, refunded.Load())
+				require.Zero(t, failed.Load())
+				require.Equal(t, 3*u.served.Load(), refunded.Load())
+			})
+		})
+	}
+}
+
 // A call returns by its deadline or the timeout, and at most 8 ms later, whatever happens to the server.
 func TestNoCallIsLaterThanItsDeadline(t *testing.T) {
 	effort.OthersRace(t)

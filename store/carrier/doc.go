@@ -41,6 +41,8 @@
 //     twice the timeout if that is longer, the error is [store.ErrUnavailable] instead
 //     (TestAServerThatDoesNotAnswerIsNotCalledOverloaded), unless nobody has asked it
 //     (TestTheFirstBurstAfterARestIsNotCalledAnOutage).
+//   - Calls that make room for others ([Budget].Ahead) are neither refused nor late past the server's capacity, even if
+//     several of them follow each call (TestCallsForSeveralLimitsAreRefundedPastCapacity).
 //   - Many callers share round trips (TestCallsShareTrips).
 //   - A call is sent at most once, unless it is certain that it did not run. After any other class than
 //     [store.ErrTimeout], nothing ran (TestNothingRunsTwice).

@@ -463,17 +463,19 @@ func TestCallsJoinTheLastBatchThatHasRoom(t *testing.T) {
 }
 
 // Each trip has room for as many that go ahead as for others, so neither kind waits for all of the
-// other. A batch goes as a whole.
+// other. While more go ahead than that, three of four trips are without others. A batch goes as a whole.
 func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 	for _, c := range []struct {
 		others, ahead int
 		want          []int
 	}{
 		{24, 3, []int{3 + 8, 8, 8}},
-		{8, 24, []int{8 + 8, 8, 8}},
-		{24, 24, []int{16, 16, 16}},
+		{8, 9, []int{9, 8}},
+		{8, 24, []int{16, 8 + 8}},
+		{24, 24, []int{16, 8 + 8, 8, 8}},
+		{12, 128, []int{16, 16, 16, 8 + 8, 16, 16, 16, 8 + 4, 16}},
 		{24, 0, []int{8, 8, 8}},
-		{0, 12, []int{8, 4}},
+		{0, 12, []int{12}},
 	} {
 		p := full(t)
 		p.timeout = time.Hour // nothing ends meanwhile
@@ -499,8 +501,8 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 	}
 }
 
-// However many calls go ahead, they delay the others no more than as many others would: these have half of
-// each trip.
+// However many calls go ahead, they delay the others no more than seven times as many others would: these have half of
+// each fourth trip.
 func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	p := full(t)
 	p.forecast.admitted.Store(0)
@@ -517,13 +519,14 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	require.NoError(t, p.Admit(&b))
 	require.EqualValues(t, 2*mostAdmitted+1, p.Stats().UnderWay)
 	e := &p.forecast
-	e.room.Store(10)
-	e.perCall.Store(int64(p.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
-	e.admitted.Store(9)
+	e.perCall.Store(int64(p.timeout / 40)) // so 10 may wait
+	e.admitted.Store(1)
+	e.room.Store(2 + 7*2 - 10)
 	_, err := admit(false)
 	require.NoError(t, err)
+	e.room.Store(3 + 7*3 - 11)
 	_, err = admit(false)
-	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside as many")
+	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside seven times as many")
 	e.admitted.Store(1)
 	b.Leave()
 	b.Ahead = true

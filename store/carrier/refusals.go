@@ -50,7 +50,7 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 		return nil
 	}
 	n := e.admitted.Add(1)
-	before := n + min(e.ahead.Load(), n) // calls that go ahead have at most half of each trip
+	before := n + min(e.ahead.Load(), mostAhead*n)
 	wait := time.Duration((before - e.room.Load()) * e.perCall.Load())
 	full := n > mostAdmitted || wait > g.timeout/4
 	if !full && (b.Own || wait <= 0 || wait+time.Duration(e.tripTime.Load()) <= b.Left) {

@@ -164,17 +164,29 @@ func (cr *Carrier[C]) later(d time.Duration) {
 }
 
 // fill adds waiting calls to t: up to a full trip of calls that go ahead, and as many of the others, so
-// that neither kind waits long for the other. It leaves out calls that have less time left than a trip
-// takes. If no trip is in progress, it leaves out only calls whose time is up, because the length of a trip
-// may have changed. A trip that its callers have left counts as in progress while the server answers.
+// that neither kind waits long for the other. If still more go ahead, they take the room of the others too in most
+// trips, because a call for several limits makes room by a call for each of them. It leaves out calls that have less
+// time left than a trip takes. If no trip is in progress, it leaves out only calls whose time is up, because the length
+// of a trip may have changed. A trip that its callers have left counts as in progress while the server answers.
 func (cr *Carrier[C]) fill(t *Trip[C]) {
 	late := t.begun.Sub(cr.base)
 	if cr.conns.busy > 0 || cr.late > 0 && cr.pulse.since(t.begun.Add(-cr.timeout)) {
 		late += cr.quick
 	}
 	cr.fillFrom(&cr.ahead, t, late)
+	if cr.ahead.living > 0 && cr.passed < mostPassed {
+		cr.passed++
+		cr.fillFrom(&cr.ahead, t, late)
+		return
+	}
+	cr.passed = 0
 	cr.fillFrom(&cr.others, t, late)
 }
+
+const (
+	mostPassed = 3                // trips in a row without others
+	mostAhead  = 2*mostPassed + 1 // calls that go ahead of each of the others, at most
+)
 
 // fillFrom adds batches of q to t, except for calls that end before late.
 func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {

@@ -608,7 +608,7 @@ func TestWhichBatchesGoTogether(t *testing.T) {
 		{nil, []int{7, 1, 1}, []int{8, 1}},
 		{nil, []int{9, 1}, []int{9, 1}},
 		{[]int{5}, []int{5, 3, 1}, []int{13, 1}},
-		{[]int{5, 3, 2}, []int{9, 7}, []int{17, 9}},
+		{[]int{5, 3, 2}, []int{9, 7}, []int{10, 9, 7}},
 	} {
 		p := far(t)
 		now := time.Now()
