@@ -88,10 +88,11 @@ func (bs *breakers) make(server string) *breaker {
 	b := &breaker{of: bs, server: server}
 	b.used.Store(int64(bs.now()))
 	b.gate = gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
-		MaxRequests: 1,
-		Timeout:     max(bs.pause-1, 1), // gobreaker waits until more than its Timeout has passed
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= bs.failures },
-		IsExcluded:  func(err error) bool { return err != nil && !b.counts(err) },
+		MaxRequests:  1,
+		Timeout:      max(bs.pause-1, 1), // gobreaker waits until more than its Timeout has passed
+		ReadyToTrip:  func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= bs.failures },
+		IsExcluded:   func(err error) bool { return !b.heard(err) && !b.counts(err) },
+		IsSuccessful: b.heard,
 		OnStateChange: func(_ string, _, to gobreaker.State) { // called under the breaker's lock
 			now := time.Now()
 			probeAt := time.Duration(0)
@@ -228,7 +229,7 @@ func (b *breaker) execute(do func() (ratelimit.Result, error)) (ratelimit.Result
 	r, err := b.gate.Execute(func() (ratelimit.Result, error) {
 		r, err := do()
 		switch last := b.served.Load(); {
-		case err == nil:
+		case b.heard(err):
 			b.served.Store(max(int64(b.of.now()), last+1))
 		case last != served && b.of.now()-time.Duration(last) < servedWithin:
 			err = outdone{err}
@@ -282,10 +283,19 @@ func (b *breaker) blamed(err error) bool {
 	return server == "" || b.server == "" || server == b.server
 }
 
+// heard reports whether b's server has answered a call that ended with err.
+func (b *breaker) heard(err error) bool {
+	if err == nil {
+		return true
+	}
+	var p partly
+	return errors.As(err, &p) && !slices.Contains(p.unheard, b.server)
+}
+
 // learn records whether the server failed with err.
 func (b *breaker) learn(err error) {
 	switch {
-	case err == nil:
+	case b.heard(err):
 		if b.failing.Load() { // writing each time would be slow
 			b.failing.Store(false)
 		}
@@ -314,6 +324,9 @@ func (f *Limiter) call(ctx context.Context, c circuit, key string, do func() (ra
 	c.first.learn(err)
 	for _, b := range c.more {
 		b.learn(err)
+	}
+	if err != nil && errors.As(err, new(partly)) {
+		err = nil
 	}
 	return r, err
 }
@@ -348,27 +361,95 @@ func (c circuit) carefully(do func() (ratelimit.Result, error)) (ratelimit.Resul
 // later executes everything it was sent, and nobody would learn the result. A part of the store may be
 // hanging while the breaker learns from the keys of other parts that it works, if the store does not tell them apart.
 func (f *Limiter) lookAndDo(ctx context.Context, c circuit, key string, doubts bool, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
-	looked := false
+	looked, seen := false, partly{}
 	if doubts || c.halfOpen() || c.failing() && f.owed.owes(key, f.breakers.now()) {
-		err := f.look(ctx, key)
-		looked = err == nil
+		err := f.look(ctx, c, key)
+		looked = err == nil || errors.As(err, &seen)
 		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // with any other error, the store has answered the Peek
 			return ratelimit.Result{}, err
 		}
 	}
 	r, err := do()
-	if looked && errors.Is(err, errUnasked) {
-		err = nil
+	if looked && (errors.Is(err, errUnasked) || errors.As(err, new(partly))) { // it may have asked fewer servers than the Peek
+		err = seen.orNil()
 	}
 	return r, err
 }
 
 // look asks the store with a Peek, which even a lease or a deny cache passes on. They can answer
 // other calls on a key from memory for so long that a probe would never end.
-func (f *Limiter) look(ctx context.Context, key string) error {
+func (f *Limiter) look(ctx context.Context, c circuit, key string) error {
 	r, err := f.limiter.Peek(ctx, key)
-	return unasked(r, err)
+	if err = unasked(r, err); err == nil && len(c.more) > 0 {
+		return f.heard(ctx, key, 1, r, true)
+	}
+	return err
 }
+
+// partly means that the store has answered, but not all servers of the call: a limit that denied, or the first of a First,
+// may have decided without the others.
+type partly struct{ unheard []string }
+
+func (partly) Error() string { return "fallback: some servers were not asked" }
+
+// orNil returns p, or nil if all servers have answered.
+func (p partly) orNil() error {
+	if len(p.unheard) == 0 {
+		return nil
+	}
+	return p
+}
+
+// heard returns nil if all servers of a call have answered r, and otherwise partly. To look, it asks limits that were not asked.
+func (f *Limiter) heard(ctx context.Context, key string, n int, r ratelimit.Result, look bool) error {
+	if complete(r) {
+		return nil
+	}
+	var heard, unheard []string
+	add := func(server string, answered bool) {
+		if answered {
+			heard = append(heard, server)
+		} else {
+			unheard = append(unheard, server)
+		}
+	}
+	if own, ok := f.limiter.(interface {
+		Heard(ctx context.Context, r ratelimit.Result, add func(server string, answered bool))
+	}); ok {
+		own.Heard(ctx, r, add)
+	} else if err := heardIn(ctx, key, n, r, look, add); err != nil {
+		return err
+	}
+	return partly{slices.DeleteFunc(unheard, func(server string) bool { return slices.Contains(heard, server) })}.orNil()
+}
+
+// heardIn calls add with the servers of the limits that decided r.
+func heardIn(ctx context.Context, key string, n int, r ratelimit.Result, look bool, add func(server string, answered bool)) (err error) {
+	for _, p := range r.Parts() {
+		if look && p.Result == (ratelimit.Result{}) {
+			if p.Result, err = p.Limiter.Peek(ctx, key); err != nil {
+				return err
+			}
+		}
+		if p.Parts() != nil {
+			if err = heardIn(ctx, key, n, p.Result, look, add); err != nil {
+				return err
+			}
+		} else if servers := see.ServersIn(p.Limiter); servers != nil {
+			servers(ctx, key, n, func(server string) { add(server, heardOf(p.Result)) })
+		}
+	}
+	return nil
+}
+
+// complete reports whether the store has decided all parts of r.
+func complete(r ratelimit.Result) bool {
+	return !slices.ContainsFunc(r.Parts(), func(p ratelimit.Part) bool { return !heardOf(p.Result) || !complete(p.Result) })
+}
+
+// heardOf reports whether the store has decided r, the Result of one of several limits. It is zero if the limit was not
+// asked, or has failed.
+func heardOf(r ratelimit.Result) bool { return r != (ratelimit.Result{}) && answeredByStore(r) }
 
 // unasked returns err, or errUnasked if the store had no part in r, so that the breaker learns
 // nothing from it. Of several limits, the store may have answered one that did not decide.
@@ -377,7 +458,7 @@ func unasked(r ratelimit.Result, err error) error {
 		return err
 	}
 	for _, p := range r.Parts() {
-		if p.Result != (ratelimit.Result{}) && answeredByStore(p.Result) { // zero if it was not asked, or has failed
+		if heardOf(p.Result) {
 			return nil
 		}
 	}

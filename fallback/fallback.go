@@ -181,7 +181,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	}
 	ctx = f.context(ctx)
 	c := f.circuit(ctx, q.key, q.n)
-	r, err := f.call(ctx, c, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
+	r, err := f.call(ctx, c, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
 	case errors.Is(err, errOpen) && f.sees().frees && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // without asking the store
@@ -244,12 +244,15 @@ func (f *Limiter) check(ctx context.Context, key string, n int) error {
 }
 
 // askStore charges the limiter with what the key owes, and then asks it.
-func (f *Limiter) askStore(ctx context.Context, q question) (ratelimit.Result, error) {
+func (f *Limiter) askStore(ctx context.Context, c circuit, q question) (ratelimit.Result, error) {
 	if err := f.handBack(ctx, q.key); err != nil {
 		return ratelimit.Result{}, err
 	}
 	r, err := q.ask(ctx, f.limiter)
-	return r, unasked(r, err)
+	if err = unasked(r, err); err == nil && len(c.more) > 0 {
+		err = f.heard(ctx, q.key, q.n, r, false)
+	}
+	return r, err
 }
 
 // answered is the note on Results made in place of the store's.
@@ -307,7 +310,8 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	}
 	ctx = f.context(ctx)
 	q := question{key: key, n: n, method: overdraw}
-	r, err := f.call(ctx, f.circuit(ctx, key, n), key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
+	c := f.circuit(ctx, key, n)
+	r, err := f.call(ctx, c, key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
 	case err == nil:
 		return f.mirror(ctx, key, n, r, f.chargeUpTo), nil

@@ -195,6 +195,55 @@ func TestAServerIsNotBlamedForAnother(t *testing.T) {
 	}
 }
 
+// A limit that denies, or the first of a First, decides without the server of the other limit. That server has not answered then.
+func TestAServerThatWasNotAskedHasNotAnswered(t *testing.T) {
+	last := ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[len(key)-1:], nil })
+	for _, name := range []string{"All", "First", "All of a First"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServers()
+				user := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1)))
+				tenant := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000), ratelimit.WithName("tenant"), last))
+				var l ratelimit.Limiter = ratelimit.Must(ratelimit.NewAll(user, tenant))
+				alone, both := "a spent b", "a %d b" // keys of which only a is asked, and also b
+				switch name {
+				case "First":
+					l = ratelimit.Must(ratelimit.NewFirst(user, tenant))
+					alone, both = "a %d b", "a spent b"
+				case "All of a First":
+					l = ratelimit.Must(ratelimit.NewAll(ratelimit.Must(ratelimit.NewFirst(user, tenant)), inMemory(t, "fixed_window", ratelimit.PerHour(1_000_000))))
+					alone, both = "a %d b", "a spent b"
+				}
+				lim, keys := failover(t, l, fallback.FailOpen()), 0
+				ask := func(key string) ratelimit.Source {
+					keys++
+					r, err := lim.Allow(t.Context(), strings.ReplaceAll(key, "%d", fmt.Sprint(keys)))
+					require.NoError(t, err)
+					return r.Source()
+				}
+				require.Equal(t, ratelimit.SourceStore, ask("a spent b"))
+				s.set("b", true)
+				for range 100 {
+					ask(alone)
+					ask(both)
+				}
+				require.Equal(t, 5, s.calls["b"], "its breaker is open")
+				require.Equal(t, ratelimit.SourceStore, ask("a spent a"))
+				for range 10 {
+					time.Sleep(time.Second)
+					require.Equal(t, ratelimit.SourceFailOpen, ask(alone), "the probe of b fails")
+					require.Equal(t, ratelimit.SourceFailOpen, ask(both))
+				}
+				require.LessOrEqual(t, s.calls["b"], 5+10*2)
+				s.set("b", false)
+				time.Sleep(time.Second)
+				require.Equal(t, ratelimit.SourceStore, ask(alone), "the probe of b succeeds")
+				require.Equal(t, fallback.StateClosed, state(lim))
+			})
+		})
+	}
+}
+
 // While one server is down, the state is open. Its breaker is forgotten when its keys have moved to another server, where
 // nobody would probe it.
 func TestTheStateIsThatOfTheServersThatAreUsed(t *testing.T) {
