@@ -245,6 +245,27 @@ func (b *breaker) execute(do func() (ratelimit.Result, error)) (ratelimit.Result
 // outdone is the error of a call that failed while another call succeeded.
 type outdone struct{ error }
 
+// blaming returns do, whose errors are those of servers of c: see blame.
+func (c circuit) blaming(do func() (ratelimit.Result, error)) func() (ratelimit.Result, error) {
+	return func() (ratelimit.Result, error) {
+		r, err := do()
+		return r, c.blame(err)
+	}
+}
+
+// blame returns err. If it is of a server that c does not have, all servers of c are to blame. The key may have moved meanwhile,
+// or a limiter of another package may ask for another key. Otherwise no breaker would ever open.
+func (c circuit) blame(err error) error {
+	if err == nil {
+		return nil
+	}
+	is := func(b *breaker) bool { return b.blamed(err) }
+	if !ofTheStore(err) || is(c.first) || slices.ContainsFunc(c.more, is) {
+		return err
+	}
+	return see.At("", err)
+}
+
 // retryAfter returns the time until the store may be asked again, in whole µs.
 func (c circuit) retryAfter() time.Duration {
 	until := c.untilProbe()
@@ -310,6 +331,9 @@ func (f *Limiter) call(ctx context.Context, c circuit, key string, do func() (ra
 		return ratelimit.Result{}, errOpen
 	}
 	defer f.breakers.changes.tell() // even if the limiter panics
+	if c.first.server != "" {
+		do = c.blaming(do)
+	}
 	if doubts := f.owed.doubts(key); doubts || c.unsure() {
 		r, err = c.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, c, key, doubts, do) })
 	} else { // the breakers are closed, and the last calls succeeded
@@ -363,7 +387,7 @@ func (c circuit) carefully(do func() (ratelimit.Result, error)) (ratelimit.Resul
 func (f *Limiter) lookAndDo(ctx context.Context, c circuit, key string, doubts bool, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	looked, seen := false, partly{}
 	if doubts || c.halfOpen() || c.failing() && f.owed.owes(key, f.breakers.now()) {
-		err := f.look(ctx, c, key)
+		err := c.blame(f.look(ctx, c, key))
 		looked = err == nil || errors.As(err, &seen)
 		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // with any other error, the store has answered the Peek
 			return ratelimit.Result{}, err

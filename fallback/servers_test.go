@@ -195,6 +195,24 @@ func TestAServerIsNotBlamedForAnother(t *testing.T) {
 	}
 }
 
+// The server that fails may not be the one of the caller's key, because a limiter of another package has changed the key,
+// or because keys of a Ring have moved. The breaker opens even then.
+func TestAServerThatIsNotThatOfTheKeyFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServers()
+		lim := failover(t, prefixed{inside(t, s)["one"]}, fallback.FailOpen())
+		s.set("t", true) // of all keys that begin with "tenant:"
+		for range 100 {
+			require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, "a").Source())
+		}
+		require.Equal(t, 5, s.calls["t"])
+		s.set("t", false)
+		time.Sleep(time.Second)
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "a").Source())
+		require.Equal(t, fallback.StateClosed, state(lim))
+	})
+}
+
 // A limit that denies, or the first of a First, decides without the server of the other limit. That server has not answered then.
 func TestAServerThatWasNotAskedHasNotAnswered(t *testing.T) {
 	last := ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[len(key)-1:], nil })
