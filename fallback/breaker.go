@@ -131,18 +131,21 @@ func (bs *breakers) server(server string) *breaker {
 }
 
 // tidy forgets the breakers that have not been used for some time, because their keys have moved to
-// other servers. An open one would otherwise stay open, as no call probes it.
+// other servers. An open one would otherwise stay open, as no call probes it. Of a store that never
+// tells a server, the breaker stays.
 func (bs *breakers) tidy() {
 	idle := func(b *breaker) bool {
 		return bs.now()-time.Duration(b.used.Load()) > max(leastIdle, 10*bs.pause)
 	}
+	tells := false
 	bs.servers.Range(func(server, b any) bool {
+		tells = true
 		if b := b.(*breaker); idle(b) && bs.servers.CompareAndDelete(server, b) {
 			bs.changes.forget(b, time.Now())
 		}
 		return true
 	})
-	if b := bs.whole.Load(); idle(b) && bs.whole.CompareAndSwap(b, bs.make("")) {
+	if b := bs.whole.Load(); tells && idle(b) && bs.whole.CompareAndSwap(b, bs.make("")) {
 		bs.changes.forget(b, time.Now())
 	}
 }

@@ -327,6 +327,27 @@ func TestABreakerOfUnknownServersIsForgottenToo(t *testing.T) {
 	})
 }
 
+// The store of a single server, such as one on a redis.Client, never tells a server. Its breaker is not forgotten while there are no
+// calls: the next call is a probe.
+func TestTheBreakerOfASingleServerIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServers()
+		s.moved["a"] = ""
+		s.set("", true)
+		lim := failover(t, inside(t, s)["one"], fallback.FailOpen())
+		for range 100 {
+			allow(t, lim, "a")
+		}
+		for range 2 {
+			time.Sleep(time.Minute)
+			require.Equal(t, fallback.StateHalfOpen, state(lim))
+		}
+		allow(t, lim, "a")
+		require.Equal(t, fallback.StateOpen, state(lim))
+		require.Equal(t, 5+1, s.calls[""])
+	})
+}
+
 // One of three servers hangs. The store decides for the keys of the others, as if nothing had happened.
 func TestAServerOfAClusterHangs(t *testing.T) {
 	t.Parallel()
