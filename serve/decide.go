@@ -59,12 +59,14 @@ func (s *Service) failed(q *question) {
 	}
 }
 
-// ask asks the limiters, and charges overdrafts.
+var errMissing = fmt.Errorf("%w: some limits have not decided", ratelimit.ErrStore)
+
+// ask asks the limiters, and charges overdrafts. With errMissing, the Result has the decisions of the others.
 func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	if one := &q.asks[0]; len(q.asks) == 1 && one.N > 0 {
 		r, err = one.Limiter.AllowN(ctx, one.Key, one.N)
 	} else if r, err = ratelimit.Decide(ctx, q.asks...); err == nil && q.missing(r) {
-		err = fmt.Errorf("%w: some limits have not decided", ratelimit.ErrStore)
+		return r, errMissing
 	}
 	for i := range q.parts {
 		if p := &q.parts[i]; err == nil && p.overdraws && p.limiter != nil {

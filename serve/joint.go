@@ -2,7 +2,9 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,18 +67,34 @@ type apart struct{ *joint }
 
 // Servers calls add with each server that the question in ctx asks. Package fallback looks for it.
 func (j apart) Servers(ctx context.Context, _ string, _ int, add func(server string)) {
-	j.each(ctx.(*asking), add)
+	asks := ctx.(*asking).q.asks
+	for i := range asks {
+		add(j.server(&asks[i]))
+	}
 }
 
-// each calls f with each server that a asks.
-func (j *joint) each(a *asking, f func(server string)) {
+// Heard calls add with each server that the question in ctx asks, and whether it had a part in r. Package
+// fallback looks for it.
+func (j apart) Heard(ctx context.Context, r ratelimit.Result, add func(server string, answered bool)) {
+	asks := ctx.(*asking).q.asks
+	for i := range asks {
+		add(j.server(&asks[i]), answered(r, i))
+	}
+}
+
+// server returns the name of the server that one asks, or "" if it is not known.
+func (j *joint) server(one *ratelimit.Ask) string {
 	if j.serverOf == nil {
-		f("")
-		return
+		return ""
 	}
-	for i := range a.q.asks {
-		f(j.serverOf(a.q.asks[i].Key))
-	}
+	return j.serverOf(one.Key)
+}
+
+// answered reports whether r has a decision on ask i. It has none if another ask was denied before, or if the ask, which
+// may not deny the others, has failed.
+func answered(r ratelimit.Result, i int) bool {
+	parts := r.Parts()
+	return parts == nil || parts[i].Result != (ratelimit.Result{})
 }
 
 // silence is how long a server must not have answered before late calls count as failures of the
@@ -86,81 +104,110 @@ const silence = time.Second
 
 var errLate = fmt.Errorf("%w: no reply within four fifths of the caller's time, so the outcome is unknown", store.ErrTimeout)
 
-// lateServer is the errLate of a server. Package fallback asks which one it is.
-type lateServer struct {
+// ofServer is the error of a server. Package fallback asks which one it is.
+type ofServer struct {
 	error
 	server string
 }
 
-func (l lateServer) Unwrap() error  { return l.error }
-func (l lateServer) Server() string { return l.server }
+func (o ofServer) Unwrap() error  { return o.error }
+func (o ofServer) Server() string { return o.server }
 
 func (j *joint) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
 	a := ctx.(*asking)
 	r, err := a.q.ask(a.Context)
-	return j.heard(a, r, err)
+	return j.heard(a, a.q.asks, r, err)
 }
 
 func (j *joint) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
 	return j.AllowN(ctx, key, 1)
 }
 
-// Peek asks the store, for the breaker.
-func (j *joint) Peek(ctx context.Context, _ string) (ratelimit.Result, error) {
+// Peek asks each server once, for the breakers.
+func (j *joint) Peek(ctx context.Context, _ string) (r ratelimit.Result, err error) {
 	a := ctx.(*asking)
-	one := &a.q.asks[0]
-	r, err := one.Limiter.Peek(a.Context, one.Key)
-	return j.heard(a, r, err)
+	var asked []string
+	for i := range a.q.asks {
+		one := &a.q.asks[i]
+		server := j.server(one)
+		if slices.Contains(asked, server) {
+			continue
+		}
+		asked = append(asked, server)
+		r, err = one.Limiter.Peek(a.Context, one.Key)
+		if r, err = j.heard(a, a.q.asks[i:i+1], r, err); err != nil {
+			break
+		}
+	}
+	return r, err
 }
 
-// heard returns what the breaker gets for an answer.
-func (j *joint) heard(a *asking, r ratelimit.Result, err error) (ratelimit.Result, error) {
+// heard returns what the breakers get for an answer to asks.
+func (j *joint) heard(a *asking, asks []ratelimit.Ask, r ratelimit.Result, err error) (ratelimit.Result, error) {
 	a.q.cause = err
 	switch late := err != nil && a.Err() != nil && a.caller.Err() == nil; {
 	case err == nil:
 		if s := r.Source(); s == ratelimit.SourceStore || s == ratelimit.SourceUnlimited { // SourceUnlimited comes from looks alone
-			j.speak(a)
+			j.speak(asks, r)
 			if !j.answered.Load() { // a load does not slow down other processors
 				j.answered.Store(true)
 			}
 		}
 	case late:
 		a.q.cause = errLate
-		if server, long := j.silence(a); long {
-			err = lateServer{errLate, server}
+		if server, long := j.silence(missing(asks, r)); long {
+			err = ofServer{errLate, server}
 		} else {
 			err = store.ErrOverloaded // the fallback answers it, but does not count it as a failure
 		}
+	case errors.Is(err, errMissing):
+		err = ofServer{err, j.server(&missing(asks, r)[0])}
 	}
 	return r, err
 }
 
-// speak records that the servers that a asks have answered.
-func (j *joint) speak(a *asking) {
+// missing returns the first of asks that r has no decision on: it has failed, or has taken all the time. Without parts of
+// r, any of asks may have.
+func missing(asks []ratelimit.Ask, r ratelimit.Result) []ratelimit.Ask {
+	for i := range r.Parts() {
+		if !answered(r, i) {
+			return asks[i : i+1]
+		}
+	}
+	return asks
+}
+
+// speak records that the servers of r have answered.
+func (j *joint) speak(asks []ratelimit.Ask, r ratelimit.Result) {
 	if !j.late.Load() {
 		return
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.each(a, func(server string) { delete(j.silent, server) })
+	for i := range asks {
+		if answered(r, i) {
+			delete(j.silent, j.server(&asks[i]))
+		}
+	}
 	j.late.Store(len(j.silent) > 0)
 }
 
-// silence records that the servers that a asks have not answered in time. It returns the one that has
-// been silent for the longest time, and whether that is too long.
-func (j *joint) silence(a *asking) (longest string, long bool) {
+// silence records that the servers of asks have not answered in time. It returns the one that has been silent for the
+// longest time, and whether that is too long.
+func (j *joint) silence(asks []ratelimit.Ask) (longest string, long bool) {
 	now := time.Since(j.base)
 	first := now
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.each(a, func(server string) {
+	for i := range asks {
+		server := j.server(&asks[i])
 		since, found := j.silent[server]
 		if !found {
 			j.silent[server] = now
 		} else if since <= first {
 			longest, first = server, since
 		}
-	})
+	}
 	j.late.Store(true)
 	return longest, now-first >= silence
 }

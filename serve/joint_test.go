@@ -216,7 +216,9 @@ func TestRedisThatHangs(t *testing.T) {
 // cluster is a store of two servers, one of which hangs: that of keys with "bob" in them.
 type cluster struct {
 	*hanging
-	sent atomic.Int64 // calls to the server that hangs
+	sent    atomic.Int64 // calls to the server that hangs
+	charges atomic.Int64 // those that charge
+	down    atomic.Bool  // whether it fails at once instead
 }
 
 func (c *cluster) ServerOf(key string) string {
@@ -231,6 +233,7 @@ func (c *cluster) Take(ctx context.Context, ns *store.Namespace, key string, l s
 		return c.Store.Take(ctx, ns, key, l, n)
 	}
 	c.sent.Add(1)
+	c.charges.Add(1)
 	return c.hanging.Take(ctx, ns, key, l, n)
 }
 
@@ -239,8 +242,20 @@ func (c *cluster) Decide(ctx context.Context, requests []store.Request, replies 
 		return c.Store.Decide(ctx, requests, replies)
 	}
 	c.sent.Add(1)
+	if !requests[0].Looks() {
+		c.charges.Add(1)
+	}
+	if c.down.Load() {
+		return failed{store.ErrUnavailable}
+	}
 	return c.hanging.Decide(ctx, requests, replies)
 }
+
+// failed is an error of the server that hangs, as package redisstore returns it.
+type failed struct{ error }
+
+func (f failed) Unwrap() error  { return f.error }
+func (f failed) Server() string { return "b" }
 
 func (c *cluster) Together(key, other string) bool { return c.ServerOf(key) == c.ServerOf(other) }
 
@@ -279,4 +294,82 @@ func TestAServerOfAClusterHangs(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 2, strings.Count(short(answer), "/1000"), short(answer))
 	})
+}
+
+// While the breaker of a server is half open, a probe looks at that server, whichever is asked for first, and charges nothing to it.
+// A request that the other server alone has decided does not count as its answer.
+func TestTheServerThatHangsIsProbed(t *testing.T) {
+	t.Parallel()
+	file := "domain: edge\non_failure: open\ndescriptors:\n" +
+		"- {key: user, rate_limit: {unit: minute, requests_per_unit: 1000000}}\n- {key: spent, rate_limit: {unit: hour, requests_per_unit: 1}}"
+	for name, other := range map[string]string{"admitted": "user=ann", "denied": "spent=ann"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := &cluster{hanging: &hanging{Store: memory(t)}}
+				s, err := serve.New(st, rules(t, file), serve.WithLogger(slog.New(slog.DiscardHandler)))
+				require.NoError(t, err)
+				_, _ = within(t, s, time.Second, request("spent=ann"))
+				st.hangs.Store(true)
+				ask := func(descriptors ...string) time.Duration {
+					_, took := within(t, s, 100*time.Millisecond, request(descriptors...))
+					return took
+				}
+				for range 30 {
+					ask(other, "user=bob")
+					ask("user=bob")
+				}
+				require.Zero(t, ask("user=bob"), "its breaker is open")
+				charges := st.charges.Load()
+				for range 5 {
+					time.Sleep(time.Second)
+					ask(other, "user=bob") // the probe
+					sent := st.sent.Load()
+					require.Zero(t, ask(other, "user=bob"))
+					require.Zero(t, ask("user=bob"))
+					require.Equal(t, sent, st.sent.Load())
+				}
+				require.Equal(t, charges, st.charges.Load())
+				st.hangs.Store(false)
+				time.Sleep(time.Second)
+				ask(other, "user=bob")
+				answer, err := s.ShouldRateLimit(t.Context(), request("user=bob"))
+				require.NoError(t, err)
+				require.Contains(t, short(answer), "/1000000", "by the store")
+			})
+		})
+	}
+}
+
+// If descriptors are charged separately, a server that fails or hangs is not mistaken for one that has answered.
+func TestAServerOfSeparateDescriptorsFails(t *testing.T) {
+	t.Parallel()
+	file := "domain: edge\non_failure: open\nall_or_none: false\ndescriptors:\n- {key: user, rate_limit: {unit: minute, requests_per_unit: 1000000}}"
+	for _, how := range []string{"fails", "hangs"} {
+		for _, order := range []string{"ann, bob", "bob, ann"} {
+			t.Run(how+", "+order, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					st := &cluster{hanging: &hanging{Store: memory(t)}}
+					s, err := serve.New(st, rules(t, file), serve.WithLogger(slog.New(slog.DiscardHandler)))
+					require.NoError(t, err)
+					st.down.Store(how == "fails")
+					st.hangs.Store(how == "hangs")
+					both := request("user=ann", "user=bob")
+					if order == "bob, ann" {
+						both = request("user=bob", "user=ann")
+					}
+					for range 50 {
+						_, _ = within(t, s, 100*time.Millisecond, both)
+						if how == "hangs" {
+							_, _ = within(t, s, 100*time.Millisecond, request("user=ann")) // this server is not silent
+						}
+					}
+					_, took := within(t, s, 100*time.Millisecond, both)
+					require.Zero(t, took, "the breaker is open")
+					answer, err := s.ShouldRateLimit(t.Context(), request("user=ann"))
+					require.NoError(t, err)
+					require.Contains(t, short(answer), "/1000000", "by the store")
+				})
+			})
+		}
+	}
 }
