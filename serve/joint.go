@@ -48,10 +48,17 @@ type joint struct {
 
 func newJoint(st store.Store) *joint {
 	j := &joint{base: time.Now(), silent: map[string]time.Duration{}}
-	if st, tells := st.(interface{ ServerOf(key string) string }); tells {
-		j.serverOf = st.ServerOf
+	for {
+		if st, tells := st.(interface{ ServerOf(key string) string }); tells {
+			j.serverOf = st.ServerOf
+			return j
+		}
+		cache, ok := st.(interface{ Unwrap() store.Store })
+		if !ok {
+			return j
+		}
+		st = cache.Unwrap()
 	}
-	return j
 }
 
 // limiter returns what the breaker wraps.

@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/serve"
 	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/denycache"
 )
 
 // hanging is a store that can be made to answer nobody.
@@ -234,6 +235,9 @@ func (c *cluster) Take(ctx context.Context, ns *store.Namespace, key string, l s
 	}
 	c.sent.Add(1)
 	c.charges.Add(1)
+	if c.down.Load() {
+		return store.Reply{}, failed{store.ErrUnavailable}
+	}
 	return c.hanging.Take(ctx, ns, key, l, n)
 }
 
@@ -372,4 +376,21 @@ func TestAServerOfSeparateDescriptorsFails(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The servers of a store behind a cache are told apart, too.
+func TestServersBehindACache(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		st := &cluster{hanging: &hanging{Store: memory(t)}}
+		cached, err := denycache.New(st)
+		require.NoError(t, err)
+		s, err := serve.New(cached, rules(t, "domain: edge\non_failure: open\ndescriptors:\n- {key: user, rate_limit: {unit: minute, requests_per_unit: 1000}}"), serve.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		st.down.Store(true)
+		for range 10 {
+			require.Equal(t, "OK, OK", short(ask(t, s, "user=bob")))
+		}
+		require.Contains(t, short(ask(t, s, "user=ann")), "/1000", "by the store")
+	})
 }
