@@ -348,6 +348,22 @@ func TestTheBreakerOfASingleServerIsKept(t *testing.T) {
 	})
 }
 
+// While the breaker of a single server is open, no function of the limiter is called, as it may be slow.
+func TestTheKeyFunctionOfASingleServerIsNotCalled(t *testing.T) {
+	t.Parallel()
+	s, calls := newServers(), 0
+	s.moved["a"] = ""
+	s.set("", true)
+	lim := failover(t, ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1), ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) {
+		calls++
+		return key, nil
+	}))), fallback.FailOpen(), fallback.WithBreaker(2, time.Hour))
+	for range 100 {
+		allow(t, lim, "a")
+	}
+	require.Equal(t, 2, calls)
+}
+
 // One of three servers hangs. The store decides for the keys of the others, as if nothing had happened.
 func TestAServerOfAClusterHangs(t *testing.T) {
 	t.Parallel()

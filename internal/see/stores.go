@@ -52,7 +52,7 @@ func ServersOf(s store.Store, k Key) Servers {
 		return nil
 	}
 	return func(ctx context.Context, key string, n int, add func(string)) {
-		if k != nil {
+		if k != nil && of.ServerOf(key) != "" { // most stores are a single server, and k may be slow
 			made, err := k(ctx, key, n)
 			if err != nil {
 				return // the limiter returns the error
