@@ -43,7 +43,9 @@ var stateOf = map[gobreaker.State]State{
 
 // State returns the state of the circuit breaker, and the time of its last change, which is the
 // time of [New] if it has never opened. If servers have breakers of their own, it is StateOpen while
-// any of them is open, and otherwise StateHalfOpen while any of them is half open.
+// any of them is open, and otherwise StateHalfOpen while any of them is half open. A breaker that no
+// call has used for 10 s, or for 10 times probeAfter if that is longer, is forgotten, because the keys
+// may have moved to another server. It then counts as closed.
 func (f *Limiter) State() (s State, since time.Time) {
 	if f.limiter == nil {
 		return StateClosed, time.Time{}
