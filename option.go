@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/kept"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
@@ -116,10 +117,7 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 // [AllowUpTo] grants all events or none. The one event of a call is given back only by a Refund of all
 // its events. Charge charges nothing.
 func CountCalls() Option {
-	return func(lim *limiter) error {
-		lim.calls = true
-		return nil
-	}
+	return options.Set(func(lim *limiter) { lim.calls = true })
 }
 
 // WithReserved leaves n events of each key to other limiters: a call is admitted only if n events remain

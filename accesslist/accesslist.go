@@ -77,10 +77,7 @@ type Option func(*Limiter) error
 
 // WithLists sets the first lists. By default, both are empty.
 func WithLists(lists Lists) Option {
-	return func(l *Limiter) error {
-		l.Replace(lists)
-		return nil
-	}
+	return options.Set(func(l *Limiter) { l.Replace(lists) })
 }
 
 // WithAddr makes the limiter call f for the client's address, instead of looking at ctx and the
@@ -88,13 +85,7 @@ func WithLists(lists Lists) Option {
 // unchanged. While a list has prefixes, every method except Refund and Reset calls f, which must be
 // safe for concurrent use.
 func WithAddr(f func(ctx context.Context, key string) (netip.Addr, error)) Option {
-	return func(l *Limiter) error {
-		if f == nil {
-			return fmt.Errorf("%w: WithAddr(nil)", ratelimit.ErrInvalidOption)
-		}
-		l.addr = f
-		return nil
-	}
+	return options.Checked(options.Given("WithAddr", f != nil), func(l *Limiter) { l.addr = f })
 }
 
 // ErrNoAddr is returned if a list has prefixes, but the address to compare with them is not known.

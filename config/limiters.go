@@ -54,13 +54,7 @@ type Option func(*Limiters) error
 // text does not list gets the limiter's own limit, and so does "". Errors of f are returned
 // unchanged, and nothing is consumed. f must be safe for concurrent use.
 func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Option {
-	return func(ls *Limiters) error {
-		if f == nil {
-			return fmt.Errorf("%w: WithTierFunc(nil)", ratelimit.ErrInvalidOption)
-		}
-		ls.tierOf = f
-		return nil
-	}
+	return options.Checked(options.Given("WithTierFunc", f != nil), func(ls *Limiters) { ls.tierOf = f })
 }
 
 // Build makes the limiters of c on s. Local limiters, which decide while s fails, count in memory:

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/internal/guard"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 )
 
 // Option configures an interceptor of a server or of a client. If options contradict each other,
@@ -98,20 +99,18 @@ func WithClientAddr(k Key) ServerOption {
 // msg is the request of a unary call. For a stream, it is nil at the opening, and then each message
 // received if [WithMessages] counts them.
 func WithCost(f func(ctx context.Context, fullMethod string, msg any) int) Option {
-	return option(func(c *config) error {
+	return option(options.Checked(options.Given("WithCost", f != nil), func(c *config) {
 		c.Cost = func(of call) int { return f(of.ctx, of.fullMethod, of.msg) }
-		return guard.Given(f != nil, "WithCost")
-	})
+	}))
 }
 
 // WithSkip lets calls for which f returns true bypass the limiter, such as those of
 // [HealthAndReflection]. They have no key, no decision and no metadata. f must be safe for
 // concurrent use.
 func WithSkip(f func(ctx context.Context, fullMethod string) bool) Option {
-	return option(func(c *config) error {
+	return option(options.Checked(options.Given("WithSkip", f != nil), func(c *config) {
 		c.Skip = func(of call) bool { return f(of.ctx, of.fullMethod) }
-		return guard.Given(f != nil, "WithSkip")
-	})
+	}))
 }
 
 // HealthAndReflection reports whether fullMethod belongs to grpc.health.v1 or grpc.reflection, for
@@ -124,10 +123,7 @@ func HealthAndReflection(_ context.Context, fullMethod string) bool {
 // WithKeyErrorHandler lets h answer calls whose key cannot be determined; see [Key] for the errors.
 // The default is [ErrorStatus].
 func WithKeyErrorHandler(h ErrorHandler) Option {
-	return option(func(c *config) error {
-		c.keyFailed = h
-		return guard.Given(h != nil, "WithKeyErrorHandler")
-	})
+	return option(options.Checked(options.Given("WithKeyErrorHandler", h != nil), func(c *config) { c.keyFailed = h }))
 }
 
 // WithErrorHandler lets h answer calls if the limiter returns an error, such as
@@ -139,19 +135,13 @@ func WithKeyErrorHandler(h ErrorHandler) Option {
 // error, such as a deny list without an address, nil becomes [ErrorStatus], and the reason is
 // logged to package grpclog.
 func WithErrorHandler(h ErrorHandler) Option {
-	return option(func(c *config) error {
-		c.failed = h
-		return guard.Given(h != nil, "WithErrorHandler")
-	})
+	return option(options.Checked(options.Given("WithErrorHandler", h != nil), func(c *config) { c.failed = h }))
 }
 
 // WithDeniedHandler lets h answer calls that the limiter denies. The default is
 // [DeniedStatus].
 func WithDeniedHandler(h DeniedHandler) ServerOption {
-	return serverOption(func(c *config) error {
-		c.denied = h
-		return guard.Given(h != nil, "WithDeniedHandler")
-	})
+	return serverOption(options.Checked(options.Given("WithDeniedHandler", h != nil), func(c *config) { c.denied = h }))
 }
 
 // WithRefund refunds a call's charge if f returns true for the code that the call ends with.
@@ -195,19 +185,13 @@ func Successful(code codes.Code) bool { return code == codes.OK }
 // WithoutHeaders leaves out the metadata that reports the limits, ratelimit-policy, ratelimit and
 // retry-after, which saves time. A refusal still has a RetryInfo.
 func WithoutHeaders() ServerOption {
-	return serverOption(func(c *config) error {
-		c.headers = false
-		return nil
-	})
+	return serverOption(options.Set(func(c *config) { c.headers = false }))
 }
 
 // WithContext puts the [Decision] into the context that the handler gets, for [FromContext]. It
 // costs a few allocations per call.
 func WithContext() ServerOption {
-	return serverOption(func(c *config) error {
-		c.InContext = true
-		return nil
-	})
+	return serverOption(options.Set(func(c *config) { c.InContext = true }))
 }
 
 // WithMessages counts each message that a stream receives, in addition to its opening, which
@@ -216,10 +200,7 @@ func WithContext() ServerOption {
 // key of a stream is made once. The option has no effect on unary calls. It returns
 // [ratelimit.ErrInvalidOption] if the limiter counts slots (package inflight).
 func WithMessages() ServerOption {
-	return serverOption(func(c *config) error {
-		c.messages = true
-		return nil
-	})
+	return serverOption(options.Set(func(c *config) { c.messages = true }))
 }
 
 // WithSlots configures the slots that calls hold by options of [inflight.Hold], such as
@@ -243,20 +224,14 @@ func WithSlotRetryAfter(d time.Duration) ServerOption {
 // than a slot's lifetime would end all calls. WithCancelLost returns [ratelimit.ErrInvalidOption]
 // if the limiter counts no slots.
 func WithCancelLost() ServerOption {
-	return serverOption(func(c *config) error {
-		c.CancelLost = true
-		return nil
-	})
+	return serverOption(options.Set(func(c *config) { c.CancelLost = true }))
 }
 
 // WithoutWaiting makes a client refuse a call that cannot be made now, with
 // [codes.ResourceExhausted] and without sending it, instead of waiting. It cannot be combined with
 // [inflight.WaitUpTo].
 func WithoutWaiting() ClientOption {
-	return clientOption(func(c *config) error {
-		c.Refuse = true
-		return nil
-	})
+	return clientOption(options.Set(func(c *config) { c.Refuse = true }))
 }
 
 // WithMaxPause makes the client heed servers, and sets the longest time, above 0, for which a

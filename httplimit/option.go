@@ -8,6 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/guard"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 )
 
 // Option configures both the middleware and a [Transport]. If options contradict each other, the
@@ -91,29 +92,20 @@ func WithClientAddr(k Key) ServerOption {
 // cost above the limit is never admitted, so bound what clients can choose. f must be safe for
 // concurrent use.
 func WithCost(f func(r *http.Request) int) Option {
-	return option(func(c *config) error {
-		c.Cost = f
-		return guard.Given(f != nil, "WithCost")
-	})
+	return option(options.Checked(options.Given("WithCost", f != nil), func(c *config) { c.Cost = f }))
 }
 
 // WithSkip lets requests for which f returns true bypass the limiter, such as health checks or
 // requests from internal networks. They have no key, no decision and no header fields. f must be
 // safe for concurrent use.
 func WithSkip(f func(r *http.Request) bool) Option {
-	return option(func(c *config) error {
-		c.Skip = f
-		return guard.Given(f != nil, "WithSkip")
-	})
+	return option(options.Checked(options.Given("WithSkip", f != nil), func(c *config) { c.Skip = f }))
 }
 
 // WithKeyErrorHandler lets h answer requests whose key cannot be determined; see [Key] for the
 // errors. The default is [WriteError].
 func WithKeyErrorHandler(h ErrorHandler) ServerOption {
-	return serverOption(func(c *config) error {
-		c.keyFailed = h
-		return guard.Given(h != nil, "WithKeyErrorHandler")
-	})
+	return serverOption(options.Checked(options.Given("WithKeyErrorHandler", h != nil), func(c *config) { c.keyFailed = h }))
 }
 
 // WithErrorHandler lets h answer requests if the limiter returns an error, such as
@@ -125,19 +117,13 @@ func WithKeyErrorHandler(h ErrorHandler) ServerOption {
 // error, such as a deny list without an address, next is [WriteError]. It lets nobody through, and
 // the reason is in the server's ErrorLog.
 func WithErrorHandler(h ErrorHandler) ServerOption {
-	return serverOption(func(c *config) error {
-		c.failed = h
-		return guard.Given(h != nil, "WithErrorHandler")
-	})
+	return serverOption(options.Checked(options.Given("WithErrorHandler", h != nil), func(c *config) { c.failed = h }))
 }
 
 // WithDeniedHandler lets h answer requests that the limiter denies. The default is
 // [WriteProblem].
 func WithDeniedHandler(h DeniedHandler) ServerOption {
-	return serverOption(func(c *config) error {
-		c.denied = h
-		return guard.Given(h != nil, "WithDeniedHandler")
-	})
+	return serverOption(options.Checked(options.Given("WithDeniedHandler", h != nil), func(c *config) { c.denied = h }))
 }
 
 // WithRefund refunds a request's charge if f returns true for the status of the response.
@@ -195,20 +181,14 @@ func WithHeaders(styles ...HeaderStyle) ServerOption {
 // WithoutHeaders leaves out the header fields that report the limits, which saves time. A refusal
 // still has a Retry-After.
 func WithoutHeaders() ServerOption {
-	return serverOption(func(c *config) error {
-		c.styles = 0
-		return nil
-	})
+	return serverOption(options.Set(func(c *config) { c.styles = 0 }))
 }
 
 // WithContext puts the [Decision] into the context that the handler gets, for [FromContext] and
 // [Decision.Refund]. It also puts the client's address there, for [clientaddr.FromContext]. It
 // costs about 600 bytes in three allocations per request, because net/http has to copy the request.
 func WithContext() ServerOption {
-	return serverOption(func(c *config) error {
-		c.InContext = true
-		return nil
-	})
+	return serverOption(options.Set(func(c *config) { c.InContext = true }))
 }
 
 // WithSlots configures the slots that requests hold by options of [inflight.Hold], such as
@@ -232,20 +212,14 @@ func WithSlotRetryAfter(d time.Duration) ServerOption {
 // than a slot's lifetime would end all requests. A connection that was taken over is not affected.
 // WithCancelLost returns [ratelimit.ErrInvalidOption] if the limiter counts no slots.
 func WithCancelLost() ServerOption {
-	return serverOption(func(c *config) error {
-		c.CancelLost = true
-		return nil
-	})
+	return serverOption(options.Set(func(c *config) { c.CancelLost = true }))
 }
 
 // WithoutWaiting makes a Transport return [ErrLimited] instead of waiting if a request cannot be
 // sent now. It neither waits for the Delay of a leaky bucket nor refuses because of it. It cannot
 // be combined with [inflight.WaitUpTo].
 func WithoutWaiting() ClientOption {
-	return clientOption(func(c *config) error {
-		c.Refuse = true
-		return nil
-	})
+	return clientOption(options.Set(func(c *config) { c.Refuse = true }))
 }
 
 // WithMaxPause sets the longest time, above 0, for which one response of a server can make later
@@ -281,10 +255,7 @@ func WithMaxPause(d time.Duration) ClientOption {
 // pause takes at least a second. Do not use WithRemaining if the server's burst is smaller than
 // what it admits per second. docs/client.md has more.
 func WithRemaining() ClientOption {
-	return clientOption(func(c *config) error {
-		c.remaining = true
-		return nil
-	})
+	return clientOption(options.Set(func(c *config) { c.remaining = true }))
 }
 
 // WithOnPause calls f when a server makes the requests of a key wait for d, for example to log it.
@@ -297,10 +268,7 @@ func WithRemaining() ClientOption {
 // returned, so it must be fast, and it must be safe for concurrent use. [Transport.Pauses] counts
 // the pauses.
 func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption {
-	return clientOption(func(c *config) error {
-		c.onPause = f
-		return guard.Given(f != nil, "WithOnPause")
-	})
+	return clientOption(options.Checked(options.Given("WithOnPause", f != nil), func(c *config) { c.onPause = f }))
 }
 
 // WithRetries sends a refused request again, up to n times, 0 to 100. The default is 0. A request
@@ -315,11 +283,5 @@ func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption
 // ([http.Request.GetBody]), or if the server asks for a pause that is longer than WithMaxPause or
 // ends after the deadline of the request's context. WithRetries cannot be combined with [WithoutWaiting].
 func WithRetries(n int) ClientOption {
-	return clientOption(func(c *config) error {
-		if n < 0 || n > 100 {
-			return guard.Invalid("WithRetries(%d), want 0 to 100", n)
-		}
-		c.retries = n
-		return nil
-	})
+	return clientOption(options.Checked(options.Within("WithRetries", n, 0, 100), func(c *config) { c.retries = n }))
 }

@@ -1,11 +1,10 @@
 package inflight
 
 import (
-	"fmt"
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 )
 
 // Counters count the Slots that [CountIn] assigns to them: how many are held, and how they ended.
@@ -33,13 +32,7 @@ type Stats struct {
 // nothing is not counted, such as that of a key that an accesslist admits. A Slot of several limits
 // is counted once.
 func CountIn(c *Counters) Option {
-	return func(s *settings) error {
-		if c == nil {
-			return fmt.Errorf("%w: CountIn(nil)", ratelimit.ErrInvalidOption)
-		}
-		s.counters = c
-		return nil
-	}
+	return options.Checked(options.Given("CountIn", c != nil), func(s *settings) { s.counters = c })
 }
 
 // Stats returns the counts so far.

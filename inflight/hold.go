@@ -2,7 +2,6 @@ package inflight
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -27,26 +26,14 @@ type settings struct {
 
 // Longest ends the slot after d, above 0, as if it were lost, even if the work continues.
 func Longest(d time.Duration) Option {
-	return func(s *settings) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: Longest(%v), want above 0", ratelimit.ErrInvalidOption, d)
-		}
-		s.longest = d
-		return nil
-	}
+	return options.Checked(options.Positive("Longest", d), func(s *settings) { s.longest = d })
 }
 
 // OnEnd calls f once when the slot ends, and before that if it is lost. f must return quickly. A slot
 // in memory that has ended is free for what f begins. A panic of f is one of Release, if that ends
 // the slot, and otherwise it is dropped.
 func OnEnd(f func(Ending)) Option {
-	return func(s *settings) error {
-		if f == nil {
-			return fmt.Errorf("%w: OnEnd(nil)", ratelimit.ErrInvalidOption)
-		}
-		s.onEnd = f
-		return nil
-	}
+	return options.Checked(options.Given("OnEnd", f != nil), func(s *settings) { s.onEnd = f })
 }
 
 func (s *settings) apply(opts []Option) error {

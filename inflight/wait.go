@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -31,13 +32,7 @@ const (
 // that wait as well, because they may only wait for the store's answer. It is for [Wait], and for
 // [Hold] together with [WaitUpTo]. Otherwise it is an error.
 func MaxWaiting(n int) Option {
-	return func(s *settings) error {
-		if n < 1 || n > math.MaxInt32 {
-			return fmt.Errorf("%w: MaxWaiting(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, math.MaxInt32)
-		}
-		s.most = n
-		return nil
-	}
+	return options.Checked(options.Within("MaxWaiting", n, 1, math.MaxInt32), func(s *settings) { s.most = n })
 }
 
 // WaitUpTo makes [Hold] wait for up to d, above 0, in the queue of [Wait]. Hold denies when d is
@@ -45,13 +40,7 @@ func MaxWaiting(n int) Option {
 // already wait ([MaxWaiting]). An error of the limiter ends the wait. A call to the store that is
 // in progress when d is over is waited for. In [Wait], WaitUpTo is a timeout of the context.
 func WaitUpTo(d time.Duration) Option {
-	return func(s *settings) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: WaitUpTo(%v), want above 0", ratelimit.ErrInvalidOption, d)
-		}
-		s.patience = d
-		return nil
-	}
+	return options.Checked(options.Positive("WaitUpTo", d), func(s *settings) { s.patience = d })
 }
 
 // Wait is like [Hold], but blocks until there is a slot and room for everything else that l asks

@@ -108,38 +108,20 @@ type Option func(*settings) error
 
 // WithMaxKeys limits the number of keys in the cache to n, 2 to 2^31-1. The default is 65,536.
 func WithMaxKeys(n int) Option {
-	return func(s *settings) error {
-		if n < 2 || n > math.MaxInt32 {
-			return fmt.Errorf("%w: WithMaxKeys(%d), want 2 to %d", store.ErrInvalidOption, n, math.MaxInt32)
-		}
-		s.maxKeys = n
-		return nil
-	}
+	return options.Checked(options.Within("WithMaxKeys", n, 2, math.MaxInt32), func(s *settings) { s.maxKeys = n })
 }
 
 // WithStale serves an answer for d longer than the ttl while the function fails or takes long. d
 // must not be negative. The default is an hour. If d is 0, all callers wait for the function as
 // soon as the ttl is over, and get its error.
 func WithStale(d time.Duration) Option {
-	return func(s *settings) error {
-		if d < 0 {
-			return fmt.Errorf("%w: WithStale(%v), want 0 or more", store.ErrInvalidOption, d)
-		}
-		s.stale = d
-		return nil
-	}
+	return options.Checked(options.AtLeast("WithStale", d, 0), func(s *settings) { s.stale = d })
 }
 
 // WithTimeout ends the context of a query after d, which must be positive. The default is 5 s. The
 // function must return when its context ends.
 func WithTimeout(d time.Duration) Option {
-	return func(s *settings) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: WithTimeout(%v), want above 0", store.ErrInvalidOption, d)
-		}
-		s.timeout = d
-		return nil
-	}
+	return options.Checked(options.Positive("WithTimeout", d), func(s *settings) { s.timeout = d })
 }
 
 // New returns a cache of the answers of f, each valid for ttl, which must be positive. The context

@@ -70,13 +70,7 @@ type WaiterOption func(*Waiter) error
 // WithMaxWaiting limits the number of callers that sleep at the same time to n, 1 to 2^31-1. The
 // default is 1,024.
 func WithMaxWaiting(n int) WaiterOption {
-	return func(w *Waiter) error {
-		if n < 1 || n > math.MaxInt32 {
-			return fmt.Errorf("%w: WithMaxWaiting(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, math.MaxInt32)
-		}
-		w.places.Most = int64(n)
-		return nil
-	}
+	return options.Checked(options.Within("WithMaxWaiting", n, 1, math.MaxInt32), func(w *Waiter) { w.places.Most = int64(n) })
 }
 
 // NewWaiter returns a limiter that decides as l does, after a sleep of up to max, which must be

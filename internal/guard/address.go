@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/ratelimit-go/ratelimit/internal/clientip"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 )
 
 // Prefixes are the numbers of leading bits of addresses that are counted together.
@@ -16,25 +17,12 @@ const (
 
 // IPv4Prefix is the option with that name.
 func IPv4Prefix(bits int) func(*Prefixes) error {
-	return func(p *Prefixes) error {
-		p.IPv4 = bits
-		return within(bits, 16, 32, "IPv4Prefix")
-	}
+	return options.Checked(options.Within("IPv4Prefix", bits, 16, 32), func(p *Prefixes) { p.IPv4 = bits })
 }
 
 // IPv6Prefix is the option with that name.
 func IPv6Prefix(bits int) func(*Prefixes) error {
-	return func(p *Prefixes) error {
-		p.IPv6 = bits
-		return within(bits, 32, 64, "IPv6Prefix")
-	}
-}
-
-func within(bits, least, most int, option string) error {
-	if bits < least || bits > most {
-		return Invalid("%s(%d), want %d to %d", option, bits, least, most)
-	}
-	return nil
+	return options.Checked(options.Within("IPv6Prefix", bits, 32, 64), func(p *Prefixes) { p.IPv6 = bits })
 }
 
 // NewPrefixes returns the Prefixes that the options of a constructor set.

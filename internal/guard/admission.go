@@ -10,6 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
@@ -41,7 +42,7 @@ func (a *Admission) WithSlots(opts []inflight.Option) (err error) {
 // WithMaxPause sets MaxPause, above 0.
 func (a *Admission) WithMaxPause(d time.Duration) error {
 	a.MaxPause = d
-	return above0(d, "WithMaxPause")
+	return options.Positive("WithMaxPause", d)
 }
 
 // Holds reports whether the limiter counts slots. This can change if the limiter inside a wrapper

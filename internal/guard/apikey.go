@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"strings"
+
+	"github.com/ratelimit-go/ratelimit/internal/options"
 )
 
 // APIKey describes one kind of API keys.
@@ -19,10 +21,7 @@ type APIKey[C any] struct {
 
 // KnownKeys is the option with that name.
 func KnownKeys[C any](f func(call C, key string) bool) func(*APIKey[C]) error {
-	return func(a *APIKey[C]) error {
-		a.known = f
-		return Given(f != nil, "KnownKeys")
-	}
+	return options.Checked(options.Given("KnownKeys", f != nil), func(a *APIKey[C]) { a.known = f })
 }
 
 // HashedWith is the option with that name.

@@ -11,6 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
@@ -63,14 +64,6 @@ func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ratelimit.ErrInvalidOption}, args...)...)
 }
 
-// Given returns an error for an option whose argument is nil, unless ok is true.
-func Given(ok bool, option string) error {
-	if !ok {
-		return Invalid("%s(nil)", option)
-	}
-	return nil
-}
-
 // WithKey sets the Key.
 func (c *Config[C]) WithKey(k Key[C]) error {
 	c.Key = k
@@ -91,20 +84,13 @@ func (c *Config[C]) WithClientAddr(k Key[C]) error {
 // WithRefund sets Refunds. given reports whether the option has a function.
 func (c *Config[C]) WithRefund(given bool) error {
 	c.Refunds = given
-	return Given(given, "WithRefund")
+	return options.Given("WithRefund", given)
 }
 
 // WithSlotRetryAfter sets SlotRetry, above 0.
 func (c *Config[C]) WithSlotRetryAfter(d time.Duration) error {
 	c.SlotRetry = d
-	return above0(d, "WithSlotRetryAfter")
-}
-
-func above0(d time.Duration, option string) error {
-	if d <= 0 {
-		return Invalid("%s(%v), want above 0", option, d)
-	}
-	return nil
+	return options.Positive("WithSlotRetryAfter", d)
 }
 
 // Skips reports whether a call bypasses the limiter.

@@ -69,26 +69,14 @@ type Option func(*settings) error
 // 65,536, which take 9 to 14 MB. Beyond n, a few denials are sampled, and one that has ended or
 // that ends first is removed. The next call of its key asks the store again.
 func WithMaxKeys(n int) Option {
-	return func(s *settings) error {
-		if n < 1 || n > maxMaxKeys {
-			return fmt.Errorf("%w: WithMaxKeys(%d), want 1 to %d", store.ErrInvalidOption, n, maxMaxKeys)
-		}
-		s.maxKeys = n
-		return nil
-	}
+	return options.Checked(options.Within("WithMaxKeys", n, 1, maxMaxKeys), func(s *settings) { s.maxKeys = n })
 }
 
 // WithMaxAge makes the Store ask the wrapped store again when a denial is older than age, 1 µs or
 // more, even if RetryAfter is longer. This bounds how long a Refund or a Reset in another process
 // goes unnoticed, and costs one call per age and denied key.
 func WithMaxAge(age time.Duration) Option {
-	return func(s *settings) error {
-		if age < time.Microsecond {
-			return fmt.Errorf("%w: WithMaxAge(%v), want 1µs or more", store.ErrInvalidOption, age)
-		}
-		s.maxAge = age
-		return nil
-	}
+	return options.Checked(options.AtLeast("WithMaxAge", age, time.Microsecond), func(s *settings) { s.maxAge = age })
 }
 
 // New returns a store that asks s unless a call is known to be denied. It returns

@@ -196,13 +196,13 @@ type Option func(*Store) error
 // are. With 1, nothing is charged in advance: each admission asks the store, and only denials are
 // made in memory.
 func WithMaxLease(n int) Option {
-	return within("WithMaxLease", n, maxLease, func(d *Store) { d.terms.most = n })
+	return options.Checked(options.Within("WithMaxLease", n, 1, maxLease), func(d *Store) { d.terms.most = n })
 }
 
 // WithMaxKeys limits the number of keys with leases to n, 1 to 16,777,216. The default is 65,536.
 // Calls for other keys always ask the store.
 func WithMaxKeys(n int) Option {
-	return within("WithMaxKeys", n, maxMaxKeys, func(d *Store) { d.maxKeys = int64(n) })
+	return options.Checked(options.Within("WithMaxKeys", n, 1, maxMaxKeys), func(d *Store) { d.maxKeys = int64(n) })
 }
 
 // WithOverdraft lets each process admit up to n events of each key, 1 to 1,000,000,000, before the
@@ -216,18 +216,7 @@ func WithMaxKeys(n int) Option {
 // It cannot be used with a sliding window, where events charged beyond the limit count less in the
 // next window.
 func WithOverdraft(n int) Option {
-	return within("WithOverdraft", n, maxLease, func(d *Store) { d.terms.overdraft = n })
-}
-
-// within returns the option name(n), which sets n if it is 1 to most.
-func within(name string, n, most int, set func(d *Store)) Option {
-	return func(d *Store) error {
-		if n < 1 || n > most {
-			return fmt.Errorf("%w: %s(%d), want 1 to %d", store.ErrInvalidOption, name, n, most)
-		}
-		set(d)
-		return nil
-	}
+	return options.Checked(options.Within("WithOverdraft", n, 1, maxLease), func(d *Store) { d.terms.overdraft = n })
 }
 
 // New returns a store that holds leases of events that s has charged, each for up to life, 1 ms to

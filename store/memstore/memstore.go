@@ -71,13 +71,7 @@ type Option func(*Store) error
 // each, an attacker can regain an event for a key that spends fewer than five events in the
 // meantime.
 func WithMaxKeys(n int) Option {
-	return func(s *Store) error {
-		if n < 1 {
-			return fmt.Errorf("%w: memstore: WithMaxKeys(%d), want 1 or more", store.ErrInvalidOption, n)
-		}
-		s.maxKeys = int64(n)
-		return nil
-	}
+	return options.Checked(options.AtLeast("memstore: WithMaxKeys", n, 1), func(s *Store) { s.maxKeys = int64(n) })
 }
 
 // WithClock makes the store use now as its clock, for replay and simulation. Replay a log in the
@@ -85,13 +79,9 @@ func WithMaxKeys(n int) Option {
 // that the key's state depends on. A reading more than 2 s late may count as a later time still, if
 // ended keys were dropped in the meantime.
 func WithClock(now func() time.Time) Option {
-	return func(s *Store) error {
-		if now == nil {
-			return fmt.Errorf("%w: memstore: WithClock(nil)", store.ErrInvalidOption)
-		}
+	return options.Checked(options.Given("memstore: WithClock", now != nil), func(s *Store) {
 		s.clock = func() int64 { return now().UnixMicro() }
-		return nil
-	}
+	})
 }
 
 // New returns an empty store.

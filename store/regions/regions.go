@@ -90,13 +90,7 @@ type Option func(*settings) error
 // default is 500 ms. It must be longer than two round trips to a region, because otherwise that
 // region cannot help.
 func WithWait(d time.Duration) Option {
-	return func(s *settings) error {
-		if d < leastWait || d > mostWait {
-			return fmt.Errorf("%w: WithWait(%v), want %v to %v", store.ErrInvalidOption, d, leastWait, mostWait)
-		}
-		s.wait = d
-		return nil
-	}
+	return options.Checked(options.Within("WithWait", d, leastWait, mostWait), func(s *settings) { s.wait = d })
 }
 
 // WithWeights sets the relative sizes of the regions' shares: a region with a weight of 3 has three
