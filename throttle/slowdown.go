@@ -9,7 +9,6 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
-	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -44,10 +43,10 @@ type Slow struct {
 // one.
 type Slowdown struct {
 	wrapper
+	inside
 
-	limiter ratelimit.Limiter
-	slow    Slow
-	passed  *ratelimit.Mark // on events that the limiter denied, and therefore did not charge
+	slow   Slow
+	passed *ratelimit.Mark // on events that the limiter denied, and therefore did not charge
 }
 
 type wrapper = see.Wrapper
@@ -71,7 +70,7 @@ func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	case s.Max <= 0 || s.Max%time.Microsecond != 0:
 		return nil, fmt.Errorf("%w: a maximum of %v, want whole µs above 0", ratelimit.ErrInvalidOption, s.Max)
 	}
-	slowdown := &Slowdown{wrapper: see.Has(see.Traits{Answers: true, Behind: l}), limiter: l, slow: s}
+	slowdown := &Slowdown{wrapper: see.Has(see.Traits{Answers: true, Behind: l}), inside: inside{l}, slow: s}
 	slowdown.passed = ratelimit.NewMark(slowdown, ratelimit.SourceStore, nil)
 	return slowdown, nil
 }
@@ -83,10 +82,7 @@ func (s *Slowdown) Allow(ctx context.Context, key string) (ratelimit.Result, err
 
 // AllowN admits n events. The Delay is how long they should wait.
 func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if s.limiter == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	r, err := s.limiter.AllowN(ctx, key, n)
+	r, err := s.made().AllowN(ctx, key, n)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -95,10 +91,7 @@ func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 
 // Peek returns what Allow would return, and charges nothing.
 func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	if s.limiter == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	r, err := s.limiter.Peek(ctx, key)
+	r, err := s.made().Peek(ctx, key)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -133,39 +126,12 @@ func (s Slow) delay(spent int) time.Duration {
 	return time.Duration(excess) * s.Step
 }
 
-// Charge charges l for n events that have already happened. It does not sleep.
-func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if s.limiter == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	return ratelimit.Charge(ctx, s.limiter, key, n)
-}
-
 // Refund refunds n of the admitted events in charged, as far as l has charged them.
 func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if s.limiter == nil {
-		return unmade.Err
-	}
 	if _, _, passed := charged.Unmark(s); passed && charged.Allowed { // otherwise AllowWithin has denied it because of its Delay
 		return store.CheckCall(ctx, key, n)
 	}
-	return s.limiter.Refund(ctx, key, charged, n)
-}
-
-// Reset forgets the state of key in l.
-func (s *Slowdown) Reset(ctx context.Context, key string) error {
-	if s.limiter == nil {
-		return unmade.Err
-	}
-	return s.limiter.Reset(ctx, key)
-}
-
-// AppendPolicies appends the policies of l. The Slowdown counts by them, but does not enforce them.
-func (s *Slowdown) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	if s.limiter == nil {
-		return dst, unmade.Err
-	}
-	return ratelimit.AppendPolicies(ctx, dst, s.limiter, key)
+	return s.made().Refund(ctx, key, charged, n)
 }
 
 var (

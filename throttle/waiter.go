@@ -21,7 +21,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
-	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -51,12 +50,12 @@ import (
 // goroutine and is safe for concurrent use. Use [NewWaiter] to create one.
 type Waiter struct {
 	wrapper
+	inside
 
-	limiter ratelimit.Limiter
-	fixed   bool // nothing in limiter can change
-	own     see.Queues
-	max     time.Duration
-	places  queue.Places
+	fixed  bool // nothing in limiter can change
+	own    see.Queues
+	max    time.Duration
+	places queue.Places
 }
 
 const (
@@ -86,7 +85,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	if see.Held(l) {
 		return nil, see.ErrHeld
 	}
-	w := &Waiter{wrapper: see.Has(see.Traits{Sleeps: true, Behind: l}), limiter: l, max: min(max, queue.Forever)}
+	w := &Waiter{wrapper: see.Has(see.Traits{Sleeps: true, Behind: l}), inside: inside{l}, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting
 	w.own, w.fixed = w.queues(), see.Fixed(l)
 	if err := options.Apply(w, opts); err != nil {
@@ -118,11 +117,8 @@ func (w *Waiter) leaky(r *ratelimit.Result) bool {
 
 // AllowN decides on n events together, after a sleep if that helps.
 func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
-	switch {
-	case w.limiter == nil:
-		return ratelimit.Result{}, unmade.Err
-	case store.CheckCall(ctx, key, n) != nil:
-		return w.limiter.AllowN(ctx, key, n) // AllowN returns the error
+	if w.limiter == nil || store.CheckCall(ctx, key, n) != nil {
+		return w.made().AllowN(ctx, key, n) // AllowN returns the error
 	}
 	patience := w.patience(ctx)
 	queues, me := w.queues(), queue.NewWaiter()
@@ -253,29 +249,20 @@ func (w *Waiter) denial(r ratelimit.Result, room bool, early time.Duration) rate
 // [ratelimit.AllowWithin]. It does not sleep, and does not count toward the limit of sleeping
 // callers.
 func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	if w.limiter == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	return ratelimit.AllowWithin(ctx, w.limiter, key, n, d)
+	return ratelimit.AllowWithin(ctx, w.made(), key, n, d)
 }
 
 // AllowUpTo admits as many of n events as l has room for now, and returns their number, 0 to n. It
 // does not sleep. The caller must sleep for the Delay, which is l's.
 func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	if w.limiter == nil {
-		return 0, ratelimit.Result{}, unmade.Err
-	}
-	return ratelimit.AllowUpTo(ctx, w.limiter, key, n)
+	return ratelimit.AllowUpTo(ctx, w.made(), key, n)
 }
 
 // Peek immediately returns what Allow would return, and charges nothing. If Allow would sleep and
 // then admit the event, Allowed is true, and Delay is the sleep, provided that no other caller
 // comes.
 func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	if w.limiter == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	r, err := w.limiter.Peek(ctx, key)
+	r, err := w.made().Peek(ctx, key)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -292,36 +279,9 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	return r, nil
 }
 
-// Charge charges l for n events that have already happened. It does not sleep.
-func (w *Waiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if w.limiter == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	return ratelimit.Charge(ctx, w.limiter, key, n)
-}
-
 // Refund refunds n of the admitted events in charged, as l does.
 func (w *Waiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if w.limiter == nil {
-		return unmade.Err
-	}
-	return w.limiter.Refund(ctx, key, charged, n)
-}
-
-// Reset forgets the state of key in l. Callers that sleep for the key continue to sleep.
-func (w *Waiter) Reset(ctx context.Context, key string) error {
-	if w.limiter == nil {
-		return unmade.Err
-	}
-	return w.limiter.Reset(ctx, key)
-}
-
-// AppendPolicies appends the policies of l.
-func (w *Waiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	if w.limiter == nil {
-		return dst, unmade.Err
-	}
-	return ratelimit.AppendPolicies(ctx, dst, w.limiter, key)
+	return w.made().Refund(ctx, key, charged, n)
 }
 
 var (
