@@ -47,14 +47,8 @@ type Ban struct {
 	all     *All // limiter if it is an *All, or else nil
 	members []member
 	penalty Penalty
-	denials lockout
+	denials limiter // counts denials, and during a ban denies every call
 	opts    []Option
-}
-
-// lockout counts denials, and during a ban denies every call.
-type lockout struct {
-	limiter
-	within int64 // µs
 }
 
 // NewBan returns a limiter that decides as l does and bans keys according to p. It keeps the bans in s,
@@ -75,11 +69,16 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	}
 	b := &Ban{limiter: l, members: members, penalty: p, opts: slices.Clone(opts)}
 	b.all, _ = l.(*All)
-	if err := b.denials.make(b, s, p, opts); err != nil {
+	k := &b.denials
+	if err := k.build(b, &ban, s, Limit{Rate: p.Denials, Period: p.Within}, append([]Option{WithName("ban")}, opts...)); err != nil {
 		return nil, err
 	}
-	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{Name: b.denials.policyName, UsesContext: b.denials.keyFunc != nil, Key: see.Keys(b.denials.keyMaker(), see.KeyOf(l)), Kinds: b.kind, Local: b.local,
-		Servers: see.ServersOf(s, b.denials.keyMaker())})
+	if k.limitFunc != nil || k.calls {
+		return nil, fmt.Errorf("%w: a Ban cannot have WithLimitFunc, WithTiers or CountCalls: set them on the limiter inside it", ErrInvalidOption)
+	}
+	k.integers.Period, k.integers.Burst = max(p.Most, p.For).Microseconds(), int64(p.For/time.Second)
+	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{Name: k.policyName, UsesContext: k.keyFunc != nil, Key: see.Keys(k.keyMaker(), see.KeyOf(l)), Kinds: b.kind, Local: b.local,
+		Servers: see.ServersOf(s, k.keyMaker())})
 	return b, nil
 }
 
@@ -98,19 +97,6 @@ func (p Penalty) Validate() error {
 	case p.Most != 0 && p.Most < p.For || p.Most > maxPeriod || p.Most%time.Microsecond != 0:
 		return fmt.Errorf("%w: Penalty.Most is %v, want 0, or %v to 10 years, in whole microseconds", ErrInvalidOption, p.Most, p.For)
 	}
-	return nil
-}
-
-func (k *lockout) make(self *Ban, s store.Store, p Penalty, opts []Option) error {
-	opts = append([]Option{WithName("ban")}, opts...)
-	if err := k.build(self, &ban, s, Limit{Rate: p.Denials, Period: p.Within}, opts); err != nil {
-		return err
-	}
-	if k.limitFunc != nil || k.calls {
-		return fmt.Errorf("%w: a Ban cannot have WithLimitFunc, WithTiers or CountCalls: set them on the limiter inside it", ErrInvalidOption)
-	}
-	k.integers.Period, k.integers.Burst = max(p.Most, p.For).Microseconds(), int64(p.For/time.Second)
-	k.within = p.Within.Microseconds()
 	return nil
 }
 
@@ -201,12 +187,7 @@ func (b *Ban) Refund(ctx context.Context, key string, charged Result, n int) err
 
 // Lift forgets the bans of key and the denials that count toward one. It does not change the wrapped
 // limiter.
-func (b *Ban) Lift(ctx context.Context, key string) error {
-	if err := b.check(ctx, key, 1); err != nil {
-		return err
-	}
-	return b.denials.Reset(ctx, key)
-}
+func (b *Ban) Lift(ctx context.Context, key string) error { return b.denials.Reset(ctx, key) }
 
 // Reset calls Lift, and resets key in the wrapped limiter. If one of them fails, the other is still done.
 // To reset only the wrapped limiter, call Reset on the limiter that Unwrap returns.
@@ -248,7 +229,7 @@ func (b *Ban) decide(ctx context.Context, key string, n int, how asking, res *Re
 func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Result) (banned bool, err error) {
 	d := begin(how, b.all)
 	defer d.end()
-	d.addGate(&b.denials.limiter, key)
+	d.addGate(&b.denials, key)
 	for i := range b.members {
 		d.add(b.members[i], key, n, false)
 	}
@@ -267,7 +248,7 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 func (b *Ban) banned(ctx context.Context, key string, res *Result) (bool, error) {
 	d := begin(asking{what: toTake}, nil)
 	defer d.end()
-	d.addGate(&b.denials.limiter, key)
+	d.addGate(&b.denials, key)
 	err := d.decide(ctx)
 	if err == nil && d.denied {
 		b.deny(&d.parts[0].Result, res)
@@ -277,7 +258,7 @@ func (b *Ban) banned(ctx context.Context, key string, res *Result) (bool, error)
 
 var byBan = Mark{source: SourceBan}
 
-// deny makes res the denial by a ban, from the denial r of the lockout.
+// deny makes res the denial by a ban, from the denial r of the limiter that counts denials.
 func (b *Ban) deny(r, res *Result) {
 	*res = Result{RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter}
 	res.mark = &byBan
@@ -304,7 +285,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	var r Result
 	if err == nil {
 		events := min(n, b.penalty.Denials) // this many begin a ban, and more would not change it
-		err = k.takeBy(ctx, counted, k.integers.TurnBefore(k.within+1), int64(events), &r)
+		err = k.takeBy(ctx, counted, k.integers.TurnBefore(b.penalty.Within.Microseconds()+1), int64(events), &r)
 	}
 	k.tell(ctx, counted, n, &r, err, since)
 	switch {
@@ -318,7 +299,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	return err
 }
 
-// ban is the rule of a lockout: it counts denials until they begin a ban. Its [store.Limit] has
+// ban is the rule that counts denials until they begin a ban. Its [store.Limit] has
 //
 //	Rate    how many denials begin a ban
 //	Period  the length of the longest ban, in µs
