@@ -315,7 +315,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 var ban = lua.Rule(store.Rule{
 	Name:      "ban",
 	Step:      banStep,
-	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
+	Available: windowAvailable,
 	Overdrawn: func(next store.State, _ store.Limit, _ int64) store.State { return next },
 	Refund:    func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
 	TTL:       func(s store.State, _ store.Limit) int64 { return banLife(s) },

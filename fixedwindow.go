@@ -137,15 +137,8 @@ func wholeUsed(s store.State, end, now int64) int64 {
 	return s.Whole
 }
 
-// windowReply reads a reply of a fixed window: the time of the decision, the count before it, and
-// for how many µs that count stays. The reply of a log has its count at the same place.
-func windowReply(r store.Reply) (now, count, left int64) { return r.X, r.Y, r.Z }
-
-// windowAvailable returns the available events of a fixed window or a log.
-func windowAvailable(l store.Limit, r store.Reply) int64 {
-	_, count, _ := windowReply(r)
-	return max(0, l.Rate-count)
-}
+// windowAvailable returns the available events of a rule whose replies have the count in Y.
+func windowAvailable(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) }
 
 // windowOverdrawn returns the state of a count that may be above the Rate, but not above most.
 func windowOverdrawn(next store.State, _ store.Limit, most int64) store.State {
@@ -154,11 +147,10 @@ func windowOverdrawn(next store.State, _ store.Limit, most int64) store.State {
 }
 
 func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) store.Report {
-	now, _, left := windowReply(r)
-	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: left, Reset: left}
+	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: r.Z, Reset: r.Z}
 	if charged > 0 {
-		_, end := l.Window(now)
-		v.Reset = end - now
+		_, end := l.Window(r.X)
+		v.Reset = end - r.X
 	}
 	return v
 }

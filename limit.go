@@ -226,21 +226,19 @@ func (l Limit) Validate() error {
 // ValidateFor returns the error that the algorithm's constructor would return for l. It returns
 // [ErrInvalidOption] if the algorithm is unknown.
 func (l Limit) ValidateFor(algorithm string) error {
-	for i := range kinds {
-		if rule := kinds[i].rule; rule.Name == algorithm {
-			_, err := integers(rule, l)
-			return err
-		}
+	k, err := kindOf(algorithm)
+	if err == nil {
+		_, err = integers(k.rule, l)
 	}
-	return errNoAlgorithm(algorithm)
+	return err
 }
 
 // Algorithms returns the names, for [New], of the algorithms that can enforce l.
 func (l Limit) Algorithms() []string {
 	var names []string
-	for i := range kinds {
-		if rule := kinds[i].rule; l.ValidateFor(rule.Name) == nil {
-			names = append(names, rule.Name)
+	for _, k := range kinds {
+		if _, err := integers(k.rule, l); err == nil {
+			names = append(names, k.rule.Name)
 		}
 	}
 	return names

@@ -106,13 +106,16 @@ const (
 	beyond    = int64(maxEvents) + 1 // stands for any larger number of events
 )
 
-// kinds are the five built-in algorithms, in the order of the documentation. There is no other list
-// of them.
-var kinds = []struct {
+// kind is a built-in algorithm.
+type kind struct {
 	rule  *store.Rule
 	waits queue.Kind // how the algorithm admits waiters
 	make  func() one
-}{
+}
+
+// kinds are the five built-in algorithms, in the order of the documentation. There is no other list
+// of them.
+var kinds = []*kind{
 	{&fixedWindow, queue.Plain, func() one { return new(FixedWindow) }},
 	{&slidingWindow, queue.Plain, func() one { return new(SlidingWindow) }},
 	{&slidingLog, queue.Plain, func() one { return new(SlidingLog) }},
@@ -124,20 +127,23 @@ var kinds = []struct {
 // "sliding_log", "token_bucket" or "leaky_bucket". Like all constructors, it returns
 // [ErrInvalidLimit] or [ErrInvalidOption] if an argument is invalid.
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
-	for i := range kinds {
-		if k := &kinds[i]; k.rule.Name == algorithm {
-			return built(k.make(), k.rule, s, l, opts)
-		}
+	k, err := kindOf(algorithm)
+	if err != nil {
+		return nil, err
 	}
-	return nil, errNoAlgorithm(algorithm)
+	return built(k.make(), k.rule, s, l, opts)
 }
 
-func errNoAlgorithm(name string) error {
-	all := make([]string, len(kinds))
-	for i := range kinds {
-		all[i] = kinds[i].rule.Name
+// kindOf returns the built-in algorithm with that name.
+func kindOf(algorithm string) (*kind, error) {
+	var all []string
+	for _, k := range kinds {
+		if k.rule.Name == algorithm {
+			return k, nil
+		}
+		all = append(all, k.rule.Name)
 	}
-	return fmt.Errorf("%w: unknown algorithm %q: want one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
+	return nil, fmt.Errorf("%w: unknown algorithm %q: want one of %s", ErrInvalidOption, algorithm, strings.Join(all, ", "))
 }
 
 // Custom is a limiter with an algorithm that is not one of the five, such as package inflight's.
@@ -150,10 +156,8 @@ func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custo
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == nil {
 		return nil, fmt.Errorf("%w: the rule was not made by NewRule from a store.Rule with a Name and a Step", ErrInvalidOption)
 	}
-	for i := range kinds {
-		if kinds[i].rule.Name == rule.Name {
-			return nil, fmt.Errorf("%w: a built-in algorithm has the name %q: give the rule another one", ErrInvalidOption, rule.Name)
-		}
+	if _, err := kindOf(rule.Name); err == nil {
+		return nil, fmt.Errorf("%w: a built-in algorithm has the name %q: give the rule another one", ErrInvalidOption, rule.Name)
 	}
 	if name := missing(rule); name != "" { // stores call it late, and with a lock held
 		return nil, fmt.Errorf("%w: the rule %q has no %s", ErrInvalidOption, rule.Name, name)

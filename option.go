@@ -157,10 +157,7 @@ func (lim *limiter) checkReserved() error {
 		return fmt.Errorf("%w: WithReserved(%d) cannot be used with package regions, because no region knows what remains in the others", ErrInvalidOption, lim.reserved)
 	}
 	check := func(l Limit) error {
-		i, err := integers(lim.rule, l)
-		switch {
-		case err != nil:
-			return err
+		switch i, _ := integers(lim.rule, l); { // the constructor and WithTiers have checked it
 		case i.Rate < 0:
 			return fmt.Errorf("%w: WithReserved(%d) has no effect, because the limit is unlimited", ErrInvalidOption, lim.reserved)
 		case i.Burst <= lim.reserved:

@@ -55,11 +55,8 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 // overdrawn makes res from the reply to an OpOverdraw.
 func (lim *limiter) overdrawn(res *Result, req *store.Request, r store.Reply) {
 	n := req.N
-	if r.Outcome |= store.Admitted; r.Plain() {
-		lim.result(res, req.Limit, r, n, n)
-		return
-	}
-	if spent := lim.rule.Spent; spent != nil { // only as many as the state could hold were charged
+	r.Outcome |= store.Admitted
+	if spent := lim.rule.Spent; spent != nil && !r.Plain() { // only as many as the state could hold were charged
 		n = min(n, max(0, req.Most-spent(r)))
 	}
 	lim.result(res, req.Limit, r, n, n)

@@ -79,8 +79,7 @@ func slidingLogRefund(s store.State, l store.Limit, now int64, c store.Receipt) 
 }
 
 func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) store.Report {
-	retry, _, reset := windowReply(r)
-	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: retry, Reset: reset}
+	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: r.X, Reset: r.Z}
 	if charged > 0 {
 		v.Reset = l.Period
 	}

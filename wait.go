@@ -116,10 +116,8 @@ func (lim *limiter) kind() queue.Kind {
 	default:
 		return queue.Plain
 	}
-	for i := range kinds {
-		if k := &kinds[i]; k.rule == lim.rule {
-			return k.waits
-		}
+	if k, err := kindOf(lim.rule.Name); err == nil {
+		return k.waits
 	}
 	if !lim.rule.Burst {
 		return queue.Plain
