@@ -155,10 +155,7 @@ func (s *spec) check(l ratelimit.Limit) error {
 // checkShares returns the first error that the algorithm reports for the shares of instances. It
 // checks the limits before the tiers.
 func (s *spec) checkShares() error {
-	mem, err := memstore.New()
-	if err != nil {
-		return err
-	}
+	mem := ratelimit.Must(memstore.New())
 	all := slices.Clone(s.limits)
 	for _, tier := range slices.Sorted(maps.Keys(s.tiers)) {
 		all = append(all, s.tiers[tier])
@@ -184,10 +181,7 @@ func (s *spec) checkShares() error {
 
 // checkReserved returns an error if the reserve leaves nothing of a limit, or has no effect.
 func (s *spec) checkReserved() error {
-	mem, err := memstore.New()
-	if err != nil {
-		return err
-	}
+	mem := ratelimit.Must(memstore.New())
 	check := func(what string, l ratelimit.Limit) error {
 		switch _, err := ratelimit.New(s.algorithm, mem, l, ratelimit.WithReserved(s.reserved)); {
 		case err == nil:
@@ -202,7 +196,8 @@ func (s *spec) checkReserved() error {
 	limited := func(l ratelimit.Limit) bool { return l != ratelimit.Unlimited() && l.Rate > 0 }
 	for _, tier := range slices.Sorted(maps.Keys(s.tiers)) {
 		if l := s.tiers[tier]; limited(l) {
-			if some, err = true, check("tier "+yamltree.Quote(tier)+": ", l); err != nil {
+			some = true
+			if err := check("tier "+yamltree.Quote(tier)+": ", l); err != nil {
 				return err
 			}
 		}
@@ -219,10 +214,7 @@ func (s *spec) checkReserved() error {
 
 // checkLife returns an error if life is not valid for slots.
 func checkLife(life time.Duration) error {
-	mem, err := memstore.New()
-	if err == nil {
-		_, err = inflight.New(mem, 1, life)
-	}
+	_, err := inflight.New(ratelimit.Must(memstore.New()), 1, life)
 	return err
 }
 
@@ -254,11 +246,7 @@ func (s *spec) checkLease() error {
 }
 
 func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
-	mem, err := memstore.New()
-	if err != nil {
-		return err
-	}
-	leases, err := lease.New(mem, s.front.lease)
+	leases, err := lease.New(ratelimit.Must(memstore.New()), s.front.lease)
 	if err != nil {
 		return err
 	}

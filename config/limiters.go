@@ -64,15 +64,11 @@ func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Optio
 // It also returns ErrInvalidOption if there are tiers but no [WithTierFunc], or if a limiter has a
 // store block although s is in memory.
 func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
-	local, err := memstore.New()
-	if err != nil {
-		return nil, err
-	}
 	fronts, err := newFronts(s)
 	if err != nil {
 		return nil, err
 	}
-	ls := &Limiters{store: s, fronts: fronts, local: local, index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
+	ls := &Limiters{store: s, fronts: fronts, local: ratelimit.Must(memstore.New()), index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
 	if err := options.Apply(ls, opts); err != nil {
 		return nil, err
 	}
@@ -96,13 +92,10 @@ func newFronts(s store.Store) (map[front]store.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	fronts := map[front]store.Store{{}: s, {denyCache: true}: cached}
-	for _, cache := range []bool{false, true} {
-		if fronts[front{denyCache: cache, coalescing: true}], err = coalesce.New(fronts[front{denyCache: cache}]); err != nil {
-			return nil, err
-		}
-	}
-	return fronts, nil
+	return map[front]store.Store{
+		{}: s, {coalescing: true}: ratelimit.Must(coalesce.New(s)),
+		{denyCache: true}: cached, {denyCache: true, coalescing: true}: ratelimit.Must(coalesce.New(cached)),
+	}, nil
 }
 
 // storeOf returns the store with the caches of f in front of it.
