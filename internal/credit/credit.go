@@ -3,10 +3,7 @@
 package credit
 
 import (
-	"math"
-
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
-	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -39,8 +36,7 @@ func Receipt(rule *store.Rule, l store.Limit, c store.Receipt) store.Receipt {
 	if !rule.Burst {
 		return c
 	}
-	most, _ := exact.MulDiv(bucket.MaxRefill, l.Rate, l.Period)
-	half := exact.MulDivUp(min(most, math.MaxInt32), l.Period, 0, l.Rate) / 2
+	half := bucket.DrainTime(bucket.Most(l), 0, l) / 2
 	c.At, c.Due, c.Rate, c.Period, c.Overdrawn = c.At-half, c.At+half, l.Rate, l.Period, true
 	return c
 }

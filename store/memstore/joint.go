@@ -78,8 +78,8 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 	}
 	done, due := false, false
 	if i, j := t.counted(h, p.Limit), u.counted(k, q.Limit); i >= 0 && j >= 0 {
-		next, x := p.Namespace.Rule.Step(t.slots[i].stateOf(p.Limit.Period), p.Limit, max(reading, t.horizon), p.N)
-		last, y := q.Namespace.Rule.Step(u.slots[j].stateOf(q.Limit.Period), q.Limit, max(reading, u.horizon), q.N)
+		next, x := p.Namespace.Rule.Step(t.slots[i].state(p.Limit.Period), p.Limit, max(reading, t.horizon), p.N)
+		last, y := q.Namespace.Rule.Step(u.slots[j].state(q.Limit.Period), q.Limit, max(reading, u.horizon), q.N)
 		all := x.OK() && y.OK()
 		if done = !all || next.Period == p.Limit.Period && last.Period == q.Limit.Period; done { // or else a log begins
 			if *r, *o = x, y; all {

@@ -131,7 +131,7 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 		r = t.takeFromLog(i, l, now, n)
 	case i >= 0 && t.counting(i).under(l.Rate, l.Period):
 		var next store.State
-		if next, r = ns.Rule.Step(t.slots[i].stateOf(l.Period), l, now, n); r.OK() {
+		if next, r = ns.Rule.Step(t.slots[i].state(l.Period), l, now, n); r.OK() {
 			if next.Period != l.Period { // a log begins
 				return s.takeAny(t, h, reading, ns.Rule, l, n)
 			}
@@ -200,7 +200,7 @@ func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l sto
 // admitted.
 func (t *table) takeFromState(i int, rule *store.Rule, l store.Limit, now, n int64) store.Reply {
 	by := t.counting(i)
-	state := t.slots[i].state(by)
+	state := t.slots[i].state(by.period)
 	if !by.under(l.Rate, l.Period) {
 		state = t.slots[i].unlessEnded(rule, by, now)
 	}
@@ -229,7 +229,7 @@ func (s *Store) peek(q *store.Request) (store.Reply, error) {
 		t.mu.Unlock()
 		return s.peekAny(h, q.Namespace.Rule, q.Limit, reading, q.N), nil
 	}
-	state := t.slots[i].stateOf(q.Limit.Period)
+	state := t.slots[i].state(q.Limit.Period)
 	t.mu.Unlock()
 	_, r := q.Namespace.Rule.Step(state, q.Limit, now, q.N) // Step ignores what has ended
 	return r, nil

@@ -41,19 +41,14 @@ func (s *slot) setNumber(number int) {
 	s.partNumber = s.partNumber&partMask | uint64(number)<<partBits
 }
 
-// state returns the state, which was counted by c.
-func (s *slot) state(c *counting) store.State {
-	return s.stateOf(c.period)
-}
-
-// stateOf returns the state, which was counted under a limit of this Period.
-func (s *slot) stateOf(period int64) store.State {
+// state returns the state, which was counted under a limit of this Period.
+func (s *slot) state(period int64) store.State {
 	return store.State{At: s.at, Period: period, Whole: int64(s.whole), Part: s.part()}
 }
 
 // end returns the instant, in Unix µs, from which on the key is treated as new.
 func (s *slot) end(rule *store.Rule, c *counting) int64 {
-	return s.at + rule.TTL(s.state(c), store.Limit{Rate: int64(c.rate), Period: c.period})
+	return s.at + rule.TTL(s.state(c.period), store.Limit{Rate: int64(c.rate), Period: c.period})
 }
 
 // unlessEnded returns the state, or the zero State if it has ended. An ended state stays until a sweep, and
@@ -62,5 +57,5 @@ func (s *slot) unlessEnded(rule *store.Rule, c *counting, now int64) store.State
 	if s.end(rule, c) <= now {
 		return store.State{}
 	}
-	return s.state(c)
+	return s.state(c.period)
 }

@@ -145,7 +145,7 @@ func (t *table) state(i int, rule *store.Rule, now int64) store.State {
 // under l, because the rule finds that the state has drained.
 func (t *table) stateUnder(i int, rule *store.Rule, l store.Limit, now int64) store.State {
 	if i >= 0 && t.counting(i).under(l.Rate, l.Period) {
-		return t.slots[i].state(t.counting(i))
+		return t.slots[i].state(l.Period)
 	}
 	return t.state(i, rule, now)
 }
@@ -170,7 +170,7 @@ func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
 		return log.Used(now), end
 	}
 	c := t.counting(i)
-	return rules.get(c.rule).Used(t.slots[i].state(c), end, now), end
+	return rules.get(c.rule).Used(t.slots[i].state(c.period), end, now), end
 }
 
 // log returns the log of slot i, or nil.
@@ -278,7 +278,7 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 	if s.end(rule, by) <= now {
 		return true
 	}
-	left := rule.Refund(s.state(by), l, now, c)
+	left := rule.Refund(s.state(by.period), l, now, c)
 	t.put(i, left, int64(by.rate))
 	return left.Whole != 0 || left.Part != 0
 }
