@@ -332,12 +332,7 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 	return d.run(ctx, res)
 }
 
-var (
-	_ Limiter        = (*All)(nil)
-	_ PolicyAppender = (*All)(nil)
-	_ Charger        = (*All)(nil)
-	_ Delayer        = (*All)(nil)
-)
+var _ complete = (*All)(nil)
 
 // Ask is one part of a [Decide]: N events of Key, decided by Limiter.
 type Ask struct {

@@ -257,9 +257,4 @@ func (a *Around) Unwrap() Limiter {
 	return a.inside
 }
 
-var (
-	_ Limiter        = (*Around)(nil)
-	_ PolicyAppender = (*Around)(nil)
-	_ Charger        = (*Around)(nil)
-	_ Delayer        = (*Around)(nil)
-)
+var _ complete = (*Around)(nil)

@@ -382,9 +382,4 @@ func banStep(s store.State, l store.Limit, now, n int64) (store.State, store.Rep
 	return store.State{At: r.X, Period: l.Period, Whole: bans<<16 | denials, Part: left}, r
 }
 
-var (
-	_ Limiter        = (*Ban)(nil)
-	_ PolicyAppender = (*Ban)(nil)
-	_ Charger        = (*Ban)(nil)
-	_ Delayer        = (*Ban)(nil)
-)
+var _ complete = (*Ban)(nil)

@@ -362,9 +362,4 @@ func (f *First) result(parts []Part, i int) Result {
 	return r
 }
 
-var (
-	_ Limiter        = (*First)(nil)
-	_ PolicyAppender = (*First)(nil)
-	_ Charger        = (*First)(nil)
-	_ Delayer        = (*First)(nil)
-)
+var _ complete = (*First)(nil)

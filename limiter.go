@@ -343,4 +343,12 @@ func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	return p
 }
 
-var _ PolicyAppender = (*limiter)(nil)
+// complete is what each limiter of this package is.
+type complete interface {
+	Limiter
+	PolicyAppender
+	Charger
+	Delayer
+}
+
+var _ complete = (*Custom)(nil)

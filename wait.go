@@ -236,5 +236,3 @@ func (a asking) ask(ctx context.Context, l Limiter, key string, n int) (Result, 
 	}
 	return l.AllowN(ctx, key, n)
 }
-
-var _ Delayer = (*limiter)(nil)
