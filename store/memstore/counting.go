@@ -27,11 +27,6 @@ func (t *table) counting(i int) *counting {
 	return &t.common
 }
 
-// recount records that the state of slot i is now counted under a limit with this Rate and Period.
-func (t *table) recount(i int, rate, period int64) {
-	t.slots[i].setNumber(t.numberOf(counting{period, uint32(rate), t.counting(i).rule}))
-}
-
 // numberOf returns the number of c in t. If c is new there, the numbers of other countings may
 // change.
 func (t *table) numberOf(c counting) int {

@@ -226,20 +226,14 @@ func (s *Store) peek(q *store.Request) (store.Reply, error) {
 	t.mu.Lock()
 	i, now := t.counted(h, q.Limit), max(reading, t.horizon)
 	if i < 0 {
-		t.mu.Unlock()
-		return s.peekAny(h, q.Namespace.Rule, q.Limit, reading, q.N), nil
+		t = s.covering(t, h)
+		defer t.mu.Unlock()
+		return t.peek(t.find(h), q.Namespace.Rule, q.Limit, max(reading, t.horizon), q.N), nil
 	}
 	state := t.slots[i].state(q.Limit.Period)
 	t.mu.Unlock()
 	_, r := q.Namespace.Rule.Step(state, q.Limit, now, q.N) // Step ignores what has ended
 	return r, nil
-}
-
-// peekAny is peek for any key.
-func (s *Store) peekAny(h hash, rule *store.Rule, l store.Limit, reading, n int64) store.Reply {
-	t := s.lock(h)
-	defer t.mu.Unlock()
-	return t.peek(t.find(h), rule, l, max(reading, t.horizon), n)
 }
 
 // fitting returns how many of n events fit, or 1 if none does.

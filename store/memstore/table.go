@@ -76,8 +76,8 @@ func (t *table) set(i int, st store.State) {
 // put sets the state in slot i, counted under a limit with this Rate.
 func (t *table) put(i int, st store.State, rate int64) {
 	t.set(i, st)
-	if !t.counting(i).under(rate, st.Period) {
-		t.recount(i, rate, st.Period)
+	if c := t.counting(i); !c.under(rate, st.Period) {
+		t.slots[i].setNumber(t.numberOf(counting{st.Period, uint32(rate), c.rule}))
 	}
 }
 
