@@ -144,7 +144,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 			e.failed()
 		}
 		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) {
-			e.full = max(e.full, now+lengthened(refill(by))) // it is not known for how long, but for no longer
+			e.full = max(e.full, now+lengthened(refill(by.Burst, by))) // it is not known for how long, but for no longer
 		}
 	}
 	if f.Next == nil {

@@ -274,7 +274,7 @@ func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 
 // neverLeased returns the reason why no key can have a lease.
 func (d *Store) neverLeased(rule *store.Rule, l store.Limit) error {
-	life, least := d.terms.life, eventLife(l)
+	life, least := d.terms.life, refill(1, l)
 	if life >= least { // only a log can fail then
 		return fmt.Errorf("%w: a leased %s remembers events for its period plus one lease TTL, which must not exceed %v", store.ErrInvalidOption, rule.Name, maxPeriod*time.Microsecond)
 	}

@@ -51,11 +51,6 @@ func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit
 	return by, true
 }
 
-// eventLife returns the shortest TTL in which an event of l flows in.
-func eventLife(l store.Limit) time.Duration {
-	return time.Duration(exact.MulDivUp(1, l.Period, 0, l.Rate)) * time.Microsecond
-}
-
 // lifeMicros returns how long a TTL can take on the store's clock, in whole µs, so that shortened
 // of it is at least a TTL.
 func lifeMicros(life time.Duration) int64 {
@@ -74,12 +69,12 @@ func pause(algorithm string, l store.Limit, life time.Duration) time.Duration {
 	if algorithm == fixedWindow {
 		return 0
 	}
-	return min(life, refill(l)) / 2
+	return min(life, refill(l.Burst, l)) / 2
 }
 
-// refill returns the time in which all of l flows in.
-func refill(l store.Limit) time.Duration {
-	return time.Duration(exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)) * time.Microsecond
+// refill returns the shortest time in which n events of l flow in.
+func refill(n int64, l store.Limit) time.Duration {
+	return micros(exact.MulDivUp(n, l.Period, 0, l.Rate))
 }
 
 // untilWindowEnds returns for how long the store counts an admission in its current window. reset is
