@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -234,22 +235,12 @@ func (c *call) decide(now int64, setBack bool) error {
 		}
 		return nil
 	}
-	for from, to := 0, 0; from < len(c.requests); from = to {
-		for to = from + 1; to < len(c.requests) && !c.requests[to].Else; {
-			to++
-		}
-		ok, err := c.decideList(from, to, now, setBack)
-		if err != nil {
-			return err
-		}
-		if ok {
-			for i := to; i < len(c.replies); i++ {
-				c.replies[i] = store.Reply{Outcome: store.NotAsked}
-			}
-			return nil
-		}
-	}
-	return nil
+	from := 0
+	return store.InTurn(context.Background(), c.requests, c.replies, func(_ context.Context, requests []store.Request, replies []store.Reply) error {
+		rows, charged := c.rows[from:], c.charged[from:]
+		from += len(requests)
+		return decideList(rows, requests, replies, charged, now, setBack)
+	})
 }
 
 // ask returns how many events q would charge, the state after that, and the reply. If the clock was set back, the row
@@ -278,27 +269,25 @@ func (r *row) ask(q *store.Request, now int64, setBack bool) (n int64, state sto
 	return n, state, reply
 }
 
-// decideList decides on the requests of one alternative, and reports whether it is charged.
-func (c *call) decideList(from, to int, now int64, setBack bool) (ok bool, err error) {
+// decideList decides on the requests of one alternative.
+func decideList(rows []*row, requests []store.Request, replies []store.Reply, charged []int64, now int64, setBack bool) error {
 	var few [4]store.State // on the stack
 	next := few[:0]
-	for i := from; i < to; i++ {
-		r, q := c.rows[i], &c.requests[i]
-		if r.err != nil {
-			return false, r.err
+	for i := range requests {
+		if rows[i].err != nil {
+			return rows[i].err
 		}
-		n, state, reply := r.ask(q, now, setBack)
-		c.charged[i], c.replies[i], next = n, reply, append(next, state)
+		n, state, reply := rows[i].ask(&requests[i], now, setBack)
+		charged[i], replies[i], next = n, reply, append(next, state)
 	}
-	requests, replies := c.requests[from:to], c.replies[from:to]
 	all := store.AllOK(requests, replies)
 	for i := range requests {
 		q := &requests[i]
 		if all && (q.Op == store.OpOverdraw || replies[i].OK() && !q.Looks()) {
-			c.rows[from+i].charge(q, next[i], now, c.charged[from+i], &replies[i])
+			rows[i].charge(q, next[i], now, charged[i], &replies[i])
 		} else {
-			c.charged[from+i] = 0
+			charged[i] = 0
 		}
 	}
-	return all, nil
+	return nil
 }
