@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -144,7 +145,7 @@ func (c Config) checked() (Config, error) {
 	for _, err := range []error{
 		check("Counters", byName, given), check("fallback", c.Fallbacks, given), check("store", c.Stores, given), check("Waiter", c.Waiters, given),
 		check("lease", c.Leases, given), check("Transport", c.Transports, given), check("limiter", c.Limiters, known), check("slots", c.Slots, given),
-		check("plancache", c.Plans, givenStats),
+		check("plancache", c.Plans, given),
 	} {
 		if err != nil {
 			return c, err
@@ -167,16 +168,9 @@ func check[T any](what string, named map[string]T, wrong func(T) string) error {
 	return nil
 }
 
-// given returns what is wrong with a pointer, or "".
-func given[T any](p *T) string {
-	if p == nil {
-		return "is nil"
-	}
-	return ""
-}
-
-func givenStats(stats func() plancache.Stats) string {
-	if stats == nil {
+// given returns what is wrong with a pointer or a function, or "".
+func given[T any](it T) string {
+	if reflect.ValueOf(it).IsNil() {
 		return "is nil"
 	}
 	return ""
