@@ -11,6 +11,7 @@
 package adaptive
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -204,12 +205,7 @@ func period(l ratelimit.Limit) ratelimit.Limit {
 }
 
 // capacity returns the Burst of l as the buckets interpret it.
-func capacity(l ratelimit.Limit) int {
-	if l.Burst == 0 {
-		return l.Rate
-	}
-	return l.Burst
-}
+func capacity(l ratelimit.Limit) int { return cmp.Or(l.Burst, l.Rate) }
 
 // ForKey calls [Limit.Current]. It has the signature that [ratelimit.WithLimitFunc] needs, and
 // returns the same limit for every key. It returns [ratelimit.ErrInvalidLimit] only if l was not

@@ -19,22 +19,19 @@ const signs = ",:-?[{#%&*!"
 // root returns the root of the text, or nil if it cannot be read. Texts that would take the library
 // long are rejected first.
 func (p *parser) root(text []byte) *yaml.Node {
-	if p.long(text) || p.crowded(text) {
+	if err := tooLarge(text); err != nil {
+		p.FailAt(1, 1, err)
 		return nil
 	}
 	return p.Document(text)
 }
 
-func (p *parser) long(text []byte) bool {
+// tooLarge rejects a text that is longer, or has more signs, than any real one. The library would
+// reject the signs too, but only after seconds and gigabytes.
+func tooLarge(text []byte) error {
 	if len(text) > maxText {
-		p.FailAt(1, 1, fmt.Errorf("the text has %d bytes, more than %d", len(text), maxText))
+		return fmt.Errorf("the text has %d bytes, more than %d", len(text), maxText)
 	}
-	return len(text) > maxText
-}
-
-// crowded rejects a text with more signs than any real one has. The library would reject it too,
-// but only after seconds and gigabytes.
-func (p *parser) crowded(text []byte) bool {
 	n := 0
 	for _, c := range text {
 		if strings.IndexByte(signs, c) >= 0 {
@@ -42,7 +39,7 @@ func (p *parser) crowded(text []byte) bool {
 		}
 	}
 	if n > maxSigns {
-		p.FailAt(1, 1, fmt.Errorf("the text has %d of the characters %s, more than %d", n, signs, maxSigns))
+		return fmt.Errorf("the text has %d of the characters %s, more than %d", n, signs, maxSigns)
 	}
-	return n > maxSigns
+	return nil
 }

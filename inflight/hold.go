@@ -36,12 +36,8 @@ func OnEnd(f func(Ending)) Option {
 	return options.Checked(options.Given("OnEnd", f != nil), func(s *settings) { s.onEnd = f })
 }
 
-func (s *settings) apply(opts []Option) error {
-	return options.Apply(s, opts)
-}
-
 func (s *settings) applyToHold(opts []Option) error {
-	if err := s.apply(opts); err != nil || s.most == 0 || s.patience > 0 {
+	if err := options.Apply(s, opts); err != nil || s.most == 0 || s.patience > 0 {
 		return err
 	}
 	return errMaxWaiting

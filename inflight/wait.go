@@ -69,7 +69,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		return nil, none, err
 	}
 	var set settings
-	if err := set.apply(opts); err != nil {
+	if err := options.Apply(&set, opts); err != nil {
 		return nil, none, err
 	}
 	if set.patience > 0 {
