@@ -37,6 +37,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -322,10 +323,7 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	if err != nil {
 		return dst, err
 	}
-	if l == (Limit{}) {
-		l = lim.limit
-	}
-	return append(dst, lim.policyOf(l, integers)), nil
+	return append(dst, lim.policyOf(cmp.Or(l, lim.limit), integers)), nil
 }
 
 // policyOf returns the policy of limit l, which the store reads as integers.

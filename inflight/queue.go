@@ -1,6 +1,7 @@
 package inflight
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -196,14 +197,11 @@ func (w *waiter) lacks(core *ratelimit.Custom) bool {
 // immediately. If the queue already has most waiters, join returns no waiter, and the last denial
 // if there was one.
 func (a *allQueues) join(until context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
-	if most == 0 {
-		most = defaultMost
-	}
 	id := queueID{l, key, see.QueuesOf[ratelimit.Delayer](l).Key(until, key, n)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q := a.queueOf(id)
-	if q.asking+q.idle.Len() >= most {
+	if q.asking+q.idle.Len() >= cmp.Or(most, defaultMost) {
 		return nil, q.lastDenial()
 	}
 	q.arrived++

@@ -1,6 +1,7 @@
 package inflight
 
 import (
+	"cmp"
 	"container/list"
 	"math/rand/v2"
 	"time"
@@ -154,9 +155,7 @@ func (a *allQueues) yield(key string, cores []*ratelimit.Custom, held time.Durat
 // count counts a slot that is released, and reports whether it is left to others.
 func (of *share) count(held time.Duration, full bool) bool {
 	held = min(held, longestWork)
-	if of.work == 0 {
-		of.work = held
-	}
+	of.work = cmp.Or(of.work, held)
 	of.work += (held - of.work) / 8
 	pause := longestPause(of.work)
 	turn := time.Duration(of.turn) * pause

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -52,11 +53,8 @@ func WithLoggedKey(f func(key string) string) LogOption {
 // Neither allocates. The observer remembers 4,096 to 8,192 denied keys, in 400 KB. If more keys are
 // denied, some are logged again.
 func Logger(l *slog.Logger, opts ...LogOption) ratelimit.Observer {
-	if l == nil {
-		l = slog.Default()
-	}
 	lg := &logger{
-		log: l, key: shown, seeds: keyhash.New(), base: time.Now(),
+		log: cmp.Or(l, slog.Default()), key: shown, seeds: keyhash.New(), base: time.Now(),
 		now: make(map[keyhash.Hash]struct{}), last: make(map[keyhash.Hash]struct{}),
 	}
 	for _, opt := range opts {

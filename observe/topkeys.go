@@ -66,10 +66,7 @@ func WithAskers() TopOption {
 // NewTopKeys returns a TopKeys with k entries, 16 to 65,536; 0 means 256. It returns
 // [ratelimit.ErrInvalidOption] if k is out of range or an option is nil.
 func NewTopKeys(k int, opts ...TopOption) (*TopKeys, error) {
-	if k == 0 {
-		k = defaultEntries
-	}
-	if k < minEntries || k > maxEntries {
+	if k = cmp.Or(k, defaultEntries); k < minEntries || k > maxEntries {
 		return nil, fmt.Errorf("%w: NewTopKeys(%d), want %d to %d, or 0", ratelimit.ErrInvalidOption, k, minEntries, maxEntries)
 	}
 	t := &TopKeys{seeds: keyhash.New(), base: time.Now(), denied: newMinutes(k)}

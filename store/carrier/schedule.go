@@ -1,6 +1,7 @@
 package carrier
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"runtime"
@@ -290,9 +291,7 @@ func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration
 	if t.calls == 0 {
 		return
 	}
-	if cr.length == 0 {
-		cr.length = took
-	}
+	cr.length = cmp.Or(cr.length, took)
 	switch {
 	case t.left: // it waited for a server that stood still, or for calls that are not sent any more
 	case took < cr.quick || cr.quick == 0:

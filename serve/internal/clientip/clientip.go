@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/ratelimit-go/ratelimit/clientaddr"
@@ -102,12 +103,7 @@ func atUnixSocket(r *http.Request) bool {
 
 // Trust reports whether addr belongs to a trusted proxy.
 func (p *Proxies) Trust(addr netip.Addr) bool {
-	for _, network := range p.networks {
-		if network.Contains(addr) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.networks, func(network netip.Prefix) bool { return network.Contains(addr) })
 }
 
 // localNAT64 is the prefix with which networks translate IPv4 addresses for themselves (RFC 8215).
