@@ -174,10 +174,7 @@ func (ls *limiters) keyFunc() see.Key {
 }
 
 func (ls *limiters) check(ctx context.Context, key string, n int) error {
-	if len(*ls) == 0 {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
+	return unmade.Check(ctx, len(*ls) > 0, key, n)
 }
 
 // isPlain reports whether every call makes one request per member to the same store, under the same key

@@ -9,7 +9,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Around is a wrapper of your own: a [Limiter] around another limiter, made of one function that
@@ -163,10 +162,7 @@ func (in *asked) charges() bool {
 }
 
 func (a *Around) check(ctx context.Context, key string, n int) error {
-	if a == nil || a.inside == nil {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
+	return unmade.Check(ctx, a != nil && a.inside != nil, key, n)
 }
 
 // Allow implements [Limiter].

@@ -207,10 +207,7 @@ func (b *Ban) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]P
 }
 
 func (b *Ban) check(ctx context.Context, key string, n int) error {
-	if b.limiter == nil {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
+	return unmade.Check(ctx, b.limiter != nil, key, n)
 }
 
 // decide implements AllowN, AllowWithin and Peek. One decision is on the ban and on the limiter's members.

@@ -202,10 +202,7 @@ func (lim *limiter) keyMaker() see.Key {
 
 // check refuses bad input before the store sees it.
 func (lim *limiter) check(ctx context.Context, key string, n int) error {
-	if lim.store == nil {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
+	return unmade.Check(ctx, lim.store != nil, key, n)
 }
 
 // limitOf returns the limit of a key for a decision, as the store reads it.
