@@ -29,9 +29,6 @@ const (
 // Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own or wraps [store.ErrStore]. The store still
 // works after an error, once its cause is gone.
 func (s *Store) Ready(ctx context.Context) error {
-	if s.carrier == nil {
-		return errNotMade
-	}
 	return s.within(ctx, func(ctx context.Context) error {
 		conns, err := s.acquire(ctx)
 		end, _ := ctx.Deadline()
@@ -106,9 +103,6 @@ func (s *Store) acquire(ctx context.Context) (conns []*pgxpool.Conn, err error) 
 // Check returns by ctx's deadline, or within 5 s. An error means that the server could not be asked. It is ctx's own or
 // wraps [store.ErrStore].
 func (s *Store) Check(ctx context.Context) (found []string, err error) {
-	if s.carrier == nil {
-		return nil, errNotMade
-	}
 	err = s.within(ctx, func(ctx context.Context) error {
 		conn, err := s.pool.Acquire(ctx)
 		if err != nil {

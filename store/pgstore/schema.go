@@ -62,9 +62,6 @@ ALTER TABLE ` + s.table() + ` ALTER COLUMN value SET STORAGE EXTERNAL; -- it doe
 // returns by ctx's deadline, or within 5 s. If a table of this name has another layout, it returns an error and
 // changes nothing.
 func (s *Store) Migrate(ctx context.Context) error {
-	if s.carrier == nil {
-		return errNotMade
-	}
 	return s.within(ctx, func(ctx context.Context) error {
 		tx, err := s.pool.Begin(ctx)
 		if err != nil {
@@ -95,6 +92,9 @@ const checkTimeout = 5 * time.Second
 
 // within calls f with checkTimeout. The error is ctx's own, or wraps [store.ErrStore].
 func (s *Store) within(ctx context.Context, f func(context.Context) error) error {
+	if s.carrier == nil {
+		return errNotMade
+	}
 	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	err := f(limited)
