@@ -163,10 +163,7 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 // client's stream ends when RecvMsg returns its end. A stream that is abandoned before that is not
 // refunded.
 func WithRefund(f func(code codes.Code) bool) Option {
-	return option(func(c *config) error {
-		c.refund = f
-		return c.WithRefund(f != nil)
-	})
+	return option(options.Checked(options.Given("WithRefund", f != nil), func(c *config) { c.refund, c.Refunds = f, true }))
 }
 
 // Failed reports whether code is an error of the server: [codes.Unknown], which is the code of an
@@ -216,7 +213,7 @@ func WithSlots(opts ...inflight.Option) Option {
 // the RetryAfter of the Result is when a slot would expire if it is never released.
 // WithSlotRetryAfter returns [ratelimit.ErrInvalidOption] if the limiter counts no slots.
 func WithSlotRetryAfter(d time.Duration) ServerOption {
-	return serverOption(func(c *config) error { return c.WithSlotRetryAfter(d) })
+	return serverOption(options.Checked(options.Positive("WithSlotRetryAfter", d), func(c *config) { c.SlotRetry = d }))
 }
 
 // WithCancelLost cancels the context of a handler whose slot is lost, with the cause
@@ -248,8 +245,5 @@ func WithoutWaiting() ClientOption {
 // option share their pauses.
 func WithMaxPause(d time.Duration) ClientOption {
 	shared := new(cooldown.Set)
-	return clientOption(func(c *config) error {
-		c.Pauses = shared
-		return c.WithMaxPause(d)
-	})
+	return clientOption(options.Checked(options.Positive("WithMaxPause", d), func(c *config) { c.Pauses, c.MaxPause = shared, d }))
 }

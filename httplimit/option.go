@@ -154,10 +154,7 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 // the server's ErrorLog says so once. Some frameworks write past it; see docs/http.md.
 // [Decision.Refund] does not depend on the ResponseWriter.
 func WithRefund(f func(status int) bool) ServerOption {
-	return serverOption(func(c *config) error {
-		c.refund = f
-		return c.WithRefund(f != nil)
-	})
+	return serverOption(options.Checked(options.Given("WithRefund", f != nil), func(c *config) { c.refund, c.Refunds = f, true }))
 }
 
 // WithHeaders selects the header styles, at least one. The default is [Legacy] and [Draft10]. To
@@ -204,7 +201,7 @@ func WithSlots(opts ...inflight.Option) Option {
 // of the Result is when a slot would expire if it is never released. WithSlotRetryAfter returns
 // [ratelimit.ErrInvalidOption] if the limiter counts no slots.
 func WithSlotRetryAfter(d time.Duration) ServerOption {
-	return serverOption(func(c *config) error { return c.WithSlotRetryAfter(d) })
+	return serverOption(options.Checked(options.Positive("WithSlotRetryAfter", d), func(c *config) { c.SlotRetry = d }))
 }
 
 // WithCancelLost cancels the context of a request whose slot is lost, with the cause
@@ -226,7 +223,7 @@ func WithoutWaiting() ClientOption {
 // requests wait. The default is a minute. After that, the next request is sent even if the server
 // asked for more.
 func WithMaxPause(d time.Duration) ClientOption {
-	return clientOption(func(c *config) error { return c.WithMaxPause(d) })
+	return clientOption(options.Checked(options.Positive("WithMaxPause", d), func(c *config) { c.MaxPause = d }))
 }
 
 // WithRemaining makes later requests wait as soon as a response reports that nothing is left of a

@@ -10,7 +10,6 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
-	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
@@ -37,12 +36,6 @@ func (a *Admission) WithSlots(opts []inflight.Option) (err error) {
 	a.hold = slices.Clone(opts)
 	a.waits, err = inflight.Check(opts...)
 	return err
-}
-
-// WithMaxPause sets MaxPause, above 0.
-func (a *Admission) WithMaxPause(d time.Duration) error {
-	a.MaxPause = d
-	return options.Positive("WithMaxPause", d)
 }
 
 // Holds reports whether the limiter counts slots. This can change if the limiter inside a wrapper

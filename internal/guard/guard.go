@@ -11,7 +11,6 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
@@ -79,18 +78,6 @@ func (c *Config[C]) WithClientAddr(k Key[C]) error {
 		return Invalid("WithClientAddr: the Key contains neither a PeerIP nor a ClientIP")
 	}
 	return nil
-}
-
-// WithRefund sets Refunds. given reports whether the option has a function.
-func (c *Config[C]) WithRefund(given bool) error {
-	c.Refunds = given
-	return options.Given("WithRefund", given)
-}
-
-// WithSlotRetryAfter sets SlotRetry, above 0.
-func (c *Config[C]) WithSlotRetryAfter(d time.Duration) error {
-	c.SlotRetry = d
-	return options.Positive("WithSlotRetryAfter", d)
 }
 
 // Skips reports whether a call bypasses the limiter.
