@@ -22,7 +22,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Limiter wraps a [ratelimit.Limiter] and decides with an [Answer] while its store fails.
@@ -237,10 +236,7 @@ func (f *Limiter) unlimited(ctx context.Context, key string) bool {
 
 // check refuses invalid input even if the limiter is not asked.
 func (f *Limiter) check(ctx context.Context, key string, n int) error {
-	if f.limiter == nil {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
+	return unmade.Check(ctx, f.limiter != nil, key, n)
 }
 
 // askStore charges the limiter with what the key owes, and then asks it.

@@ -1,12 +1,11 @@
 package fallback
 
 import (
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/sony/gobreaker/v2"
 )
 
@@ -68,13 +67,7 @@ func (f *Limiter) State() (s State, since time.Time) {
 //
 // It returns [ratelimit.ErrInvalidOption] if changed is nil.
 func WithOnChange(changed func(s State, since time.Time)) Option {
-	return func(f *Limiter) error {
-		if changed == nil {
-			return fmt.Errorf("%w: WithOnChange(nil)", ratelimit.ErrInvalidOption)
-		}
-		f.breakers.changes.changed = changed
-		return nil
-	}
+	return options.Checked(options.Given("WithOnChange", changed != nil), func(f *Limiter) { f.breakers.changes.changed = changed })
 }
 
 const maxChanges = 64 // the most changes that are kept until they are reported

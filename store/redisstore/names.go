@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/internal/evenhash"
+	"github.com/ratelimit-go/ratelimit/internal/options"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -55,13 +56,7 @@ func (s *Store) where(ns *store.Namespace, key string) string {
 // tag of a key depends only on the key and n, and is the same in every version. New returns
 // [store.ErrInvalidOption] if the client is not a *redis.ClusterClient, because only a cluster has slots.
 func WithHashTags(n int) Option {
-	return func(s *Store) error {
-		if n < 1 || n > mostSlots {
-			return fmt.Errorf("%w: WithHashTags(%d), want 1 to %d", store.ErrInvalidOption, n, mostSlots)
-		}
-		s.tags = hashTags(n)
-		return nil
-	}
+	return options.Checked(options.Within("WithHashTags", n, 1, mostSlots), func(s *Store) { s.tags = hashTags(n) })
 }
 
 // checkTags refuses tags for clients on which they have no effect.

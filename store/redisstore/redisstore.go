@@ -128,13 +128,7 @@ func WithTimeout(d time.Duration) Option {
 // For a limit by calendar, a clock must not be ahead by more than two windows ([store.ErrClock]). Keys
 // still expire by the server's clock, so state is lost early if the caller's clock is slow or stopped.
 func WithClock(now func() time.Time) Option {
-	return func(s *Store) error {
-		if now == nil {
-			return fmt.Errorf("%w: WithClock(nil)", store.ErrInvalidOption)
-		}
-		s.clock = now
-		return nil
-	}
+	return options.Checked(options.Given("WithClock", now != nil), func(s *Store) { s.clock = now })
 }
 
 // New returns a store that uses client. It does not connect: an unreachable server is reported by the
