@@ -11,6 +11,7 @@ import (
 	"hash/maphash"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -218,4 +219,25 @@ func Len() (n int) {
 		s.mu.Unlock()
 	}
 	return n
+}
+
+// Places limits how many waiters sleep at the same time.
+type Places struct {
+	Most  int64
+	taken atomic.Int64
+}
+
+// Taken returns how many waiters sleep.
+func (p *Places) Taken() int64 { return p.taken.Load() }
+
+// Full reports whether no further waiter may sleep.
+func (p *Places) Full() bool { return p.Taken() >= p.Most }
+
+// take takes a place, and reports whether there was one.
+func (p *Places) take() bool {
+	taken := p.taken.Add(1) <= p.Most
+	if !taken {
+		p.taken.Add(-1)
+	}
+	return taken
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -42,18 +41,6 @@ type Asker interface {
 	// the permit.
 	Hands() bool
 }
-
-// Places limits how many waiters sleep at the same time.
-type Places struct {
-	Most  int64
-	taken atomic.Int64
-}
-
-// Taken returns how many waiters sleep.
-func (p *Places) Taken() int64 { return p.taken.Load() }
-
-// Full reports whether no further waiter may sleep.
-func (p *Places) Full() bool { return p.Taken() >= p.Most }
 
 // Waiter is a call that waits, for a single Wait. As the context of a ratelimit.Wait, it is the Waiter of that call:
 // its Context, Key, Kind, Max and Places are set, and the error is one of this package.
@@ -177,9 +164,7 @@ func (w *Waiter) sit() bool {
 	if p == nil || w.seated {
 		return true
 	}
-	if w.seated = p.taken.Add(1) <= p.Most; !w.seated {
-		p.taken.Add(-1)
-	}
+	w.seated = p.take()
 	return w.seated
 }
 
