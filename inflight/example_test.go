@@ -2,6 +2,7 @@ package inflight_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"time"
@@ -78,4 +79,42 @@ func ExampleHold_all() {
 	// 59 of 60
 	// 88800 of 90000
 	// 7 of 8
+}
+
+// runJob runs a job of a customer in one of the slots of jobs.
+func runJob(ctx context.Context, jobs ratelimit.Limiter, job func(context.Context) error) error {
+	slot, _, err := inflight.Wait(ctx, jobs, "customer:7", 1, inflight.MaxWaiting(100))
+	if err != nil {
+		return err // ctx has ended, 100 others wait already (ErrFull), or the store failed
+	}
+	defer slot.Release()
+	work, cancel := context.WithCancelCause(slot.Context()) // ends with the slot, by the cause ErrLost
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })() // and with ctx
+	if err := job(work); err != nil {
+		return errors.Join(err, context.Cause(work))
+	}
+	return nil
+}
+
+// A job stops when its slot is lost, and when the program ends.
+func ExampleWait() {
+	store, err := memstore.New() // or a redisstore.Store, for several processes
+	if err != nil {
+		log.Fatal(err)
+	}
+	jobs, err := inflight.New(store, 3, time.Minute, ratelimit.WithName("jobs"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := context.WithCancelCause(context.Background())
+	err = runJob(ctx, jobs, func(work context.Context) error {
+		stop(errors.New("the program ends"))
+		<-work.Done()
+		return work.Err()
+	})
+	fmt.Println(err)
+	// Output:
+	// context canceled
+	// the program ends
 }
