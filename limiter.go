@@ -150,8 +150,8 @@ func kindOf(algorithm string) (*kind, error) {
 // Custom is a limiter with an algorithm that is not one of the five, such as package inflight's.
 type Custom struct{ limiter }
 
-// NewCustom returns a limiter with the algorithm rule, which must be made by [NewRule]. It returns
-// [ErrInvalidOption] if the rule lacks a function. A rule with a NewLog needs a ParseLog too, and any
+// NewCustom returns a limiter with the algorithm rule, which must be made by [NewRule], even if it never
+// runs on Redis. It returns [ErrInvalidOption] if the rule lacks a function. A rule with a NewLog needs a ParseLog too, and any
 // other rule Overdrawn and Spent.
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == nil {
@@ -230,8 +230,26 @@ var scripts embed.FS
 
 var lua = script.Files{FS: scripts}
 
-// NewRule returns rule together with its Lua code for Redis, which defines plan, commit, available and
-// refund as scripts/slidinglog.lua does.
+// NewRule returns rule together with text, the same algorithm in Lua for Redis. A script that runs text
+// begins with scripts/common.lua, and op is the name of its operation. The text declares four local
+// functions. Only plan and commit are needed for every op:
+//
+//	plan(key, l, now, callers, n)  decides on n events, and writes nothing. It returns ok, x, y and z of the
+//	                               store.Reply, and what commit writes if the events are charged, or nil
+//	commit(key, planned)           writes what plan returned, with a TTL
+//	available(l, x, y, z)          is Available of the rule, for the op upto
+//	refund(key, l, now, c)         is Refund of the rule, and writes the key, for the op refund
+//
+// The limit l has a rate, a period and a burst. For the op charge, it also has most, and plan returns what
+// to write even if it denies. c has the fields of a [store.Receipt]: at, due, rate, period and n. Times are
+// Unix µs. The text chooses the form of the value on Redis, which need not be that of a [store.State].
+//
+// If the value is of a later time than now, there are two cases. If callers is true, now is the clock of a
+// caller, which may be behind the clocks of others: decide at the time of the value. Otherwise, the server's
+// clock was set back: move the value to now, and return it with moved set to true, even if plan denies.
+//
+// Package storetest tests stores, and not rules of your own. Make two limiters, in memory and on Redis, with
+// one clock (WithClock of both stores), and compare the Results of random calls.
 func NewRule(rule store.Rule, text string) *store.Rule {
 	rule = lua.Rule(rule, "", "\n"+text)
 	return &rule

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
@@ -937,4 +938,50 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 	}
 	_, err = ratelimit.NewCustom(nil, mem, ratelimit.PerHour(3))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+// The Go and the Lua of the example decide alike, also when the limit changes.
+func TestTheRuleOfTheExampleDecidesAlikeOnRedis(t *testing.T) {
+	t.Parallel()
+	c, limit, random := newClock(), ratelimit.PerMinute(5), rand.New(rand.NewPCG(1, 2))
+	server := redistest.Mini(t)
+	var twins [2]*ratelimit.Custom
+	for i, s := range []store.Store{memory(t, c), onRedis(t, server.Client(t), redisstore.WithClock(c.Now))} {
+		l, err := ratelimit.NewCustom(session, s, limit,
+			ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		require.NoError(t, err)
+		twins[i] = l
+	}
+	var charged [][2]ratelimit.Result
+	for range effort.Of(1000, 20_000) {
+		c.Advance(time.Duration(random.IntN(20_000)) * time.Millisecond)
+		if random.IntN(4) == 0 {
+			limit = ratelimit.Limit{Rate: 1 + random.IntN(7), Period: time.Duration(10+25*random.IntN(3)) * time.Second}
+		}
+		op, n, last := random.IntN(5), 1+random.IntN(6), len(charged)-1-random.IntN(3)
+		var r [2]ratelimit.Result
+		var granted [2]int
+		for i, l := range twins {
+			var err error
+			switch {
+			case op == 0:
+				r[i], err = l.Peek(t.Context(), "key")
+			case op == 1:
+				r[i], err = l.Charge(t.Context(), "key", n)
+			case op == 2:
+				granted[i], r[i], err = l.AllowUpTo(t.Context(), "key", n)
+			case op == 3 && last >= 0:
+				err = l.Refund(t.Context(), "key", charged[last][i], 1)
+			default:
+				r[i], err = l.AllowN(t.Context(), "key", n)
+			}
+			require.NoError(t, err)
+		}
+		require.Equal(t, fmt.Sprintf("%+v", r[0]), fmt.Sprintf("%+v", r[1]))
+		require.Equal(t, granted[0], granted[1])
+		if r[0].Charged() > 0 {
+			charged = append(charged, r)
+		}
+	}
+	require.NotEmpty(t, charged)
 }

@@ -7,8 +7,8 @@ import (
 )
 
 // Reply is a decision. X, Y and Z describe the key before the decision, and the rule defines their
-// meaning. In the reply of a store that wraps another one, they may be plain numbers instead: see
-// [Outcome].
+// meaning, except that X of an admission is the time of the charge, At of its [Receipt]. In the reply
+// of a store that wraps another one, they may be plain numbers instead: see [Outcome].
 type Reply struct {
 	Outcome
 	X, Y, Z int64

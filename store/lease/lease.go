@@ -226,7 +226,8 @@ func WithOverdraft(n int) Option {
 // Close the store before the process ends, because otherwise what it holds is lost.
 //
 // The constructor of a limiter on the store returns ErrInvalidOption if the limit cannot be leased.
-// A leaky bucket cannot, because it refunds only its last events. The TTL must not exceed the Period.
+// A leaky bucket cannot, because it refunds only its last events, and neither can an algorithm of your own
+// (ratelimit.NewCustom). The TTL must not exceed the Period.
 // For a log or a bucket, at least one event must flow in per TTL, because otherwise each call
 // would ask the store. The events that flow into a bucket per TTL must be fewer than its Burst.
 //
