@@ -15,7 +15,7 @@ type Stats struct {
 	Asked      int64 // calls to the store for events
 	Granted    int64 // events that the store has charged for leases
 	Lapsed     int64 // of Granted, not used in time
-	GivenBack  int64 // of Lapsed, refunded; the others stay charged until they leave the limit
+	GivenBack  int64 // of Lapsed, refunded, for a bucket minus what has flowed in since; the others stay charged until they leave the limit
 	Unleased   int64 // of Asked, for keys that cannot be leased: few events, a long key, or WithMaxKeys
 	Lost       int64 // of Asked, without an answer; their events may be charged
 	Overdrawn  int64 // events admitted before the store had charged them
