@@ -47,8 +47,9 @@ import (
 // share, and a call for more than it can hold is denied. Peek, Charge, Refund and Reset apply to
 // the local share.
 //
-// A Store remembers 65,536 keys in 4 MB. Do not use it for limits of a few events, or if all calls
-// of a key arrive in one region. It is safe for concurrent use. Use [New] to create one.
+// A Store remembers 65,536 keys in 4 MB. Do not use it for limits of a few events. If all calls of a key
+// arrive in one region, the store of that region is enough. It is safe for concurrent use. Use [New] to
+// create one.
 //
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Store struct {
