@@ -24,8 +24,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/store/regions"
 )
 
 // Each store's own package runs the conformance suite of store/storetest, which
@@ -938,6 +940,24 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 	}
 	_, err = ratelimit.NewCustom(nil, mem, ratelimit.PerHour(3))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+// What knows the numbers of the five algorithms refuses others, and says which it wants.
+func TestAnAlgorithmOfYourOwnIsRefusedWhereItCannotWork(t *testing.T) {
+	limit := ratelimit.PerHour(100)
+	leases := ratelimit.Must(lease.New(memory(t, newClock()), time.Second))
+	_, err := ratelimit.NewCustom(session, leases, limit)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, "a session_window cannot be leased, want a fixed_window,")
+	shared := ratelimit.Must(regions.New("a", map[string]store.Store{"a": memory(t, newClock()), "b": memory(t, newClock())}))
+	_, err = ratelimit.NewCustom(session, shared, limit)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, "a session_window cannot be shared by regions, want a fixed_window,")
+	own := ratelimit.Must(ratelimit.NewCustom(session, memory(t, newClock()), limit))
+	allowN(t, own, 3)
+	_, err = ratelimit.Credit(t.Context(), own, "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.Equal(t, 97, peek(t, own, "key").Remaining)
 }
 
 // The Go and the Lua of the example decide alike, also when the limit changes.

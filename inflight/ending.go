@@ -27,6 +27,19 @@ const (
 	Forgotten               // nothing referred to the Slot any more
 )
 
+// String returns "released", "lost", "too_long" or "forgotten".
+func (r Reason) String() string {
+	switch r {
+	case Released:
+		return "released"
+	case Lost:
+		return "lost"
+	case TooLong:
+		return "too_long"
+	}
+	return "forgotten"
+}
+
 // forget ends a slot that nothing refers to. If there are renewals, the next one ends it, because a
 // cleanup runs outside a synctest bubble and cannot touch a timer inside.
 func (h *hold) forget() {

@@ -2,6 +2,7 @@ package inflight_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -46,6 +47,7 @@ func TestASlotIsLostWhenItCannotBeRenewed(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
 		require.Equal(t, []inflight.Reason{inflight.Lost, inflight.Released}, endings)
+		require.Equal(t, "lost, released", fmt.Sprintf("%v, %v", endings[0], endings[1]), "as metrics name them")
 	})
 }
 

@@ -8,7 +8,9 @@ import (
 )
 
 // Has reports whether events of rule can be refunded in this way.
-func Has(rule *store.Rule) bool { return rule.Spent != nil && !rule.LastOnly }
+func Has(rule *store.Rule) bool {
+	return rule.Name == "fixed_window" || rule.Name == "sliding_window" || rule.Name == "token_bucket"
+}
 
 // Most returns how many events of a key can be refunded. r is the reply to a look at it under l.
 // The last event of a bucket cannot be refunded: see package bucket.
