@@ -131,8 +131,8 @@ const (
 	listening  = 64 * time.Millisecond // a period
 	countBits  = 32
 	mostCount  = 1<<countBits - 1
-	freely     = 1000 // calls in a period that are always refused immediately
-	longestTry = 32   // periods from one try to the next
+	freely     = 100 // calls in a period that are always refused immediately: 1,600 a second
+	longestTry = 32  // periods from one try to the next
 
 	// leastTry is the number of periods that it takes to count callers while refusals are held. In the
 	// first period, some were still refused immediately, and in the second they come back.
