@@ -227,6 +227,17 @@ func TestABanIsLiftedAlone(t *testing.T) {
 	require.ErrorIs(t, b.Lift(t.Context(), ""), ratelimit.ErrInvalidKey)
 }
 
+// A ban may be over before the call that began it can tell of it.
+func TestABanThatIsLiftedAtOnceDeniesNothing(t *testing.T) {
+	var b *ratelimit.Ban
+	lift := saying(func() { require.NoError(t, b.Lift(t.Context(), "key")) })
+	mem := ratelimit.Must(memstore.New())
+	b = newBan(t, newLimiter(t, "fixed_window", mem, ratelimit.PerMinute(2)), mem, quarter, ratelimit.WithObserver(lift))
+	r, err := b.Strike(t.Context(), "key", quarter.Denials)
+	require.NoError(t, err)
+	require.Equal(t, ratelimit.Result{Allowed: true}, r)
+}
+
 func TestDenialsCountFromTheFirstFor(t *testing.T) {
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s, quarter)

@@ -485,6 +485,11 @@ func TestAnObserverIsToldHowLongADecisionTook(t *testing.T) {
 		allow(t, observed(t, slow, &o), "key")
 		require.Zero(t, o.take()[0].Took)
 
+		b := newBan(t, slow, slowly{newMemory(t), time.Millisecond}, quarter, ratelimit.WithTimedObserver(&o))
+		_, err := b.Strike(t.Context(), "key", 1)
+		require.NoError(t, err)
+		require.Equal(t, time.Millisecond, o.take()[0].Took, "a denial that counts")
+
 		core := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 		a := all(t, timed(core, &o), slow, observed(t, slow, &other))
 		allow(t, a, "key")

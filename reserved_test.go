@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync/atomic"
 	"testing"
@@ -44,6 +45,10 @@ func TestReservedEventsAreLeftToOthers(t *testing.T) {
 		require.False(t, allowN(t, low, 1).Allowed)
 		c.Advance(time.Microsecond)
 		require.True(t, allowN(t, high, 4).Allowed, "although others had all but these")
+
+		one := newLimiter(t, algorithm, s, ratelimit.PerMinute(10), ratelimit.WithName("one"), ratelimit.WithReserved(1))
+		require.True(t, allowN(t, one, 9).Allowed)
+		require.False(t, allow(t, one, "key").Allowed)
 	})
 }
 
@@ -114,9 +119,14 @@ func TestAReserveMustLeaveWhatALeaseNeeds(t *testing.T) {
 	require.NoError(t, err)
 	defer leased.Close(t.Context())
 	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 10} // 6 events in the TTL
-	_, err = ratelimit.NewTokenBucket(leased, limit, ratelimit.WithReserved(4))
+	for n, burst := range map[int]int{4: 10, 1: 7} {
+		_, err = ratelimit.NewTokenBucket(leased, ratelimit.Limit{Rate: 100, Period: time.Second, Burst: burst}, ratelimit.WithReserved(n))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, fmt.Sprintf("WithReserved(%d) leaves 6 events of 100/s burst %d", n, burst))
+	}
+	_, err = ratelimit.NewTokenBucket(leased, ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 6})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "WithReserved(4) leaves 6 events of 100/s burst 10")
+	require.NotContains(t, err.Error(), "WithReserved", "nothing is reserved")
 	low, err := ratelimit.NewTokenBucket(leased, limit, ratelimit.WithReserved(3))
 	require.NoError(t, err)
 	r, err := low.Allow(t.Context(), "key")
