@@ -126,6 +126,15 @@ func TestAllowUpToAsksALimiterOfAnotherPackageThreeTimes(t *testing.T) {
 	require.Zero(t, granted)
 	require.Equal(t, time.Second, r.RetryAfter)
 	require.Equal(t, 3, busy.calls)
+
+	three := make([]ratelimit.Limiter, 3)
+	for i := range three {
+		three[i] = busy.Limiter
+	}
+	busy = counting{Limiter: all(t, three...)}
+	_, _, err = ratelimit.AllowUpTo(t.Context(), &busy, "key", 9)
+	require.NoError(t, err)
+	require.Equal(t, 4, busy.calls, "once more than there are limits")
 }
 
 // Limits on stores of their own are asked one after the other, and each denial shows the room of one of them.

@@ -667,7 +667,7 @@ func TestPenaltiesThatCannotBe(t *testing.T) {
 		newBan(t, l, s, p)
 	}
 	for name, option := range map[string]ratelimit.Option{
-		"nil": nil, "calls": ratelimit.CountCalls(),
+		"nil": nil, "calls": ratelimit.CountCalls(), "reserved": ratelimit.WithReserved(1),
 		"limits": ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }),
 	} {
 		_, err := ratelimit.NewBan(l, s, quarter, option)

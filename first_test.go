@@ -192,6 +192,47 @@ func TestASettleThroughOtherLimitersGoesToTheLimiterThatWasCharged(t *testing.T)
 	}
 }
 
+// What nobody knows to be charged to a limiter is settled where there is room.
+func TestASettleOfWhatIsNotKnownToBeChargedGoesWhereThereIsRoom(t *testing.T) {
+	for what, c := range map[string]struct {
+		around   func(first *ratelimit.First) ratelimit.Limiter
+		reserved int
+		want     [2]int
+	}{
+		"a limiter of another package": {func(first *ratelimit.First) ratelimit.Limiter { return &silent{first} }, 8, [2]int{2, 95}},
+		"a denial that was let through": {func(first *ratelimit.First) ratelimit.Limiter {
+			return ratelimit.Must(ratelimit.NewAround(first, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+				r, err := c.Inside(ctx)
+				r.Allowed = true
+				return r, err
+			}))
+		}, 200, [2]int{0, 95}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := memory(t, newClock())
+			plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithName("plan"))
+			credits := newLimiter(t, "token_bucket", s, ratelimit.PerDay(100), ratelimit.WithName("credits"))
+			first := newFirst(t, plan, credits)
+			if c.reserved > 100 {
+				allowN(t, plan, 10)
+			}
+			reserved, _, err := ratelimit.Reserve(t.Context(), c.around(first), "key", c.reserved)
+			require.NoError(t, err)
+			_, err = reserved.Settle(t.Context(), c.reserved+5)
+			require.NoError(t, err)
+			require.Equal(t, c.want, [2]int{left(t, plan, "key"), left(t, credits, "key")})
+		})
+	}
+}
+
+// silent is a limiter of another package, whose Results do not tell which limiter was charged.
+type silent struct{ *ratelimit.First }
+
+func (l *silent) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := l.First.AllowN(ctx, key, n)
+	return ratelimit.Result{Allowed: r.Allowed}.WithMark(ratelimit.NewMark(l, ratelimit.SourceStore, nil)), err
+}
+
 // Limits on several stores, and those of other packages, are asked one after the other.
 func TestAFirstOfSeveralStoresAsksInTurn(t *testing.T) {
 	a := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerDay(1))
@@ -434,6 +475,24 @@ func TestAFirstOnAStoreWithoutListsAsksInTurn(t *testing.T) {
 	}
 }
 
+// A store that cannot decide on several keys at present refuses a call of a First once, and the functions of its
+// limits are not asked again.
+func TestAFirstThatIsDecidedApart(t *testing.T) {
+	s, asked, broken := &apart{Store: memory(t, newClock())}, 0, errors.New("no such plan")
+	day := ratelimit.PerDay(1)
+	counts := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { asked++; return day, nil })
+	fails := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return day, broken })
+	first := newFirst(t, newLimiter(t, "token_bucket", s, day),
+		all(t, newLimiter(t, "token_bucket", s, day, ratelimit.WithName("b"), counts), newLimiter(t, "token_bucket", s, day, ratelimit.WithName("c"))),
+		newLimiter(t, "token_bucket", s, day, ratelimit.WithName("d"), fails))
+	for i, want := range []error{nil, nil, broken} {
+		r, err := first.Allow(t.Context(), "key")
+		require.Equal(t, want, err, "call %d", i)
+		require.Equal(t, want == nil, r.Allowed)
+		require.Equal(t, []int{i + 1, i + 1}, []int{s.refused, asked}, "call %d", i)
+	}
+}
+
 // sameKeyOnly is a store that decides only on equal keys together, as a cluster does.
 type sameKeyOnly struct{ store.Store }
 
@@ -486,7 +545,7 @@ func TestWaitersOfAFirstShareTheQueueOfTheKeyThatIsCounted(t *testing.T) {
 
 // A limit function may cost a lookup.
 func TestTheFunctionsOfAFirstAreAskedOnceForACall(t *testing.T) {
-	for name, s := range map[string]store.Store{"together": memory(t, newClock()), "in turn": sameKeyOnly{memory(t, newClock())}} {
+	for name, s := range map[string]store.Store{"together": memory(t, newClock()), "apart": &apart{Store: memory(t, newClock())}, "in turn": sameKeyOnly{memory(t, newClock())}} {
 		asked := map[string]int{}
 		lim := func(what string, l ratelimit.Limit) ratelimit.Limiter {
 			return newLimiter(t, "token_bucket", s, l, ratelimit.WithName(what),

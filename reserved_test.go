@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -77,6 +79,7 @@ func TestReservesThatLeaveNothingOrDoNothingAreRefused(t *testing.T) {
 			}
 			_, err := ratelimit.New(algorithm, s, l, ratelimit.WithReserved(1))
 			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%v", l)
+			require.Equal(t, l == ratelimit.Unlimited(), strings.Contains(err.Error(), "unlimited"), "%v: %v", l, err)
 			for _, others := range []ratelimit.Option{tiers(ratelimit.PerMinute(2)), asked} {
 				_, err := ratelimit.New(algorithm, s, l, ratelimit.WithReserved(1), others)
 				require.NoError(t, err, "%v", l)
@@ -85,6 +88,10 @@ func TestReservesThatLeaveNothingOrDoNothingAreRefused(t *testing.T) {
 		_, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(10), ratelimit.WithReserved(9), tiers(ratelimit.Unlimited()))
 		require.NoError(t, err)
 	}
+	_, err := inflight.New(s, 3, time.Minute, ratelimit.WithReserved(1))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = inflight.New(s, 3, time.Minute, ratelimit.WithReserved(0))
+	require.NoError(t, err)
 	apart, err := regions.New("a", map[string]store.Store{"a": s, "b": memory(t, newClock())})
 	require.NoError(t, err)
 	_, err = ratelimit.NewTokenBucket(apart, ratelimit.PerMinute(10), ratelimit.WithReserved(4))
@@ -360,6 +367,7 @@ func TestAShareReservesItsPart(t *testing.T) {
 		{newLimiter(t, "token_bucket", s, ratelimit.PerMinute(100), ratelimit.WithReserved(40)), map[int]int{1: 60, 3: 34 - 14, 50: 1, 100: 1}},
 		{newLimiter(t, "token_bucket", s, few, ratelimit.WithReserved(1)), map[int]int{1: 1, 2: 1, 4: 1}},
 		{newLimiter(t, "token_bucket", s, ratelimit.Unlimited(), ratelimit.WithReserved(40), tier(ratelimit.PerMinute(100))), map[int]int{1: 60, 100: 1}},
+		{newLimiter(t, "token_bucket", s, ratelimit.PerMinute(0), ratelimit.WithReserved(40), tier(ratelimit.PerMinute(100))), map[int]int{1: 60, 100: 1}},
 		{newLimiter(t, "token_bucket", s, ratelimit.PerMinute(100), ratelimit.WithReserved(1), tier(few)), map[int]int{1: 1, 4: 1}},
 	} {
 		for instances, want := range test.admittedBy {

@@ -220,9 +220,7 @@ func (r *Result) addReceipt(l store.Limit, at, charged int64) {
 // receipt returns the receipt of n of the events that r admitted.
 func (r *Result) receipt(n int64) store.Receipt {
 	l := store.Limit{Rate: int64(max(r.rate, -r.rate)), Period: r.period, Burst: int64(r.Limit)}
-	c := store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
-	c.Overdrawn = c.Overdrawn || r.rate < 0
-	return c
+	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
 }
 
 // Mark is a note that a wrapper puts on its Results and finds again in Refund. One Mark can serve all
