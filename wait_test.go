@@ -815,6 +815,8 @@ func TestWaitersQueueByTheirKeyAndAlgorithm(t *testing.T) {
 		"a window":            {window, queue.Plain, false, true, 1, false},
 		"a bucket":            {bucket, queue.Bucket, false, true, 1, false},
 		"one leaky bucket":    {all(t, limit("leaky_bucket")), queue.Leaky, false, true, 1, false},
+		"a reserve":           {limit("token_bucket", ratelimit.WithReserved(1)), queue.Plain, false, true, 1, false},
+		"a leaky reserve":     {limit("leaky_bucket", ratelimit.WithReserved(1)), queue.Turns, false, true, 1, false},
 		"tiers":               {tiers, queue.Leaky, false, false, 1, false},
 		"a tenant":            {tenant, queue.Plain, true, false, 1, false},
 		"calls":               {calls, queue.Plain, false, true, 1, true},
@@ -902,6 +904,33 @@ func TestWaitersOfAFirstKeepTheirOrderAndTime(t *testing.T) {
 		allowN(t, l, 3)
 		require.Equal(t, []time.Duration{10 * time.Second, 20 * time.Second, 24 * time.Hour}, waited(t, l, 1, 1, 2))
 	})
+	synctest.Test(t, func(t *testing.T) {
+		mem := newMemory(t)
+		plan, credits := newLimiter(t, "token_bucket", mem, ratelimit.Every(10*time.Second)), newLimiter(t, "fixed_window", mem, ratelimit.PerDay(3))
+		l := newFirst(t, plan, credits)
+		allowN(t, l, 1)
+		allowN(t, l, 3)
+		var group sync.WaitGroup
+		group.Go(func() {
+			_, err := ratelimit.Wait(t.Context(), l, "key", 1)
+			assert.NoError(t, err)
+		})
+		synctest.Wait()
+		require.NoError(t, credits.Reset(t.Context(), "key")) // there is room now, but not yet for who came later
+		require.Equal(t, 10*time.Second, waited(t, l, 2)[0].Round(time.Second))
+		group.Wait()
+	})
+}
+
+// Where there is room for all who wait, they do not wait for each other's answers.
+func TestWaitersOfAFirstForSeveralEventsAskAtTheSameTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := slowly{newMemory(t), 10 * time.Millisecond}
+		l := newFirst(t, newLimiter(t, "fixed_window", far, ratelimit.PerMinute(1)), newLimiter(t, "fixed_window", far, ratelimit.PerHour(10)))
+		allowN(t, l, 10)
+		at := waited(t, l, 3, 3, 3)
+		require.Equal(t, at[1], at[2], at)
+	})
 }
 
 // Who may want more than is ever admitted asks before its turn. Where another limit denies that for its own reasons,
@@ -932,18 +961,18 @@ func TestWhoWantsTooMuchLetsNobodySleepLonger(t *testing.T) {
 	})
 }
 
-// Requests are counted together with their tokens.
-func costing(t *testing.T) *ratelimit.All {
+// Requests are counted together with their tokens, of which none are left.
+func costing(t *testing.T, tokens int) *ratelimit.All {
 	t.Helper()
 	mem := newMemory(t)
-	l := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(60), ratelimit.CountCalls()), newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(6000)))
-	allowN(t, l, 6000)
+	l := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(60), ratelimit.CountCalls()), newLimiter(t, "token_bucket", mem, ratelimit.PerMinute(tokens)))
+	allowN(t, l, tokens)
 	return l
 }
 
 func TestACallWaitsForItsOwnCostAndNotForTheLastOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := waited(t, costing(t), 3000, 100, 100, 6000, 1)
+		at := waited(t, costing(t, 6000), 3000, 100, 100, 6000, 1)
 		for i, want := range []time.Duration{30, 31, 32, 92, 92} {
 			require.Equal(t, want*time.Second, at[i].Truncate(time.Second), at)
 		}
@@ -952,7 +981,7 @@ func TestACallWaitsForItsOwnCostAndNotForTheLastOnes(t *testing.T) {
 
 func TestACheapCallBehindACostlyOneIsNotTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := costing(t)
+		l := costing(t, 6000)
 		for _, leaves := range []bool{false, true} { // the costly call
 			ctx, cancel := context.WithCancel(t.Context())
 			var group sync.WaitGroup
@@ -976,9 +1005,26 @@ func TestACheapCallBehindACostlyOneIsNotTooLate(t *testing.T) {
 	})
 }
 
+func TestACallOfOneEventBehindOneOfTwoIsNotTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := costing(t, 6)
+		var group sync.WaitGroup
+		group.Go(func() {
+			_, err := ratelimit.Wait(t.Context(), l, "key", 2)
+			assert.NoError(t, err)
+		})
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 35*time.Second) // 3 tokens take 30 s
+		defer cancel()
+		_, err := ratelimit.Wait(ctx, l, "key", 1)
+		assert.NoError(t, err)
+		group.Wait()
+	})
+}
+
 func TestACheapCallIsNotRefusedBecauseACostlyOneIsTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := costing(t)
+		l := costing(t, 6000)
 		var group sync.WaitGroup
 		for _, c := range []struct {
 			n, deadline int

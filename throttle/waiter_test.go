@@ -712,7 +712,7 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 	require.NoError(t, err)
 	gone, err := ratelimit.New("token_bucket", failing{mem}, ratelimit.PerHour(1), ratelimit.WithName("far"))
 	require.NoError(t, err)
-	for _, algorithm := range algorithms {
+	test := func(algorithm string, several, outage bool) {
 		synctest.Test(t, func(t *testing.T) {
 			mem, err := memstore.New()
 			require.NoError(t, err)
@@ -721,10 +721,14 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 				require.NoError(t, err)
 				return lim
 			}
-			both, err := ratelimit.NewAll(named("small", ratelimit.PerHour(1)), named("large", ratelimit.PerMinute(1000)))
-			require.NoError(t, err)
-			lim, err := fallback.New(gone, fallback.FailTo(both))
-			require.NoError(t, err)
+			inside, parts, source := named("small", ratelimit.PerHour(1)), 0, ratelimit.SourceStore
+			if several {
+				inside, parts = ratelimit.Must(ratelimit.NewAll(inside, named("large", ratelimit.PerMinute(1000)))), 2
+			}
+			lim := inside
+			if outage {
+				lim, source = ratelimit.Must(fallback.New(gone, fallback.FailTo(inside))), ratelimit.SourceLocal
+			}
 			spend(t, lim, 1)
 			behind, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
@@ -733,12 +737,12 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 				t.Helper()
 				require.False(t, r.Allowed, how)
 				require.Positive(t, r.RetryAfter, how)
-				require.Equal(t, ratelimit.SourceLocal, r.Source(), how)
-				require.Len(t, r.Parts(), 2, how)
+				require.Equal(t, source, r.Source(), how)
+				require.Len(t, r.Parts(), parts, how)
 				require.Equal(t, 1, r.Limit, how)
 				require.Zero(t, r.Charged(), how)
 				require.ErrorIs(t, patient.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN, how)
-				if algorithm != "leaky_bucket" { // whose turn would be given, only too late
+				if several && algorithm != "leaky_bucket" { // whose turn would be given, only too late
 					require.Equal(t, "small", r.DeniedBy(), how)
 				}
 			}
@@ -760,8 +764,8 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 			requireNamed("without a place", r)
 			if algorithm == "sliding_log" { // the one in front is denied once more, at its time
 				time.Sleep(30 * time.Minute)
-				require.NoError(t, both.Reset(t.Context(), "key"))
-				spend(t, both, 1)
+				require.NoError(t, inside.Reset(t.Context(), "key"))
+				spend(t, inside, 1)
 				time.Sleep(31 * time.Minute)
 				_, r = allow(t, t.Context(), waiter(t, lim, time.Minute))
 				requireNamed("behind others, later", r)
@@ -776,6 +780,11 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 			cancel()
 			wg.Wait()
 		})
+	}
+	for _, algorithm := range algorithms {
+		test(algorithm, true, false)
+		test(algorithm, true, true)
+		test(algorithm, false, true)
 	}
 }
 

@@ -137,6 +137,7 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 		"not one that was not asked":       {denied(time.Hour), []ratelimit.Result{{}, denied(time.Hour)}, 1},
 		"the first of equal ones":          {left(1, time.Hour), []ratelimit.Result{left(1, time.Hour), left(1, time.Hour)}, 0},
 		"the first of equal denials":       {denied(time.Hour), []ratelimit.Result{denied(time.Hour), denied(time.Hour)}, 0},
+		"of a First the one that admitted": {left(3, time.Hour), []ratelimit.Result{left(1, time.Hour), left(3, time.Hour)}, 1},
 		"not a trial that has denied":      {left(3, time.Hour), []ratelimit.Result{left(3, time.Hour), denied(time.Hour)}, 0},
 		"nothing is known of any of these": {left(3, time.Hour), []ratelimit.Result{open, open}, -1},
 	} {
@@ -340,6 +341,8 @@ func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
 			time.Minute, []time.Duration{time.Hour, time.Minute, 0}},
 		"more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), admitted}...)},
 			time.Second, []time.Duration{ratelimit.Never, 0}},
+		"slots and more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), denied(time.Hour)}...)},
+			time.Second, []time.Duration{ratelimit.Never, 5 * time.Second}},
 		"slots beside a wrapper of two limits": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, rate, slots},
 			Parts: []ratelimit.Part{{Result: outage(t, fallback.FailOpen())}, {Result: denied(time.Hour), Limiter: named(t, "slots")}}},
 			5 * time.Second, []time.Duration{0, 5 * time.Second}},

@@ -32,7 +32,7 @@ var (
 var groups = []group{
 	{"root", []string{"*.go", "internal/bucket/*.go", "internal/exact/*.go", "internal/report/*.go"},
 		[]judge{{".", ".", true}, inMemory, {pkg: "internal/bucket", pattern: "."}, {pkg: "internal/exact", pattern: "."}, {pkg: "internal/report", pattern: "."},
-			{pkg: "inflight", pattern: "."}, {pkg: "fallback", pattern: "."}, {pkg: "httplimit", pattern: "."}, {pkg: "grpclimit", pattern: "."}, whole}},
+			{pkg: "inflight", pattern: "."}, {pkg: "fallback", pattern: "."}, {pkg: "httplimit", pattern: "."}, {pkg: "grpclimit", pattern: "."}, {pkg: "throttle", pattern: "."}, whole}},
 	{"store", []string{"store/*.go"}, []judge{{pkg: "store", pattern: "."}, {pkg: "internal/suite/edges", pattern: "."}, inMemory, {pkg: ".", pattern: "."}, whole}},
 	{"eventlog", []string{"internal/eventlog/*.go"}, []judge{{"internal/eventlog", ".", true}, inMemory}},
 	{"memstore", []string{"store/memstore/*.go"}, []judge{{"store/memstore", ".", true}, whole}},
