@@ -973,7 +973,7 @@ func TestTheRuleOfTheExampleDecidesAlikeOnRedis(t *testing.T) {
 		twins[i] = l
 	}
 	var charged [][2]ratelimit.Result
-	for range effort.Of(1000, 20_000) {
+	for range effort.Of(1000, 5_000) {
 		c.Advance(time.Duration(random.IntN(20_000)) * time.Millisecond)
 		if random.IntN(4) == 0 {
 			limit = ratelimit.Limit{Rate: 1 + random.IntN(7), Period: time.Duration(10+25*random.IntN(3)) * time.Second}
