@@ -9,7 +9,12 @@ const steps = [1, 2, 5, 10, 30, minute, 2 * minute, 5 * minute, 10 * minute, 30 
 /** Returns where the axis of time has lines: at edges of windows, or for a log at round times. */
 function splits(result, end, width) {
   const most = Math.max(2, Math.floor(width / 64));
-  let step = result.pasted ? steps.find((s) => end / s <= most) ?? day : result.period;
+  if (!result.pasted) {
+    let every = 1;
+    while ((result.edges.length - 1) / every > most) every *= 2;
+    return result.edges.filter((_, i) => i % every === 0);
+  }
+  let step = steps.find((s) => end / s <= most) ?? day;
   while (end / step > most) step *= 2;
   return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, i) => i * step);
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 const (
@@ -38,6 +39,7 @@ type plan struct {
 	cost       int
 	reserved   int
 	start      time.Time
+	edges      []time.Duration // when windows begin, since the start
 	requests   []request
 	last       int // how many of them are the last step by hand
 	unreadable string
@@ -80,7 +82,10 @@ func newPlan(in Input) (*plan, error) {
 		return nil, tooMany(len(p.requests))
 	}
 	p.bars = int((end + p.bin - 1) / p.bin)
-	return p, nil
+	if in.Traffic != Pasted {
+		p.edges, err = p.edgesUntil(end)
+	}
+	return p, err
 }
 
 func tooMany(n int) error {
@@ -123,7 +128,10 @@ func (p *plan) addTraffic(in Input) (time.Duration, error) {
 	if i < 0 {
 		return 0, fmt.Errorf("no traffic is named %.40q", in.Traffic)
 	}
-	p.start = aligned(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), p.scale.Period)
+	var err error
+	if p.start, err = windowEnd(p.scale, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(-time.Microsecond)); err != nil {
+		return 0, err
+	}
 	perPeriod := float64(max(1, p.scale.Rate)) / float64(p.cost)
 	if n := 2 * perPeriod * periods; n > maxRequests {
 		return 0, tooMany(int(n))
@@ -135,10 +143,28 @@ func (p *plan) addTraffic(in Input) (time.Duration, error) {
 	return periods * p.scale.Period, nil
 }
 
-// aligned returns the first time from t on at which a window of this length begins.
-func aligned(t time.Time, period time.Duration) time.Time {
-	windows := (t.UnixMicro() + period.Microseconds() - 1) / period.Microseconds()
-	return time.UnixMicro(windows * period.Microseconds()).UTC()
+// windowEnd returns when the window of a limit that contains t ends. The windows of a calendar differ in
+// length, and only a FixedWindow knows them.
+func windowEnd(l ratelimit.Limit, t time.Time) (time.Time, error) {
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return t }))
+	if err != nil {
+		return t, err
+	}
+	l.Rate, l.Burst = 1, 0
+	windows, err := ratelimit.NewFixedWindow(mem, l)
+	if err != nil {
+		return t, err
+	}
+	r, err := windows.Allow(context.Background(), "key")
+	return t.Add(r.ResetAfter), err
+}
+
+// edgesUntil returns when windows begin, from the start on, which is such a time.
+func (p *plan) edgesUntil(end time.Duration) (edges []time.Duration, err error) {
+	for at := p.start; err == nil && at.Sub(p.start) <= end; at, err = windowEnd(p.scale, at) {
+		edges = append(edges, at.Sub(p.start))
+	}
+	return edges, err
 }
 
 // addLog adds the requests of an access log. Its bars are of a round length and begin at round

@@ -27,12 +27,13 @@ type Output struct {
 	Requests   int
 	Last       int // requests of the last step by hand
 	Clients    int
-	Unreadable string        // how many lines of the Log were left out, and the first of them
-	Period     time.Duration // of the limit
-	Bin        time.Duration // the length of each bar
-	Reserved   int           // events; 0 if no request is more important than another
-	Average    float64       // requests in a Bin at the limit, for one client; 0 if unlimited
-	Outcomes   []Outcome     // in the order of ratelimit.Algorithms
+	Unreadable string          // how many lines of the Log were left out, and the first of them
+	Period     time.Duration   // of the limit
+	Bin        time.Duration   // the length of each bar
+	Edges      []time.Duration // when windows begin, from the start on; none for Pasted
+	Reserved   int             // events; 0 if no request is more important than another
+	Average    float64         // requests in a Bin at the limit, for one client; 0 if unlimited
+	Outcomes   []Outcome       // in the order of ratelimit.Algorithms
 }
 
 // Outcome is what an algorithm made of the requests. A request is counted once.
@@ -79,6 +80,7 @@ func Run(in Input) (*Output, error) {
 		Unreadable: p.unreadable,
 		Period:     p.scale.Period,
 		Bin:        p.bin,
+		Edges:      p.edges,
 		Reserved:   p.reserved,
 		Average:    float64(max(0, p.limit.Rate)) / float64(in.Cost) * float64(p.bin) / float64(p.scale.Period),
 	}

@@ -183,6 +183,32 @@ func TestBarsAreRound(t *testing.T) {
 	}
 }
 
+// The traffic begins with a window, also of a calendar, and the edges are those of the FixedWindow: a burst
+// at an edge is beyond the limit, and months differ in length.
+func TestEdgesAreThoseOfTheWindows(t *testing.T) {
+	const days = 24 * time.Hour
+	for limit, want := range map[string][]time.Duration{
+		"10/7d":                {0, 7 * days, 14 * days, 21 * days, 28 * days, 35 * days},
+		"10/week":              {0, 7 * days, 14 * days, 21 * days, 28 * days, 35 * days},
+		"10/day in Asia/Tokyo": {0, days, 2 * days, 3 * days, 4 * days, 5 * days},
+		"10/month":             {0, 31 * days, 59 * days, 90 * days, 120 * days, 151 * days},
+		"10/month from 31":     {0, 28 * days, 59 * days, 89 * days, 120 * days, 150 * days},
+		"10/s burst 20":        {0, time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second},
+		"0/s":                  {0, time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second},
+	} {
+		out, err := Run(Input{Limit: limit, Cost: 1, Traffic: "edge"})
+		require.NoError(t, err)
+		require.Equal(t, want, out.Edges, limit)
+		if o := out.Outcomes[0]; o.Error == "" && limit != "0/s" {
+			require.GreaterOrEqual(t, o.Beyond, 6, limit)
+		}
+	}
+	out, err := Run(Input{Limit: "10/week", Cost: 1, Traffic: "edge"})
+	require.NoError(t, err)
+	require.Equal(t, 20, out.Outcomes[0].Within)
+	require.Equal(t, 20, out.Outcomes[0].Beyond)
+}
+
 // Requests of each hour are in bars of whole hours: other bars would have peaks that nobody sent.
 func TestBarsOfALogAreRound(t *testing.T) {
 	const hours = 82

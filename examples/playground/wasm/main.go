@@ -41,6 +41,10 @@ func simulate(in js.Value) any {
 	if err != nil {
 		return map[string]any{"error": err.Error()}
 	}
+	edges := []any{}
+	for _, edge := range out.Edges {
+		edges = append(edges, seconds(edge))
+	}
 	outcomes := []any{}
 	for _, o := range out.Outcomes {
 		outcomes = append(outcomes, outcome(o))
@@ -52,6 +56,7 @@ func simulate(in js.Value) any {
 		"unreadable": out.Unreadable,
 		"period":     seconds(out.Period),
 		"bin":        seconds(out.Bin),
+		"edges":      edges,
 		"reserved":   out.Reserved,
 		"average":    out.Average,
 		"outcomes":   outcomes,
