@@ -85,14 +85,19 @@ func (b *browser) open(t *testing.T, width int64, scheme, link string) *tab {
 			require.True(t, strings.HasPrefix(address, b.page), address)
 		}
 	})
-	_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
-	})
-	require.NoError(t, err)
+	p.scheme(scheme)
 	p.do(chromedp.EmulateViewport(width, 800))
 	p.do(chromedp.Navigate(b.page + "#" + link))
 	p.do(chromedp.WaitReady(chromedp.CSS("html[data-ready]")))
 	return p
+}
+
+func (p *tab) scheme(scheme string) {
+	p.t.Helper()
+	_, err := chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+	})
+	require.NoError(p.t, err)
 }
 
 func (p *tab) listen(event any) {
@@ -186,6 +191,7 @@ func TestBrowser(t *testing.T) {
 		"light and dark have contrast":                testSchemes,
 		"the charts have their colours":               testColours,
 		"a link shows what its sender saw":            testLink,
+		"a link that nobody copied":                   testBadLink,
 		"errors are the library's own":                testErrors,
 		"a pasted log is decided on and stays":        testLog,
 		"a change of the width draws the charts anew": testResize,
@@ -329,6 +335,17 @@ func testLink(t *testing.T, b *browser) {
 	eval[bool](other, `location.hash = "limit=10/s&traffic=edge", true`)
 	other.do(chromedp.Poll[chromedp.Void](`limit.value === "10/s"`))
 	require.Equal(t, native(t, simulation.Input{Limit: "10/s", Cost: 1, Traffic: "edge"}), other.counts())
+}
+
+// A link with what no page has written shows the defaults, or what is wrong, and raises no exception.
+func testBadLink(t *testing.T, b *browser) {
+	p := b.open(t, 768, "light", "limit=none&reserve=none")
+	require.Equal(t, "0", eval[string](p, `reserve.value`))
+	require.Contains(t, eval[string](p, `error.textContent`), "invalid limit")
+	p.scheme("dark")
+	p.do(chromedp.Poll[chromedp.Void](`getComputedStyle(document.body).backgroundColor === "rgb(20, 23, 26)"`))
+	p.enter("limit", "10/s")
+	require.Equal(t, native(t, simulation.Input{Limit: "10/s", Cost: 1, Traffic: "edge"}), p.counts())
 }
 
 func testErrors(t *testing.T, b *browser) {

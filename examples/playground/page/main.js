@@ -29,7 +29,7 @@ function restore() {
   fields.traffic.value = link.get("traffic") ?? "edge";
   if (fields.traffic.selectedIndex < 0) fields.traffic.value = "edge";
   fields.cost.value = link.get("cost") ?? "1";
-  fields.reserve.value = link.get("reserve") ?? "0";
+  fields.reserve.value = Number(link.get("reserve")) || 0; // a slider takes other text for its middle
   steps = (link.get("steps") ?? "").split(",").filter(Boolean);
 }
 
@@ -185,7 +185,7 @@ function listen() {
     say("");
     update();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown && show());
   new ResizeObserver(() => shown && show()).observe($("charts"));
 }
 
