@@ -154,6 +154,7 @@ func (set *settings) wrong(more int) string {
 		{(set.cert == "") != (set.key == ""), "-tls-cert and -tls-key must be given together"},
 		{set.clients != "" && set.cert == "", "-tls-clients has no effect without -tls-cert"},
 		{!set.headers && set.names != (serve.Headers{}), "-header-limit, -header-remaining and -header-reset have no effect without -headers"},
+		{set.grpc == "" && (set.headers || set.metadata), "-headers and -metadata have no effect without -grpc"},
 		{set.http == "" && len(set.proxies) > 0, "-proxies has no effect without -http"},
 		{slices.Contains(set.proxies, "unix") && !strings.HasPrefix(set.http, "unix:"), "-proxies unix has no effect, because -http is not a Unix socket"},
 		{set.fields != "" && len(set.proxies) == 0, "-fields has no effect without -proxies"},

@@ -368,6 +368,8 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -tls-cert x":                      {2, "together"},
 		"-config GOOD -tls-clients x":                   {2, "no effect"},
 		"-config GOOD -header-limit X-Limit":            {2, "no effect without -headers"},
+		"-config GOOD -grpc= -headers":                  {2, "no effect without -grpc"},
+		"-config GOOD -grpc= -metadata":                 {2, "no effect without -grpc"},
 		"-config GOOD -http= -proxies 10.0.0.0/8":       {2, "no effect without -http"},
 		"-config GOOD -proxies 10.0.0.1,unix":           {2, "no effect, because -http is not a Unix socket"},
 		"-config GOOD -fields original":                 {2, "no effect without -proxies"},
