@@ -149,6 +149,7 @@ func (set *settings) wrong(more int) string {
 		{more > 0, "unexpected arguments after the flags"},
 		{len(set.config) == 0, "-config is missing"},
 		{set.grpc == "" && set.http == "", "-grpc and -http are both empty, so nothing could be asked"},
+		{slices.ContainsFunc([]string{set.grpc, set.http, set.private}, unfinished), "-grpc, -http and -private: an address has no port, or no path after unix: (0 is any free port)"},
 		{set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0, "-timeout, -reload and -max-connection-age must be above 0, and -drain 0 or more"},
 		{set.storeTwice, "-store and -store-file cannot be combined"},
 		{(set.cert == "") != (set.key == ""), "-tls-cert and -tls-key must be given together"},
@@ -166,6 +167,12 @@ func (set *settings) wrong(more int) string {
 		}
 	}
 	return ""
+}
+
+// unfinished reports whether an address ends where its port or path should be, as :$PORT does if the variable is not set. The
+// system would choose one that nobody knows.
+func unfinished(address string) bool {
+	return strings.HasSuffix(address, ":") || address == "unix://"
 }
 
 func (set *settings) logger(w io.Writer) *slog.Logger {
