@@ -29,6 +29,13 @@ func ask(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		fmt.Fprintln(stderr, "ratelimit-serve ask: want a domain and a descriptor such as path=/login,user=ann")
 		return errUsage
 	}
+	ended := len(args) > flags.NArg() && args[len(args)-flags.NArg()-1] == "--"
+	for _, text := range flags.Args() {
+		if strings.HasPrefix(text, "-") && !ended { // it would be a descriptor, and the others would be charged
+			fmt.Fprintf(stderr, "ratelimit-serve ask: %s comes after %s: flags come first, and after them -- if an argument begins with -\n", text, flags.Arg(0))
+			return errUsage
+		}
+	}
 	req := &pb.RateLimitRequest{Domain: flags.Arg(0)}
 	for _, text := range flags.Args()[1:] {
 		d := &common.RateLimitDescriptor{HitsAddend: wrapperspb.UInt64(*hits), IsNegativeHits: *back}

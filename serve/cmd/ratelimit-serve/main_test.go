@@ -400,9 +400,11 @@ func TestArguments(t *testing.T) {
 		"-config GOOD,MORE -check":                      {1, `domain "edge" is already at`},
 		"-merge-domain-config -config GOOD,MORE -check": {0, "files: 2, errors: 0"},
 		"-merge-domain-config -config GOOD,GOOD -check": {1, `descriptor "edge/user" is already at`},
-		"-h":       {0, "usage: ratelimit-serve"},
-		"ask -h":   {0, "usage: ratelimit-serve"},
-		"ask edge": {2, "want a domain and a descriptor"},
+		"-h":                                  {0, "usage: ratelimit-serve"},
+		"ask -h":                              {0, "usage: ratelimit-serve"},
+		"ask edge":                            {2, "want a domain and a descriptor"},
+		"ask -grpc 127.0.0.1:1 e a=b -hits 0": {2, "-hits comes after e: flags come first"},
+		"ask -grpc 127.0.0.1:1 -- e -a=b":     {1, "connection refused"},
 		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
 	} {
 		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "URL", url, "FRONT", front, "SHORT", short, "PATHS", paths).Replace(args)
