@@ -282,6 +282,19 @@ func TestKeyListsABanThatIsOver(t *testing.T) {
 
 // A calendar is part of the Redis key, and the end of the window part of the state. If a limit
 // function returned a limit in another zone, Redis knows only the end of its window.
+// SCAN of a large server takes seconds, in which a state can expire. Key leaves it out, and does not list it as kept
+// for ever.
+func TestKeyLeavesOutWhatHasExpiredSinceItsScan(t *testing.T) {
+	client := startRedis(t)
+	st, err := redisstore.New(client)
+	require.NoError(t, err)
+	for _, algorithm := range algorithms {
+		h, ok := parseKey("rl:2:"+algorithm+":60000000:=api:{=user:42}", "rl", "user:42")
+		require.True(t, ok, algorithm)
+		require.ErrorIs(t, h.read(t.Context(), client, st, "user:42"), redis.Nil, algorithm)
+	}
+}
+
 func TestKeyShowsCalendars(t *testing.T) {
 	client := startRedis(t)
 	st := newStore(t, client, "rl")

@@ -167,6 +167,9 @@ func (h *held) read(ctx context.Context, client *redis.Client, st *redisstore.St
 	if h.ttl, err = client.PTTL(ctx, h.at).Result(); err != nil {
 		return err
 	}
+	if h.ttl == -2 { // there is no such key
+		return redis.Nil
+	}
 	switch h.algorithm {
 	case ban:
 		return h.readBan(ctx, client)
