@@ -32,7 +32,8 @@ const keyText = `[flags] user:42
 Key lists the limiters on Redis or Postgres that hold state of a key: what the key has spent, when
 its whole limit is available again, and when the store forgets it. The spend is what the limiter
 itself would report, under the limit that last counted it. On Redis, key walks through all keys of
-the server with SCAN. On Postgres, it uses the index of the table.
+the server with SCAN, and does not find keys with the hash tags of redisstore.WithHashTags. On
+Postgres, it uses the index of the table.
 
 "?" stands for what the store does not know, such as the rate of a named sliding log. A row on
 Postgres has a hash of its limiter instead of the name. Key lists the first digits of the hash, which
@@ -214,7 +215,7 @@ func (h *held) wide() ratelimit.Limit {
 
 func printHeld(out io.Writer, key string, all []held) error {
 	if len(all) == 0 {
-		_, err := fmt.Fprintf(out, "no limiter holds %s\nIs it the whole key, such as user:42 of httplimit.User or name:42 of a KeyFunc? Is -prefix the store's?\n", printable(key))
+		_, err := fmt.Fprintf(out, "no limiter holds %s\nIs it the whole key, such as user:42 of httplimit.User or name:42 of a KeyFunc? Is -prefix the store's? Keys with hash tags (redisstore.WithHashTags) are not found.\n", printable(key))
 		return err
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

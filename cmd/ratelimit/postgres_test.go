@@ -106,7 +106,7 @@ func TestKeyListsTheRowsOfAKeyAndForgetsThem(t *testing.T) {
 			require.Equal(t, result{0, listedRows + "\nreset in 6 limiters", ""}, result{got.code, sorted(got.stdout), got.stderr})
 			require.Equal(t, before-6, rows(t, pool, table))
 			got = command(t, nil, args...)
-			require.Equal(t, result{0, "no limiter holds " + printable(key) + "\nIs it the whole key, such as user:42 of httplimit.User or name:42 of a KeyFunc? Is -prefix the store's?\n", ""}, got)
+			require.Equal(t, result{0, "no limiter holds " + printable(key) + "\nIs it the whole key, such as user:42 of httplimit.User or name:42 of a KeyFunc? Is -prefix the store's? Keys with hash tags (redisstore.WithHashTags) are not found.\n", ""}, got)
 		}
 	}
 }
