@@ -30,6 +30,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // config is how the server is set up.
@@ -52,6 +54,14 @@ func configOf(getenv func(string) string) config {
 		grace:     10 * time.Second,
 		log:       slog.New(slog.NewJSONHandler(os.Stderr, nil)),
 	}
+}
+
+// redisLog logs what go-redis says, mostly of connections that fail. By itself it writes plain text to stderr, between
+// the lines of JSON.
+type redisLog struct{ *slog.Logger }
+
+func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
+	l.WarnContext(ctx, fmt.Sprintf(format, args...), "library", "go-redis")
 }
 
 const usage = `An API with limits. It takes no arguments; these variables of the environment set it up:
@@ -81,6 +91,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	cfg := configOf(os.Getenv)
+	redis.SetLogger(redisLog{cfg.log})
 	if err := listenAndRun(ctx, cfg); err != nil {
 		cfg.log.Error("the server ends", "error", err)
 		os.Exit(1)

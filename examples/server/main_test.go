@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -695,6 +696,36 @@ func number(t *testing.T, a answer, name string) int {
 	n, err := strconv.Atoi(a.header.Get(name))
 	require.NoError(t, err, name)
 	return n
+}
+
+// The log is JSON, also while Redis is down, when go-redis writes to it. The program itself must do so, because the
+// logger of go-redis is one for the whole process.
+func TestTheLogIsJSONWhileRedisIsDown(t *testing.T) {
+	if os.Getenv("SERVE") == "1" {
+		os.Args = os.Args[:1]
+		main()
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestTheLogIsJSONWhileRedisIsDown$")
+	cmd.Env = append(os.Environ(), "SERVE=1", "LISTEN=127.0.0.1:0", "PRIVATE_LISTEN=127.0.0.1:0", "REDIS_ADDR=127.0.0.1:1")
+	out, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	defer func() { _ = cmd.Wait() }()
+	defer func() { _ = cmd.Process.Kill() }()
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var line struct{ Library, Public string }
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &line), lines.Text())
+		if line.Public != "" { // it listens
+			resp, err := http.Get("http://" + line.Public + "/v1/algorithms")
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+		}
+		if line.Library == "go-redis" {
+			return
+		}
+	}
+	t.Fatal("the log has ended, without what go-redis says")
 }
 
 func TestHelpDoesNotServe(t *testing.T) {
