@@ -92,8 +92,6 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		"replay -config testdata/good.yaml -algorithm sliding_log":    "-config cannot be combined with",
 		"replay -config testdata/good.yaml -out csv":                  "-config cannot be combined with",
 		"replay -config testdata/good.yaml -svg a.svg":                "-config cannot be combined with",
-		"replay -config testdata/bad.yaml":                            "testdata/bad.yaml:4:12: limiter",
-		"replay -config testdata/none.yaml":                           "none.yaml: no such file",
 		"replay -rate 10":                                             "-rate",
 		"replay -limit 10/m -out xml":                                 `unknown output "xml"`,
 		"replay -limit 10/m -svg a.log":                               "-svg a.log: the name must end in .svg",
@@ -129,6 +127,22 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 			before, _, _ := strings.Cut(got.stderr, "usage:")
 			require.Contains(t, before, reason, "the reason comes first")
 		})
+	}
+}
+
+// The arguments are right, but a file is not. The usage would only hide what is wrong.
+func TestAFileThatCannotBeUsedIsNoMisuse(t *testing.T) {
+	for args, reason := range map[string]string{
+		"replay -config testdata/bad.yaml testdata/access.log":  "testdata/bad.yaml:4:12: limiter",
+		"replay -config testdata/none.yaml testdata/access.log": "none.yaml: no such file",
+		"replay -limit 1/s testdata/none.log":                   "none.log: no such file",
+		"check testdata/none.yaml":                              "none.yaml: no such file",
+		"key -store-file testdata/none user:42":                 "none: no such file",
+	} {
+		got := command(t, nil, strings.Fields(args)...)
+		require.Equal(t, 1, got.code, args)
+		require.Contains(t, got.stderr, reason)
+		require.NotContains(t, got.stderr, "usage", args)
 	}
 }
 

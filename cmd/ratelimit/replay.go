@@ -112,6 +112,9 @@ func (p *program) replay(ctx context.Context, args []string) error {
 	if err := r.prepare(); err != nil {
 		return p.misuse(flags, err)
 	}
+	if err := r.prepareConfig(); err != nil {
+		return err
+	}
 	if err := r.openPicture(); err != nil { // an error must not come after hours of reading
 		return err
 	}
@@ -148,7 +151,7 @@ func (r *replay) flags(flags *flag.FlagSet) {
 	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most; -1 for all")
 }
 
-// prepare creates the limiter, whose time is the time of the requests.
+// prepare checks the flags. Without -config it creates the limiter, whose time is the time of the requests.
 func (r *replay) prepare() error {
 	switch {
 	case len(r.limits) == 0 && r.config == "":
@@ -162,17 +165,17 @@ func (r *replay) prepare() error {
 	if r.svg != "" && filepath.Ext(r.svg) != ".svg" { // so that a mistake does not overwrite a log
 		return fmt.Errorf("-svg %s: the name must end in .svg", r.svg)
 	}
-	if err := r.form.prepare(); err != nil {
+	if err := r.form.prepare(); err != nil || r.config != "" {
 		return err
-	}
-	if r.config != "" {
-		return r.prepareConfig()
 	}
 	return r.prepareLimiter()
 }
 
-// prepareConfig creates a replay for each limiter of -config.
+// prepareConfig creates a replay for each limiter of -config, if it was given.
 func (r *replay) prepareConfig() error {
+	if r.config == "" {
+		return nil
+	}
 	text, err := r.program.readFile(r.config)
 	if err != nil {
 		return err
