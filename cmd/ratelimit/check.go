@@ -39,14 +39,15 @@ func (p *program) check(_ context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		if !p.checkText(name, text) {
-			failed = errFindings
-			continue
+		valid, err := p.checkText(name, text)
+		if err == nil && valid && *explained {
+			err = explain(p.stdout, text)
 		}
-		if *explained {
-			if err := explain(p.stdout, text); err != nil {
-				return err
-			}
+		if err != nil {
+			return err
+		}
+		if !valid {
+			failed = errFindings
 		}
 	}
 	return failed
@@ -60,21 +61,23 @@ func (p *program) readFile(name string) ([]byte, error) {
 }
 
 // checkText prints the errors in a text, or its limiters, and reports whether the text is valid.
-func (p *program) checkText(name string, text []byte) bool {
-	c, err := config.Parse(text)
-	if err != nil {
-		for _, err := range split(err) {
-			fmt.Fprintln(p.stdout, located(name, err))
+func (p *program) checkText(name string, text []byte) (valid bool, err error) {
+	c, flaw := config.Parse(text)
+	if flaw != nil {
+		for _, one := range split(flaw) {
+			if _, err = fmt.Fprintln(p.stdout, located(name, one)); err != nil {
+				break
+			}
 		}
-		return false
+		return false, err
 	}
-	names, err := limiterNames(c)
-	if err != nil {
-		fmt.Fprintf(p.stdout, "%s: %v\n", name, err)
-		return false
+	names, flaw := limiterNames(c)
+	if flaw != nil {
+		_, err = fmt.Fprintf(p.stdout, "%s: %v\n", name, flaw)
+		return false, err
 	}
-	fmt.Fprintf(p.stdout, "%s: limiters %s\n", name, printable(names...))
-	return true
+	_, err = fmt.Fprintf(p.stdout, "%s: limiters %s\n", name, printable(names...))
+	return true, err
 }
 
 func limiterNames(c *config.Config) ([]string, error) {

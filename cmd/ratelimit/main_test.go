@@ -86,12 +86,12 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		"replay -limit 10/100y":                "100y",
 		"replay -limit 10/m -limit 10/1m":      "10/m is repeated",
 		"replay -limit 10/m -algorithm bucket": `unknown algorithm "bucket"`,
-		"replay -limit 10/m·burst·20 -algorithm sliding_log":          "cannot have a burst",
-		"replay -limit 1/3650d·burst·1000 -algorithm token_bucket":    "100 years",
-		"replay -config testdata/good.yaml -limit 1/s":                "-config cannot be combined with",
-		"replay -config testdata/good.yaml -algorithm sliding_log":    "-config cannot be combined with",
-		"replay -config testdata/good.yaml -out csv":                  "-config cannot be combined with",
-		"replay -config testdata/good.yaml -svg a.svg":                "-config cannot be combined with",
+		"replay -limit 10/m·burst·20 -algorithm sliding_log":       "cannot have a burst",
+		"replay -limit 1/3650d·burst·1000 -algorithm token_bucket": "100 years",
+		"replay -config testdata/good.yaml -limit 1/s":             "-config cannot be combined with",
+		"replay -config testdata/good.yaml -algorithm sliding_log": "-config cannot be combined with",
+		"replay -config testdata/good.yaml -out csv":               "-config cannot be combined with",
+		"replay -config testdata/good.yaml -svg a.svg":             "-config cannot be combined with",
 		"replay -rate 10":                                             "-rate",
 		"replay -limit 10/m -out xml":                                 `unknown output "xml"`,
 		"replay -limit 10/m -svg a.log":                               "-svg a.log: the name must end in .svg",
@@ -181,7 +181,7 @@ func TestAnOutputThatFailsIsAnError(t *testing.T) {
 	file, err := os.Open(os.DevNull) // for reading
 	require.NoError(t, err)
 	defer file.Close()
-	for _, args := range []string{"replay -limit 1/m", "replay -limit 1/m -out json", "replay -limit 1/m -out csv", "suggest"} {
+	for _, args := range []string{"replay -limit 1/m", "replay -limit 1/m -out json", "replay -limit 1/m -out csv", "suggest", "check testdata/good.yaml", "check -explain testdata/good.yaml", "schema", "version"} {
 		p := &program{stdin: strings.NewReader(sample), stdout: file, stderr: io.Discard}
 		require.Equal(t, 1, p.run(t.Context(), strings.Fields(args)), args)
 	}
