@@ -29,6 +29,9 @@ func main() {
 	limit := ratelimit.PerMinute(60)
 	flag.TextVar(&limit, "limit", limit, "`limit` of each client, such as 100/s or 5/15m")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("no argument %q: the log is read from standard input, as in replay <access.log", flag.Arg(0))
+	}
 	if err := replay(context.Background(), limit, os.Stdin, os.Stdout); err != nil {
 		log.Fatal(err)
 	}

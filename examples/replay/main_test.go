@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -34,4 +36,18 @@ func TestReplayFails(t *testing.T) {
 	require.Error(t, replay(t.Context(), ratelimit.PerMinute(2), strings.NewReader("no log\n"), new(strings.Builder)))
 	require.Error(t, replay(t.Context(), ratelimit.PerMinute(2), strings.NewReader(strings.Repeat("a", 1<<20)), new(strings.Builder)))
 	require.Error(t, replay(t.Context(), ratelimit.Limit{}, strings.NewReader(sample), new(strings.Builder)))
+}
+
+// The name of a log is no log: nothing would be denied of the nothing in standard input.
+func TestTheNameOfALogIsRefused(t *testing.T) {
+	if os.Getenv("REPLAY") == "1" {
+		os.Args = []string{os.Args[0], "access.log"}
+		main()
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestTheNameOfALogIsRefused$")
+	cmd.Env = append(os.Environ(), "REPLAY=1")
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), `no argument "access.log": the log is read from standard input`)
 }
