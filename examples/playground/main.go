@@ -19,6 +19,8 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"syscall"
+
 	"time"
 )
 
@@ -26,7 +28,10 @@ func main() {
 	listen := flag.String("listen", "localhost:8087", "`address` of the page")
 	out := flag.String("out", "", "write the site into this `folder` and end")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	if flag.NArg() > 0 {
+		log.Fatalf("no argument %q: -out names the folder of a site", flag.Arg(0))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	run := func() error { return serve(ctx, *listen) }
 	if *out != "" {

@@ -1,15 +1,18 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/andybalholm/brotli"
@@ -27,11 +30,51 @@ var folder = sync.OnceValues(func() (dir string, err error) {
 })
 
 func TestMain(m *testing.M) {
+	if args := os.Getenv("PLAYGROUND"); args != "" {
+		os.Args = append(os.Args[:1], strings.Fields(args)...)
+		main()
+		return
+	}
 	code := m.Run()
 	if made != "" {
 		_ = os.RemoveAll(made)
 	}
 	os.Exit(code)
+}
+
+// program runs the program itself, with a folder for its temporary files.
+func program(t *testing.T, temporary, args string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), "PLAYGROUND="+args, "TMPDIR="+temporary)
+	return cmd
+}
+
+func TestTheEndLeavesNoFolder(t *testing.T) {
+	temporary := t.TempDir()
+	cmd := program(t, temporary, "-listen 127.0.0.1:0")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = bufio.NewReader(out).ReadString('\n') // the address
+	require.NoError(t, err)
+	require.NotEmpty(t, entries(t, temporary))
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	_ = cmd.Wait()
+	require.Empty(t, entries(t, temporary))
+}
+
+func entries(t *testing.T, dir string) []fs.DirEntry {
+	t.Helper()
+	found, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	return found
+}
+
+func TestAFolderWithoutOutIsRefused(t *testing.T) {
+	out, err := program(t, t.TempDir(), "site").CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), `no argument "site": -out names the folder of a site`)
 }
 
 func TestTheLibraryIsSmall(t *testing.T) {
