@@ -78,8 +78,11 @@ func newPlan(in Input) (*plan, error) {
 		return nil, err
 	}
 	end = max(end, now) + p.scale.Period // a Period more shows what a queue lets go
-	if len(p.requests) > maxRequests {
-		return nil, tooMany(len(p.requests))
+	if n := len(p.requests); n > maxRequests {
+		if in.Traffic == Pasted {
+			return nil, tooMany(n, "paste fewer lines")
+		}
+		return nil, tooMany(n, "clear what you sent")
 	}
 	p.bars = int((end + p.bin - 1) / p.bin)
 	if in.Traffic != Pasted {
@@ -88,8 +91,8 @@ func newPlan(in Input) (*plan, error) {
 	return p, err
 }
 
-func tooMany(n int) error {
-	return fmt.Errorf("%d requests are too many for this page, which draws up to %d: raise the cost or lower the rate", n, maxRequests)
+func tooMany(n int, advice string) error {
+	return fmt.Errorf("%d requests are too many for this page, which draws up to %d: %s", n, maxRequests, advice)
 }
 
 const day = 24 * time.Hour
@@ -134,7 +137,7 @@ func (p *plan) addTraffic(in Input) (time.Duration, error) {
 	}
 	perPeriod := float64(max(1, p.scale.Rate)) / float64(p.cost)
 	if n := 2 * perPeriod * periods; n > maxRequests {
-		return 0, tooMany(int(n))
+		return 0, tooMany(int(n), "raise the cost or lower the rate")
 	}
 	for i, at := range Traffics[i].times(perPeriod) {
 		important := p.reserved > 0 && i%importantOf == importantOf-1

@@ -283,6 +283,11 @@ func TestErrors(t *testing.T) {
 		{func(in *Input) { in.Reserve = -1 }, "a reserve of -1 %, want 0 to 90"},
 		{func(in *Input) { in.Traffic = "jam" }, `no traffic is named "jam"`},
 		{func(in *Input) { in.Limit = "2147483647/s" }, "requests are too many for this page, which draws up to 50000: raise the cost or lower the rate"},
+		{func(in *Input) { in.Steps = "1000" + strings.Repeat(",1000", 60) }, "draws up to 50000: clear what you sent"},
+		{func(in *Input) {
+			in.Traffic = Pasted
+			in.Log = strings.Repeat("a - - [17/May/2015:10:05:20 +0000] \"GET /\n", maxRequests+1)
+		}, "50001 requests are too many for this page, which draws up to 50000: paste fewer lines"},
 		{func(in *Input) { in.Traffic = Pasted }, "paste lines of an access log: there are none yet"},
 		{func(in *Input) { in.Traffic, in.Log = Pasted, "x" }, `paste lines of an access log: 1 not readable, first "x"`},
 		{func(in *Input) {
