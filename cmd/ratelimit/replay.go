@@ -144,7 +144,7 @@ func (p *program) replay(ctx context.Context, args []string) error {
 func (r *replay) flags(flags *flag.FlagSet) {
 	flags.Var(&r.limits, "limit", "`limit` of each key, such as 100/s, 5/15m or \"10/m burst 20\"; several must all admit")
 	flags.StringVar(&r.config, "config", "", "try each limiter of this `file` of package config, in place of -limit and -algorithm")
-	flags.StringVar(&r.algorithm, "algorithm", defaultAlgorithm, "`name`, one of "+strings.Join(ratelimit.PerSecond(1).Algorithms(), ", "))
+	flags.StringVar(&r.algorithm, "algorithm", "", "`name`, one of "+strings.Join(ratelimit.PerSecond(1).Algorithms(), ", ")+" (default "+defaultAlgorithm+")")
 	r.form.flags(flags)
 	flags.StringVar(&r.out, "out", "text", "`form` of the report: text, json or csv")
 	flags.StringVar(&r.svg, "svg", "", "draw what was offered and denied over time into this `file`, *.svg")
@@ -156,9 +156,10 @@ func (r *replay) prepare() error {
 	switch {
 	case len(r.limits) == 0 && r.config == "":
 		return errors.New("want -limit or -config")
-	case r.config != "" && (len(r.limits) > 0 || r.algorithm != defaultAlgorithm || r.svg != "" || r.out == "csv"):
+	case r.config != "" && (len(r.limits) > 0 || r.algorithm != "" || r.svg != "" || r.out == "csv"):
 		return errors.New("-config cannot be combined with -limit, -algorithm, -svg or -out csv")
 	}
+	r.algorithm = cmp.Or(r.algorithm, defaultAlgorithm)
 	if !slices.Contains([]string{"text", "json", "csv"}, r.out) {
 		return fmt.Errorf("unknown output %q: want text, json or csv", r.out)
 	}
