@@ -217,3 +217,18 @@ func TestANamedPipeForAFile(t *testing.T) {
 	require.Equal(t, 1, run(t.Context(), []string{"-config", testenv.Pipe(t)}, &out, &out))
 	require.Contains(t, out.String(), "want a regular file")
 }
+
+// A SIGHUP while the server starts, as of a sidecar that has seen a change, does not end it, and is heard once it serves.
+func TestASignalToReloadDuringTheStart(t *testing.T) {
+	t.Parallel()
+	url := testenv.Pipe(t)
+	s := spawn(t, "", "-config", writeFile(t, "limits.yaml", limits), "-store-file", url, "-grpc", "", "-http", "127.0.0.1:0", "-private", "")
+	pipe, err := os.OpenFile(url, os.O_WRONLY, 0) // opens when the server does
+	require.NoError(t, err)
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
+	_, err = pipe.WriteString("memory:\n")
+	require.NoError(t, err)
+	require.NoError(t, pipe.Close())
+	s.address(t, "http")
+	require.Eventually(t, func() bool { return strings.Contains(s.stderr.String(), "new rules are in force") }, time.Minute, time.Millisecond)
+}

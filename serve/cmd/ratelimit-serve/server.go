@@ -49,6 +49,9 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // start runs the server with these settings until ctx ends.
 func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writer) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP) // one that comes before the server listens would end it
+	defer signal.Stop(hangups)
 	files, err := serve.ReadFiles(set.config...)
 	if err != nil {
 		return err
@@ -88,7 +91,7 @@ func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writ
 	if err := s.listen(ctx); err != nil {
 		return err
 	}
-	return s.run(ctx, files, st)
+	return s.run(ctx, files, st, hangups)
 }
 
 // checkRules prints what is wrong with rules that a server with these settings would accept, or returns
@@ -241,8 +244,8 @@ func (s *server) serveHTTP(l net.Listener, h http.Handler) *http.Server {
 	return srv
 }
 
-// run serves until ctx ends or a port fails.
-func (s *server) run(ctx context.Context, files []serve.File, st *serve.Stored) error {
+// run serves until ctx ends or a port fails. It reads the files again at each of hangups.
+func (s *server) run(ctx context.Context, files []serve.File, st *serve.Stored, hangups <-chan os.Signal) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var all sync.WaitGroup
@@ -253,9 +256,7 @@ func (s *server) run(ctx context.Context, files []serve.File, st *serve.Stored) 
 			}
 		})
 	}
-	hangups, again := make(chan os.Signal, 1), make(chan struct{})
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
+	again := make(chan struct{})
 	all.Go(func() { s.service.Follow(ctx, files, s.every, again, s.config...) })
 	all.Go(func() { s.checkStore(ctx, st) })
 	for ctx.Err() == nil {
