@@ -29,8 +29,8 @@ const usage = `Ratelimit-serve decides on rate limits over gRPC, for Envoy, and 
 usage: ratelimit-serve -config limits.yaml [flags]
        ratelimit-serve ask [flags] domain key=value[,key=value]...
 
-It reads the files of github.com/envoyproxy/ratelimit. Limits are in memory, or on Redis with
--store. Files are read again when they change, and on SIGHUP.
+It reads the files of github.com/envoyproxy/ratelimit. Limits are in memory, or with
+-store on Redis or Postgres. Files are read again when they change, and on SIGHUP.
 
 "ask" sends one request to a server, with a descriptor for each argument, and prints the response.
 
