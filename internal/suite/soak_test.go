@@ -71,7 +71,7 @@ func (s *soak) run(t *testing.T, long, pause time.Duration) {
 	s.breakServers(t, ctx, pause)
 	running.Wait()
 	s.close(t)
-	s.report(t)
+	s.report(t, long >= time.Minute)
 }
 
 // soak is what is tried.
