@@ -58,7 +58,8 @@ type breaker struct {
 	gate     *gobreaker.CircuitBreaker[ratelimit.Result]
 	of       *breakers
 	server   string       // "" if it is not known
-	served   atomic.Int64 // when a call last succeeded, ns since base; never the same twice in a row
+	served   atomic.Int64 // calls that succeeded
+	servedAt atomic.Int64 // when the last of each servedOf calls succeeded, ns since base
 	used     atomic.Int64 // when it was last used, to within usedWithin, if the store tells servers; ns since base
 	probeAt  atomic.Int64 // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool
@@ -73,6 +74,7 @@ const (
 	// servedWithin is shorter than timeouts of stores are. After a server has begun to hang, the
 	// calls that were in progress count.
 	servedWithin = 25 * time.Millisecond
+	servedOf     = 8
 	leastIdle    = 10 * time.Second
 )
 
@@ -162,17 +164,19 @@ func (bs *breakers) refresh(tells bool) {
 	})
 }
 
-// execute runs do if b lets it pass. If do fails but other calls have succeeded since it began, the
-// last of them within servedWithin, the failure does not count, because a connection that breaks fails
-// all of its calls at once while the others serve.
+// execute runs do if b lets it pass. If do fails but other calls have succeeded since it began, and
+// do so within servedWithin, the failure does not count, because a connection that breaks fails all of
+// its calls at once while the others serve.
 func (b *breaker) execute(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	served := b.served.Load()
 	r, err := b.gate.Execute(func() (ratelimit.Result, error) {
 		r, err := do()
-		switch last := b.served.Load(); {
+		switch {
 		case b.heard(err):
-			b.served.Store(max(int64(b.of.now()), last+1))
-		case last != served && b.of.now()-time.Duration(last) < servedWithin:
+			if b.served.Add(1)%servedOf == 0 { // reading the clock each time would be slow
+				b.servedAt.Store(int64(b.of.now()))
+			}
+		case b.served.Load() != served && b.of.now()-time.Duration(b.servedAt.Load()) < servedWithin:
 			err = outdone{err}
 		}
 		return r, err

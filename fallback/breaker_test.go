@@ -174,7 +174,7 @@ func TestAStateIsAWordInLogs(t *testing.T) {
 // the next calls. If nobody serves, each call counts, even those that began while others were still served.
 func TestCallsThatFailTogetherOpenNoBreakerWhileOthersSucceed(t *testing.T) {
 	for name, c := range map[string]struct {
-		serves bool          // whether another call succeeds while the calls are in progress
+		serves bool          // whether other calls succeed while the calls are in progress
 		after  time.Duration // of that, until they fail
 		want   fallback.State
 	}{
@@ -204,7 +204,9 @@ func TestCallsThatFailTogetherOpenNoBreakerWhileOthersSucceed(t *testing.T) {
 				inner.before = nil
 				if c.serves {
 					time.Sleep(time.Second)
-					require.Equal(t, ratelimit.SourceStore, source(t, lim))
+					for range 8 {
+						require.Equal(t, ratelimit.SourceStore, source(t, lim))
+					}
 				}
 				time.Sleep(c.after)
 				close(cut)
