@@ -17,7 +17,7 @@ type Budget struct {
 
 	// Ahead lets the call go before others, and keeps it from being refused for want of room or time. Set it for calls that
 	// make room for others, such as a refund. There may be several of these calls for each of the others that was admitted,
-	// such as a refund of each of its limits, but not more than seven.
+	// such as a refund of each of its limits, but the others wait for no more than three.
 	Ahead bool
 
 	// Together keeps the call from going alone. Set it if the call has to wait for others at the server: the end of its time

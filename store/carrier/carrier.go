@@ -131,7 +131,7 @@ type Carrier[C any] struct {
 	asking   bool          // whether a dial finds out why no connection is made: see diagnose
 	ahead    queue[C]      // the calls that wait, and go ahead because they make room for others
 	others   queue[C]      // the other calls that wait
-	passed   int           // trips in a row without others: see fill
+	passed   bool          // whether the last trip was without others: see fill
 	distance distance
 	length   time.Duration // of a trip, about
 	quick    time.Duration // of a short trip, about

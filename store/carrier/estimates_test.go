@@ -463,7 +463,7 @@ func TestCallsJoinTheLastBatchThatHasRoom(t *testing.T) {
 }
 
 // Each trip has room for as many that go ahead as for others, so neither kind waits for all of the
-// other. While more go ahead than that, three of four trips are without others. A batch goes as a whole.
+// other. While more go ahead than that, every second trip is without others. A batch goes as a whole.
 func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 	for _, c := range []struct {
 		others, ahead int
@@ -473,7 +473,7 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 		{8, 9, []int{9, 8}},
 		{8, 24, []int{16, 8 + 8}},
 		{24, 24, []int{16, 8 + 8, 8, 8}},
-		{12, 128, []int{16, 16, 16, 8 + 8, 16, 16, 16, 8 + 4, 16}},
+		{12, 128, []int{16, 8 + 8, 16, 8 + 4, 16, 16, 16, 16, 16}},
 		{24, 0, []int{8, 8, 8}},
 		{0, 12, []int{12}},
 	} {
@@ -501,8 +501,8 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 	}
 }
 
-// However many calls go ahead, they delay the others no more than seven times as many others would: these have half of
-// each fourth trip.
+// However many calls go ahead, they delay the others no more than three times as many others would: these have half of
+// every second trip.
 func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	p := full(t)
 	p.forecast.admitted.Store(0)
@@ -521,12 +521,12 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	e := &p.forecast
 	e.perCall.Store(int64(p.timeout / 40)) // so 10 may wait
 	e.admitted.Store(1)
-	e.room.Store(2 + 7*2 - 10)
+	e.room.Store(2 + 3*2 - 10)
 	_, err := admit(false)
 	require.NoError(t, err)
-	e.room.Store(3 + 7*3 - 11)
+	e.room.Store(3 + 3*3 - 11)
 	_, err = admit(false)
-	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside seven times as many")
+	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside three times as many")
 	e.admitted.Store(1)
 	b.Leave()
 	b.Ahead = true

@@ -165,8 +165,8 @@ func (cr *Carrier[C]) later(d time.Duration) {
 }
 
 // fill adds waiting calls to t: up to a full trip of calls that go ahead, and as many of the others, so
-// that neither kind waits long for the other. If still more go ahead, they take the room of the others too in most
-// trips, because a call for several limits makes room by a call for each of them. It leaves out calls that have less
+// that neither kind waits long for the other. If still more go ahead, they take the room of the others too in every
+// second trip, because a call for several limits makes room by a call for each of them. It leaves out calls that have less
 // time left than a trip takes. If no trip is in progress, it leaves out only calls whose time is up, because the length
 // of a trip may have changed. A trip that its callers have left counts as in progress while the server answers.
 func (cr *Carrier[C]) fill(t *Trip[C]) {
@@ -175,19 +175,15 @@ func (cr *Carrier[C]) fill(t *Trip[C]) {
 		late += cr.quick
 	}
 	cr.fillFrom(&cr.ahead, t, late)
-	if cr.ahead.living > 0 && cr.passed < mostPassed {
-		cr.passed++
-		cr.fillFrom(&cr.ahead, t, late)
-		return
+	of := &cr.others
+	if cr.passed = cr.ahead.living > 0 && (!cr.passed || cr.others.living == 0); cr.passed {
+		of = &cr.ahead
 	}
-	cr.passed = 0
-	cr.fillFrom(&cr.others, t, late)
+	cr.fillFrom(of, t, late)
 }
 
-const (
-	mostPassed = 3                // trips in a row without others
-	mostAhead  = 2*mostPassed + 1 // calls that go ahead of each of the others, at most
-)
+// mostAhead is how many calls go ahead of each of the others at most: a whole trip, and half of the next.
+const mostAhead = 3
 
 // fillFrom adds batches of q to t, except for calls that end before late.
 func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
