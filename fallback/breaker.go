@@ -151,12 +151,9 @@ func (bs *breakers) tidy() {
 	}
 }
 
-// refresh brings the state up to date. Breakers become half open with time, and are forgotten if
-// the store tells servers.
-func (bs *breakers) refresh(tells bool) {
-	if tells {
-		bs.tidy()
-	}
+// refresh brings the state up to date. Breakers become half open with time, and are forgotten.
+func (bs *breakers) refresh() {
+	bs.tidy()
 	bs.whole.Load().gate.State()
 	bs.servers.Range(func(_, b any) bool {
 		b.(*breaker).gate.State()

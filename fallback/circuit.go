@@ -18,15 +18,16 @@ type circuit struct {
 	more  []*breaker
 }
 
-// circuit returns the circuit of a call for n events of key.
-func (f *Limiter) circuit(ctx context.Context, key string, n int) circuit {
-	if servers := f.sees().servers; servers != nil {
-		return f.breakers.circuit(ctx, servers, key, n)
+// circuit returns the circuit of a call for n events of key, of a limiter with these Servers.
+func (bs *breakers) circuit(ctx context.Context, servers see.Servers, key string, n int) circuit {
+	if servers == nil {
+		return circuit{first: bs.whole.Load()}
 	}
-	return circuit{first: f.breakers.whole.Load()}
+	return bs.circuitOf(ctx, servers, key, n)
 }
 
-func (bs *breakers) circuit(ctx context.Context, servers see.Servers, key string, n int) (c circuit) {
+// circuitOf is a function of its own because c is allocated, and most stores do not tell servers.
+func (bs *breakers) circuitOf(ctx context.Context, servers see.Servers, key string, n int) (c circuit) {
 	servers(ctx, key, n, func(server string) {
 		switch b := bs.server(server); {
 		case c.first == nil:

@@ -178,11 +178,12 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	if err := f.check(ctx, q.key, q.n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	ctx = f.context(ctx)
-	c := f.circuit(ctx, q.key, q.n)
+	sees := f.sees()
+	ctx = sees.context(ctx)
+	c := f.breakers.circuit(ctx, sees.servers, q.key, q.n)
 	r, err := f.call(ctx, c, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
-	case errors.Is(err, errOpen) && f.sees().frees && f.unlimited(ctx, q.key):
+	case errors.Is(err, errOpen) && sees.frees && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // without asking the store
 	case errors.Is(err, ratelimit.ErrStore):
 		return f.answer(ctx, c, q, err)
@@ -196,8 +197,8 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 
 // context returns ctx for one decision, including that of the local limiter. A limit function is
 // called once for both, and for what the key owes.
-func (f *Limiter) context(ctx context.Context) context.Context {
-	if !f.sees().asks {
+func (s *seen) context(ctx context.Context) context.Context {
+	if !s.asks {
 		return ctx
 	}
 	return kept.New[ratelimit.Limit](ctx, true)
@@ -304,9 +305,10 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if err := f.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	ctx = f.context(ctx)
+	sees := f.sees()
+	ctx = sees.context(ctx)
 	q := question{key: key, n: n, method: overdraw}
-	c := f.circuit(ctx, key, n)
+	c := f.breakers.circuit(ctx, sees.servers, key, n)
 	r, err := f.call(ctx, c, key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
 	case err == nil:
@@ -366,7 +368,7 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	if free(charged) { // needs no store, so it works even if the breaker is open
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
-	_, err := f.call(ctx, f.circuit(ctx, key, n), key, func() (ratelimit.Result, error) {
+	_, err := f.call(ctx, f.breakers.circuit(ctx, f.sees().servers, key, n), key, func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
 		if err == nil { // a lease refunds in memory, which cannot be seen here
 			err = errUnasked
@@ -406,7 +408,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 	if err := f.check(ctx, key, 1); err != nil {
 		return err
 	}
-	_, err := f.call(ctx, f.circuit(ctx, key, 1), key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
+	_, err := f.call(ctx, f.breakers.circuit(ctx, f.sees().servers, key, 1), key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
 	if f.local == nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func (f *Limiter) State() (s State, since time.Time) {
 	if f.limiter == nil {
 		return StateClosed, time.Time{}
 	}
-	f.breakers.refresh(f.sees().servers != nil)
+	f.breakers.refresh()
 	c := &f.breakers.changes
 	c.tell()
 	c.mu.Lock()
