@@ -32,13 +32,16 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	if err != nil {
 		return err
 	}
-	if err := q.results(a, res); err != nil {
+	if err := s.results(a, res); err != nil {
 		return err
 	}
 	q.judge()
 	denied := s.denies(q)
 	if denied && !q.domain.each {
 		q.undo(ctx, res)
+	}
+	s.askShadows(a, denied)
+	if denied && !q.domain.each {
 		return nil
 	}
 	if err := q.credit(ctx); !denied { // a denial stands even if a refund fails
@@ -61,15 +64,19 @@ func (s *Service) failed(q *question) {
 
 var errMissing = fmt.Errorf("%w: some limits have not decided", ratelimit.ErrStore)
 
+// first returns the asks that are asked together.
+func (q *question) first() []ratelimit.Ask { return q.asks[:q.together] }
+
 // ask asks the limiters, and charges overdrafts. With errMissing, the Result has the decisions of the others.
 func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
-	if one := &q.asks[0]; len(q.asks) == 1 && one.N > 0 {
+	asks := q.first()
+	if one := &asks[0]; len(asks) == 1 && one.N > 0 {
 		r, err = one.Limiter.AllowN(ctx, one.Key, one.N)
-	} else if r, err = ratelimit.Decide(ctx, q.asks...); err == nil && q.missing(r) {
+	} else if r, err = ratelimit.Decide(ctx, asks...); err == nil && q.missing(r) {
 		return r, errMissing
 	}
 	for i := range q.parts {
-		if p := &q.parts[i]; err == nil && p.overdraws && p.limiter != nil {
+		if p := &q.parts[i]; err == nil && p.overdraws && q.has(p) {
 			if err = p.overdraw(ctx, r); !p.counts() {
 				err = nil
 			}
@@ -80,6 +87,9 @@ func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	}
 	return r, nil
 }
+
+// has reports whether the part is asked together with the others.
+func (q *question) has(p *part) bool { return p.limiter != nil && p.ask < q.together }
 
 // resultOf returns the part's own decision, or the zero Result if it was not asked.
 func (p *part) resultOf(whole ratelimit.Result) ratelimit.Result {
@@ -154,28 +164,28 @@ func (q *question) missing(r ratelimit.Result) bool {
 	}
 	parts := r.Parts()
 	for i := range q.parts {
-		if p := &q.parts[i]; p.limiter != nil && parts[p.ask].Result == (ratelimit.Result{}) && p.counts() {
+		if p := &q.parts[i]; q.has(p) && parts[p.ask].Result == (ratelimit.Result{}) && p.counts() {
 			return true
 		}
 	}
 	return false
 }
 
-// results gives each part its own result. A part that was not asked, because another one denies,
-// is looked at. If that fails, the denial stands, and nothing is known about this part and later ones, so that the
-// caller waits for a store that hangs only once.
-func (q *question) results(a *asking, whole ratelimit.Result) error {
+// results gives each part that was asked together with the others its own result. A part that was not asked, because
+// another one denies, is looked at. If that fails, the denial stands, and nothing is known about this part and later
+// ones, so that the caller waits for a store that hangs only once.
+func (s *Service) results(a *asking, whole ratelimit.Result) error {
 	var failed error
-	for i := range q.parts {
-		p := &q.parts[i]
-		if p.limiter == nil || p.overdraws {
+	for i := range a.q.parts {
+		p := &a.q.parts[i]
+		if !a.q.has(p) || p.overdraws {
 			continue
 		}
 		if p.result = p.resultOf(whole); p.result != (ratelimit.Result{}) {
 			continue
 		}
 		if failed == nil {
-			p.result, failed = p.look(a)
+			p.result, failed = s.look(a, p)
 		}
 		switch {
 		case failed == nil:
@@ -189,20 +199,62 @@ func (q *question) results(a *asking, whole ratelimit.Result) error {
 }
 
 // look returns what the part's limiter would answer alone.
-func (p *part) look(ctx context.Context) (ratelimit.Result, error) {
-	r, err := p.limiter.Peek(ctx, p.key)
+func (s *Service) look(a *asking, p *part) (ratelimit.Result, error) {
+	one := ratelimit.Ask{Limiter: p.limiter, Key: p.key, Look: true}
+	r, err := s.alone(a, one)
 	if err != nil || p.back || p.n <= 1 || r.Remaining >= p.n {
 		return r, err
 	}
-	all := ratelimit.Ask{Limiter: p.limiter, Key: p.key, Look: true, Reserved: p.n - 1} // a Peek is for one event
+	one.Reserved = p.n - 1 // a Look is for one event
 	if p.rule != nil {
-		all.Reserved = min(all.Reserved+p.rule.reserved, maxHits)
+		one.Reserved = min(one.Reserved+p.rule.reserved, maxHits)
 	}
-	later, err := ratelimit.Decide(ctx, all)
+	later, err := s.alone(a, one)
 	if err == nil {
-		r.Allowed, r.RetryAfter = later.Parts()[0].Allowed, later.Parts()[0].RetryAfter
+		r.Allowed, r.RetryAfter = later.Allowed, later.RetryAfter
 	}
 	return r, err
+}
+
+// alone asks one part apart from the others. While its server fails, that takes no time.
+func (s *Service) alone(a *asking, one ratelimit.Ask, parts ...part) (r ratelimit.Result, err error) {
+	one.Shadow = false // its failure is one
+	q := &question{domain: a.q.domain, asks: []ratelimit.Ask{one}, together: 1, parts: parts}
+	if a.q.local {
+		r, err = q.ask(a)
+	} else if r, err = s.aside.AllowN(&asking{a.Context, q, a.caller}, "decision", 1); err == nil && r.Source() == ratelimit.SourceFailClosed {
+		err = errUnavailable
+	}
+	if parts := r.Parts(); parts != nil {
+		r = parts[0].Result
+	}
+	return r, err
+}
+
+// askShadows asks the parts that are not asked together with the others. If that fails, nothing is known about them.
+func (s *Service) askShadows(a *asking, denied bool) {
+	for i := range a.q.parts {
+		p := &a.q.parts[i]
+		if p.limiter == nil || a.q.has(p) {
+			continue
+		}
+		var err error
+		switch {
+		case p.overdraws: // whatever the others say
+			only := []part{*p}
+			only[0].ask = 0
+			_, err = s.alone(a, a.q.asks[p.ask], only...)
+			p.result = only[0].result
+		case denied && !a.q.domain.each:
+			p.result, err = s.look(a, p)
+		default:
+			p.result, err = s.alone(a, a.q.asks[p.ask])
+		}
+		if err != nil {
+			p.limiter, p.shown = nil, nil
+		}
+		p.over = p.decided() && !p.result.Allowed && !p.back
+	}
 }
 
 // judge determines which parts are over their limits. The whole is over if a part is that is neither
@@ -235,7 +287,7 @@ func (q *question) undo(ctx context.Context, res ratelimit.Result) {
 			q.asks[p.ask].N = 0 // these events stay charged
 		}
 	}
-	if err := ratelimit.GiveBack(ctx, res, q.asks...); err != nil && !errors.Is(err, ratelimit.ErrInvalidN) {
+	if err := ratelimit.GiveBack(ctx, res, q.first()...); err != nil && !errors.Is(err, ratelimit.ErrInvalidN) {
 		return
 	}
 	for i := range q.parts {

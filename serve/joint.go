@@ -74,7 +74,7 @@ type apart struct{ *joint }
 
 // Servers calls add with each server that the question in ctx asks. Package fallback looks for it.
 func (j apart) Servers(ctx context.Context, _ string, _ int, add func(server string)) {
-	asks := ctx.(*asking).q.asks
+	asks := ctx.(*asking).q.first()
 	for i := range asks {
 		add(j.server(&asks[i]))
 	}
@@ -83,7 +83,7 @@ func (j apart) Servers(ctx context.Context, _ string, _ int, add func(server str
 // Heard calls add with each server that the question in ctx asks, and whether it had a part in r. Package
 // fallback looks for it.
 func (j apart) Heard(ctx context.Context, r ratelimit.Result, add func(server string, answered bool)) {
-	asks := ctx.(*asking).q.asks
+	asks := ctx.(*asking).q.first()
 	for i := range asks {
 		add(j.server(&asks[i]), answered(r, i))
 	}
@@ -95,6 +95,21 @@ func (j *joint) server(one *ratelimit.Ask) string {
 		return ""
 	}
 	return j.serverOf(one.Key)
+}
+
+// elsewhere reports whether all parts that count are on other servers than p is, and there are some.
+func (j *joint) elsewhere(p *part, parts []part) (is bool) {
+	if j.serverOf == nil {
+		return false
+	}
+	for i := range parts {
+		if other := &parts[i]; other.limiter != nil && other.counts() {
+			if is = j.serverOf(other.key) != j.serverOf(p.key); !is {
+				return false
+			}
+		}
+	}
+	return is
 }
 
 // answered reports whether r has a decision on ask i. It has none if another ask was denied before, or if the ask, which
@@ -123,7 +138,7 @@ func (o ofServer) Server() string { return o.server }
 func (j *joint) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
 	a := ctx.(*asking)
 	r, err := a.q.ask(a.Context)
-	return j.heard(a, a.q.asks, r, err)
+	return j.heard(a, a.q.first(), r, err)
 }
 
 func (j *joint) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
@@ -134,15 +149,16 @@ func (j *joint) Allow(ctx context.Context, key string) (ratelimit.Result, error)
 func (j *joint) Peek(ctx context.Context, _ string) (r ratelimit.Result, err error) {
 	a := ctx.(*asking)
 	var asked []string
-	for i := range a.q.asks {
-		one := &a.q.asks[i]
+	asks := a.q.first()
+	for i := range asks {
+		one := &asks[i]
 		server := j.server(one)
 		if slices.Contains(asked, server) {
 			continue
 		}
 		asked = append(asked, server)
 		r, err = one.Limiter.Peek(a.Context, one.Key)
-		if r, err = j.heard(a, a.q.asks[i:i+1], r, err); err != nil {
+		if r, err = j.heard(a, asks[i:i+1], r, err); err != nil {
 			break
 		}
 	}

@@ -300,6 +300,91 @@ func TestAServerOfAClusterHangs(t *testing.T) {
 	})
 }
 
+// A descriptor that cannot deny the request does not decide by whom the others are decided, and does not delay them
+// for longer than a second, if its server fails or hangs. Neither does one that is not asked because another one denies.
+func TestADescriptorThatDoesNotDecideIsOnAServerThatFails(t *testing.T) {
+	t.Parallel()
+	file := `domain: edge
+on_failure: open
+descriptors:
+- {key: user, rate_limit: {unit: minute, requests_per_unit: 1000}}
+- {key: spent, rate_limit: {unit: hour, requests_per_unit: 1}}
+- {key: trial, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 1000}}
+- {key: budget, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 1000, charge_over_limit: true}}
+`
+	for name, c := range map[string]struct {
+		descriptors []string
+		ofOthers    bool // whether the breaker of the server is open, because others ask it
+	}{
+		"shadow":                    {[]string{"user=ann", "trial=bob"}, false},
+		"shadow first":              {[]string{"trial=bob", "user=ann"}, false},
+		"budget":                    {[]string{"user=ann", "budget=bob"}, false},
+		"refund of a shadow":        {[]string{"user=ann", "trial=bob -1"}, false},
+		"shadow, breaker open":      {[]string{"user=ann", "trial=bob"}, true},
+		"denied":                    {[]string{"spent=ann", "user=bob"}, false},
+		"denied, of several events": {[]string{"spent=ann", "user=bob 2"}, false},
+		"denied beside a shadow":    {[]string{"spent=ann", "trial=bob"}, false},
+	} {
+		for _, how := range []string{"fails", "hangs"} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					st := &cluster{hanging: &hanging{Store: memory(t)}}
+					s, err := serve.New(st, rules(t, file), serve.WithLogger(slog.New(slog.DiscardHandler)))
+					require.NoError(t, err)
+					_, _ = within(t, s, time.Second, request("spent=ann"))
+					st.down.Store(how == "fails")
+					st.hangs.Store(how == "hangs")
+					ask := func() time.Duration {
+						got, took := within(t, s, 100*time.Millisecond, request(c.descriptors...))
+						require.Equal(t, 1, strings.Count(got, "/1"), "%s: the store decides one of them", got)
+						return took
+					}
+					for range 20 {
+						if ask(); c.ofOthers {
+							_, _ = within(t, s, 100*time.Millisecond, request("user=bob"))
+						}
+						time.Sleep(time.Millisecond)
+					}
+					var took time.Duration
+					for range 1000 {
+						took += ask()
+						time.Sleep(time.Millisecond)
+					}
+					require.LessOrEqual(t, took, 160*time.Millisecond, "one of them a second finds out whether the server still hangs")
+
+					st.down.Store(false)
+					st.hangs.Store(false)
+					time.Sleep(time.Second)
+					got, _ := within(t, s, 100*time.Millisecond, request(c.descriptors...))
+					require.Equal(t, 2, strings.Count(got, "/1"), got)
+				})
+			})
+		}
+	}
+}
+
+// What this process decides in place of a server that fails does not depend on the server's breakers.
+func TestLooksAtALocalShare(t *testing.T) {
+	t.Parallel()
+	st := &cluster{hanging: &hanging{Store: memory(t)}}
+	s, err := serve.New(st, rules(t, `domain: edge
+on_failure: local
+instances: 1
+descriptors:
+- {key: user, rate_limit: {unit: hour, requests_per_unit: 10}}
+- {key: never, rate_limit: {unit: hour, requests_per_unit: 0}}
+`), serve.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	st.down.Store(true)
+	for range 10 {
+		require.Equal(t, "OVER, OVER 0/0 1h0m0s, OK", short(ask(t, s, "never=bob", "user=bob")))
+	}
+	for range 10 {
+		ask(t, s, "user=bob")
+	}
+	require.Regexp(t, "^OVER, OVER 0/0 1h0m0s, OVER 0/10 ", short(ask(t, s, "never=bob", "user=bob")))
+}
+
 // While the breaker of a server is half open, a probe looks at that server, whichever is asked for first, and charges nothing to it.
 // A request that the other server alone has decided does not count as its answer.
 func TestTheServerThatHangsIsProbed(t *testing.T) {

@@ -299,9 +299,20 @@ func TestTheServiceDoesWhatItsModelDoes(t *testing.T) {
 		t.Skip("one goroutine races with nobody")
 	}
 	for seed := range uint64(testenv.Of(60, 1500)) {
-		checkAgainstModel(t, seed, 60, false, func(c *clock) store.Store { return ratelimit.Must(memstore.New(memstore.WithClock(c.now))) })
+		checkAgainstModel(t, seed, 60, false, func(c *clock) store.Store {
+			mem := ratelimit.Must(memstore.New(memstore.WithClock(c.now)))
+			if seed%2 == 0 {
+				return mem
+			}
+			return servers{mem}
+		})
 	}
 }
+
+// servers is a store of servers for which it can decide together, so that only shadows are asked apart.
+type servers struct{ store.Store }
+
+func (servers) ServerOf(key string) string { return key[len(key)-1:] }
 
 func TestTheServiceOnRedisDoesWhatItsModelDoes(t *testing.T) {
 	t.Parallel()

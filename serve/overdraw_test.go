@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/serve"
 	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -74,7 +75,19 @@ func TestABudgetThatIsChargedAfterwardsEnds(t *testing.T) {
 // These are the charges and the answers, step by step. A rule may differ from its file.
 func TestChargesOverTheLimit(t *testing.T) {
 	t.Parallel()
-	s, c := inMemory(t, `domain: edge
+	for _, apart := range []bool{false, true} {
+		chargesOverTheLimit(t, apart)
+	}
+}
+
+// chargesOverTheLimit is for one server, or for a store whose shadows are on other servers.
+func chargesOverTheLimit(t *testing.T, apart bool) {
+	c := newClock()
+	st := store.Store(ratelimit.Must(memstore.New(memstore.WithClock(c.now))))
+	if apart {
+		st = servers{st}
+	}
+	s, err := serve.New(st, rules(t, `domain: edge
 charge_over_limit: true
 descriptors:
 	- {key: tokens, rate_limit: {unit: minute, requests_per_unit: 10}}
@@ -84,7 +97,8 @@ descriptors:
 	- {key: trial, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
 	- {key: never, rate_limit: {unit: minute, requests_per_unit: 0}}
 	- {key: free, rate_limit: {unlimited: true}}
-`)
+`))
+	require.NoError(t, err)
 	for _, step := range []struct{ descriptors, want string }{
 		{"tokens=a 7", "OK, OK 3/10 1m0s"},
 		{"tokens=a 7", "OVER, OVER 0/10 1m0s"},
@@ -106,11 +120,13 @@ descriptors:
 		{"tokens=g 7|calls=c 1", "OVER, OVER 0/10 1m0s, OK 1/3 1m0s"},
 		{"tokens=h|tokens=a 0|calls=d", "OVER, OK 9/10 1m0s, OVER 0/10 1m0s, OK 3/3 1m0s"}, // beside a look that denies
 		{"calls=d 0", "OK, OK 3/3 0s"},
+		{"calls=e 4|trial=c 4", "OVER, OVER 3/3 1m0s, OK 0/3 1m0s"},
+		{"trial=c 0", "OK, OK 0/3 1m0s"},
 		{"bucket=a 25", "OVER, OVER 0/10 1m36s"}, // 15 are owed, and one more would be admitted
 		{"bucket=a 0", "OVER, OVER 0/10 1m36s"},
 	} {
 		got := short(ask(t, s, strings.Split(step.descriptors, "|")...))
-		require.Equal(t, strings.ReplaceAll(step.want, "3/3 1m0s", "3/3 0s"), strings.ReplaceAll(got, "3/3 1m0s", "3/3 0s"), step.descriptors)
+		require.Equal(t, strings.ReplaceAll(step.want, "3/3 1m0s", "3/3 0s"), strings.ReplaceAll(got, "3/3 1m0s", "3/3 0s"), "%s, apart: %v", step.descriptors, apart)
 	}
 	c.sleep(95 * time.Second)
 	require.Equal(t, "OVER, OVER 0/10 1s", short(ask(t, s, "bucket=a 0")))

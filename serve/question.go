@@ -41,12 +41,13 @@ func unread(format string, args ...any) error {
 
 // question is a request and, once it is decided, its answer.
 type question struct {
-	domain *domain // nil if no file defines it
-	parts  []part  // one for each descriptor, in their order
-	asks   []ratelimit.Ask
-	over   bool  // whether the whole request is over a limit
-	local  bool  // whether this process has decided in place of the store
-	cause  error // why the store failed; nil while the breaker is open
+	domain   *domain // nil if no file defines it
+	parts    []part  // one for each descriptor, in their order
+	asks     []ratelimit.Ask
+	together int   // so many of asks are asked together; each of the others alone, afterwards
+	over     bool  // whether the whole request is over a limit
+	local    bool  // whether this process has decided in place of the store
+	cause    error // why the store failed; nil while the breaker is open
 
 	array [4]part // for most parts
 	asked [4]ratelimit.Ask
@@ -110,13 +111,7 @@ func (s *Service) question(req *pb.RateLimitRequest, how manner) (*question, err
 		}
 	}
 	q.replace()
-	q.asks = q.asked[:0]
-	for i := range q.parts {
-		if p := &q.parts[i]; p.limiter != nil {
-			p.ask = len(q.asks)
-			q.asks = append(q.asks, p.question(q.domain))
-		}
-	}
+	q.gather(s.joint)
 	if len(q.asks) > maxAsks {
 		return nil, invalid("%d of the descriptors have a limit, more than %d", len(q.asks), maxAsks)
 	}
@@ -260,6 +255,23 @@ func (q *question) takeOut(name string) {
 	for i := range q.parts {
 		if p := &q.parts[i]; p.rule != nil && p.rule.name == name && !p.unlimited {
 			p.limiter, p.shown = nil, nil
+		}
+	}
+}
+
+// gather makes the asks. A shadow on a server that has no part that counts is asked alone: otherwise, on_failure would
+// decide the whole request while that server fails or hangs.
+func (q *question) gather(j *joint) {
+	q.asks = q.asked[:0]
+	for _, alone := range [...]bool{false, true} {
+		for i := range q.parts {
+			if p := &q.parts[i]; p.limiter != nil && (!p.counts() && j.elsewhere(p, q.parts)) == alone {
+				p.ask = len(q.asks)
+				q.asks = append(q.asks, p.question(q.domain))
+			}
+		}
+		if !alone {
+			q.together = len(q.asks)
 		}
 	}
 }

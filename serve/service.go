@@ -50,6 +50,7 @@ type Service struct {
 
 	joint   *joint
 	breaker *fallback.Limiter // wraps joint
+	aside   *fallback.Limiter // wraps it, too: has breakers of its own, for what does not decide a request
 	metrics *metrics
 
 	nextLogged atomic.Int64 // when a failure of the store may be logged again, in ns since joint.base
@@ -213,6 +214,9 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 		s.log.Warn("the circuit breaker of the store has changed", "state", state, "since", since)
 	}))
 	if err != nil {
+		return nil, err
+	}
+	if s.aside, err = fallback.New(s.joint.limiter(), fallback.FailClosed()); err != nil {
 		return nil, err
 	}
 	s.metrics = newMetrics()
