@@ -96,7 +96,7 @@ type severalRound struct {
 	script   float64 // decisions in a script
 	client   float64 // µs of this process for a decision
 	server   float64 // µs of a server's time in scripts for a decision
-	p999     time.Duration
+	p999     float64 // ms
 	refused  float64 // part of the calls
 	failures int64   // other errors
 }
@@ -137,7 +137,7 @@ func (b *bench) measureSeveral(ctx context.Context) error {
 				beside += fmt.Sprintf(" (%d failures)", r.failures)
 			}
 			fmt.Fprintf(b.out, "| %d | %v | %s | %.0f | %s | %.1f | %.1f | %.1f | %.1f | %.3f |\n",
-				callers, c.deployment, c.what, r.rate, beside, r.script, r.server, r.client, r.p999.Seconds()*1e3, r.refused)
+				callers, c.deployment, c.what, r.rate, beside, r.script, r.server, r.client, r.p999, r.refused)
 		}
 	}
 	fmt.Fprintln(b.out)
@@ -174,7 +174,7 @@ func medianOf(rounds []severalRound) (r severalRound) {
 	r.script = middle(func(r *severalRound) float64 { return r.script })
 	r.client = middle(func(r *severalRound) float64 { return r.client })
 	r.server = middle(func(r *severalRound) float64 { return r.server })
-	r.p999 = time.Duration(middle(func(r *severalRound) float64 { return float64(r.p999) }))
+	r.p999 = middle(func(r *severalRound) float64 { return r.p999 })
 	r.refused = middle(func(r *severalRound) float64 { return r.refused })
 	for i := range rounds {
 		r.failures += rounds[i].failures
@@ -236,7 +236,7 @@ func (b *bench) severalRound(ctx context.Context, c severalCell, rounds map[stri
 func severalPress(ctx context.Context, callers int, d time.Duration, ask func(context.Context, string) error) (r severalRound, calls int64) {
 	var ok, refused, failed atomic.Int64
 	var all sync.WaitGroup
-	took := make([][]time.Duration, callers)
+	var took histogram
 	begun := time.Now()
 	end := begun.Add(d)
 	for i := range callers {
@@ -251,7 +251,7 @@ func severalPress(ctx context.Context, callers int, d time.Duration, ask func(co
 				default:
 					failed.Add(1)
 				}
-				took[i] = append(took[i], time.Since(from))
+				took.add(time.Since(from))
 			}
 		})
 	}
@@ -260,9 +260,7 @@ func severalPress(ctx context.Context, callers int, d time.Duration, ask func(co
 	r.rate = float64(calls) / time.Since(begun).Seconds()
 	r.refused = float64(refused.Load()) / float64(calls+refused.Load()+failed.Load())
 	r.failures = failed.Load()
-	sorted := slices.Concat(took...)
-	slices.Sort(sorted)
-	r.p999 = sorted[len(sorted)*999/1000]
+	r.p999 = took.quantile(0.999, total(&took))
 	return r, calls
 }
 
