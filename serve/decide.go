@@ -7,11 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/store"
 )
-
-// errUnavailable means that the store failed, and that the domain's on_failure is error.
-var errUnavailable = errors.New("no decision, because the store failed")
 
 // decide asks the store, refunds what is to be refunded, and determines what is over its limit.
 func (s *Service) decide(ctx context.Context, q *question) error {
@@ -23,6 +19,11 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	res, err := s.breaker.AllowN(a, "decision", 1)
 	if err == nil && res.Source() == ratelimit.SourceFailClosed {
 		s.failed(q)
+		if s.leaveOut(a) {
+			res, err = s.breaker.AllowN(a, "decision", 1)
+		}
+	}
+	if err == nil && res.Source() == ratelimit.SourceFailClosed {
 		if q.domain.onFailure != failLocal {
 			return q.fail(res)
 		}
@@ -50,22 +51,13 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	return nil
 }
 
-// quiet is the shortest time between two lines of the log about failures of the store.
-const quiet = 10 * time.Second
-
-// failed counts a failure of the store, and logs why, because the metrics have only its class.
-func (s *Service) failed(q *question) {
-	s.metrics.failed(q)
-	now, next := int64(time.Since(s.joint.base)), s.nextLogged.Load()
-	if q.cause != nil && now >= next && s.nextLogged.CompareAndSwap(next, now+int64(quiet)) {
-		s.log.Warn("the store has failed, and on_failure decides; the next failures are logged after 10 s", "domain", q.domain.name, "error", q.cause)
-	}
-}
-
 var errMissing = fmt.Errorf("%w: some limits have not decided", ratelimit.ErrStore)
 
 // first returns the asks that are asked together.
 func (q *question) first() []ratelimit.Ask { return q.asks[:q.together] }
+
+// ofStore returns those of them that the store decides.
+func (q *question) ofStore() []ratelimit.Ask { return q.asks[:q.stored] }
 
 // ask asks the limiters, and charges overdrafts. With errMissing, the Result has the decisions of the others.
 func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
@@ -89,7 +81,7 @@ func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 }
 
 // has reports whether the part is asked together with the others.
-func (q *question) has(p *part) bool { return p.limiter != nil && p.ask < q.together }
+func (q *question) has(p *part) bool { return p.limiter != nil && !p.out && p.ask < q.together }
 
 // resultOf returns the part's own decision, or the zero Result if it was not asked.
 func (p *part) resultOf(whole ratelimit.Result) ratelimit.Result {
@@ -114,47 +106,6 @@ func (p *part) overdraw(ctx context.Context, whole ratelimit.Result) (err error)
 	}
 	p.result = r
 	return err
-}
-
-// askLocal asks this process for its shares of the limits.
-func (s *Service) askLocal(ctx context.Context, q *question) (ratelimit.Result, error) {
-	q.local = true
-	for i := range q.parts {
-		p := &q.parts[i]
-		if p.limiter == nil {
-			continue
-		}
-		if err := p.becomeLocal(s.local, q.domain); err != nil {
-			return ratelimit.Result{}, fmt.Errorf("%w: descriptor %d: %w", errUnavailable, i, err)
-		}
-		q.asks[p.ask].Limiter = p.limiter
-	}
-	return q.ask(ctx)
-}
-
-// becomeLocal changes the part to a share of its limit, on local.
-func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
-	if p.limit, err = d.share(p.limit, p.algorithm()); err != nil {
-		return err
-	}
-	reserved := 0
-	if p.rule != nil { // a share, rounded up while that leaves anything
-		reserved = min((p.rule.reserved+d.instances-1)/d.instances, max(0, capacity(p.limit)-1))
-	}
-	p.shown = shownLimit(p.limit, reserved, p.shown.GetName())
-	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)), ratelimit.WithReserved(reserved), ratelimit.WithObserver(locally(p.observers)))
-	return err
-}
-
-// locally are observers that are told that this process has decided in place of the store.
-type locally []ratelimit.Observer
-
-var inPlaceOfStore = ratelimit.NewMark(nil, ratelimit.SourceLocal, nil)
-
-func (l locally) Decided(ctx context.Context, key string, n int, r ratelimit.Result, err error, took time.Duration) {
-	for _, o := range l {
-		o.Decided(ctx, key, n, r.WithMark(inPlaceOfStore), err, took)
-	}
 }
 
 // missing reports whether a limit that counts for the decision was asked as a shadow and failed.
@@ -192,7 +143,7 @@ func (s *Service) results(a *asking, whole ratelimit.Result) error {
 		case a.caller.Err() != nil:
 			return failed
 		default:
-			p.result, p.shown = ratelimit.Result{Allowed: true}, nil
+			p.unknown()
 		}
 	}
 	return nil
@@ -201,7 +152,7 @@ func (s *Service) results(a *asking, whole ratelimit.Result) error {
 // look returns what the part's limiter would answer alone.
 func (s *Service) look(a *asking, p *part) (ratelimit.Result, error) {
 	one := ratelimit.Ask{Limiter: p.limiter, Key: p.key, Look: true}
-	r, err := s.alone(a, one)
+	r, err := s.alone(a, p, one)
 	if err != nil || p.back || p.n <= 1 || r.Remaining >= p.n {
 		return r, err
 	}
@@ -209,7 +160,7 @@ func (s *Service) look(a *asking, p *part) (ratelimit.Result, error) {
 	if p.rule != nil {
 		one.Reserved = min(one.Reserved+p.rule.reserved, maxHits)
 	}
-	later, err := s.alone(a, one)
+	later, err := s.alone(a, p, one)
 	if err == nil {
 		r.Allowed, r.RetryAfter = later.Allowed, later.RetryAfter
 	}
@@ -217,10 +168,10 @@ func (s *Service) look(a *asking, p *part) (ratelimit.Result, error) {
 }
 
 // alone asks one part apart from the others. While its server fails, that takes no time.
-func (s *Service) alone(a *asking, one ratelimit.Ask, parts ...part) (r ratelimit.Result, err error) {
+func (s *Service) alone(a *asking, p *part, one ratelimit.Ask, parts ...part) (r ratelimit.Result, err error) {
 	one.Shadow = false // its failure is one
-	q := &question{domain: a.q.domain, asks: []ratelimit.Ask{one}, together: 1, parts: parts}
-	if a.q.local {
+	q := &question{domain: a.q.domain, asks: []ratelimit.Ask{one}, stored: 1, together: 1, parts: parts}
+	if p.local {
 		r, err = q.ask(a)
 	} else if r, err = s.aside.AllowN(&asking{a.Context, q, a.caller}, "decision", 1); err == nil && r.Source() == ratelimit.SourceFailClosed {
 		err = errUnavailable
@@ -235,7 +186,7 @@ func (s *Service) alone(a *asking, one ratelimit.Ask, parts ...part) (r ratelimi
 func (s *Service) askShadows(a *asking, denied bool) {
 	for i := range a.q.parts {
 		p := &a.q.parts[i]
-		if p.limiter == nil || a.q.has(p) {
+		if p.limiter == nil || p.out || a.q.has(p) {
 			continue
 		}
 		var err error
@@ -243,19 +194,22 @@ func (s *Service) askShadows(a *asking, denied bool) {
 		case p.overdraws: // whatever the others say
 			only := []part{*p}
 			only[0].ask = 0
-			_, err = s.alone(a, a.q.asks[p.ask], only...)
+			_, err = s.alone(a, p, a.q.asks[p.ask], only...)
 			p.result = only[0].result
 		case denied && !a.q.domain.each:
 			p.result, err = s.look(a, p)
 		default:
-			p.result, err = s.alone(a, a.q.asks[p.ask])
+			p.result, err = s.alone(a, p, a.q.asks[p.ask])
 		}
 		if err != nil {
-			p.limiter, p.shown = nil, nil
+			p.unknown()
 		}
 		p.over = p.decided() && !p.result.Allowed && !p.back
 	}
 }
+
+// unknown admits the part without asking its limit, because its server fails.
+func (p *part) unknown() { p.result, p.shown, p.out = ratelimit.Result{Allowed: true}, nil, true }
 
 // judge determines which parts are over their limits. The whole is over if a part is that is neither
 // a shadow nor a quota, or if all quotas are.
@@ -283,7 +237,7 @@ func (q *question) undo(ctx context.Context, res ratelimit.Result) {
 		return // nothing was charged
 	}
 	for i := range q.parts {
-		if p := &q.parts[i]; p.overdraws && p.limiter != nil {
+		if p := &q.parts[i]; p.overdraws && q.has(p) {
 			q.asks[p.ask].N = 0 // these events stay charged
 		}
 	}
@@ -291,7 +245,7 @@ func (q *question) undo(ctx context.Context, res ratelimit.Result) {
 		return
 	}
 	for i := range q.parts {
-		if p := &q.parts[i]; p.limiter != nil && p.result.Allowed && q.asks[p.ask].N > 0 {
+		if p := &q.parts[i]; q.has(p) && p.result.Allowed && q.asks[p.ask].N > 0 {
 			p.result.Remaining = min(p.result.Remaining+p.n, p.result.Limit)
 		}
 	}
@@ -301,7 +255,7 @@ func (q *question) undo(ctx context.Context, res ratelimit.Result) {
 func (q *question) credit(ctx context.Context) error {
 	for i := range q.parts {
 		p := &q.parts[i]
-		if !p.back || p.limiter == nil || p.n == 0 {
+		if !p.back || p.limiter == nil || p.out || p.n == 0 {
 			continue
 		}
 		given, err := ratelimit.Credit(ctx, p.limiter, p.key, p.n)
@@ -314,25 +268,6 @@ func (q *question) credit(ctx context.Context) error {
 		} else if r, err := p.limiter.Peek(ctx, p.key); err == nil { // the key may owe more than was refunded
 			p.result = r
 		}
-	}
-	return nil
-}
-
-// fail answers without asking any limit, while the store fails.
-func (q *question) fail(res ratelimit.Result) error {
-	if q.domain.onFailure == failError {
-		return errUnavailable
-	}
-	closed := q.domain.onFailure == failClosed
-	for i := range q.parts {
-		p := &q.parts[i]
-		if p.limiter == nil {
-			continue
-		}
-		p.over = !p.back && (closed || p.shown.GetRequestsPerUnit() == 0)
-		q.over = q.over || p.told()
-		p.result = ratelimit.Result{Allowed: !p.over, RetryAfter: res.RetryAfter}
-		p.shown = nil // nothing is known about it
 	}
 	return nil
 }

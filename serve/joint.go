@@ -74,7 +74,7 @@ type apart struct{ *joint }
 
 // Servers calls add with each server that the question in ctx asks. Package fallback looks for it.
 func (j apart) Servers(ctx context.Context, _ string, _ int, add func(server string)) {
-	asks := ctx.(*asking).q.first()
+	asks := ctx.(*asking).q.ofStore()
 	for i := range asks {
 		add(j.server(&asks[i]))
 	}
@@ -83,7 +83,7 @@ func (j apart) Servers(ctx context.Context, _ string, _ int, add func(server str
 // Heard calls add with each server that the question in ctx asks, and whether it had a part in r. Package
 // fallback looks for it.
 func (j apart) Heard(ctx context.Context, r ratelimit.Result, add func(server string, answered bool)) {
-	asks := ctx.(*asking).q.first()
+	asks := ctx.(*asking).q.ofStore()
 	for i := range asks {
 		add(j.server(&asks[i]), answered(r, i))
 	}
@@ -103,7 +103,7 @@ func (j *joint) elsewhere(p *part, parts []part) (is bool) {
 		return false
 	}
 	for i := range parts {
-		if other := &parts[i]; other.limiter != nil && other.counts() {
+		if other := &parts[i]; other.limiter != nil && other.counts() && !other.local && !other.out {
 			if is = j.serverOf(other.key) != j.serverOf(p.key); !is {
 				return false
 			}
@@ -137,8 +137,11 @@ func (o ofServer) Server() string { return o.server }
 
 func (j *joint) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
 	a := ctx.(*asking)
+	if a.q.check { // the breaker learns nothing from a Result that is not of the store
+		return ratelimit.Result{Allowed: true}.WithMark(inPlaceOfStore), nil
+	}
 	r, err := a.q.ask(a.Context)
-	return j.heard(a, a.q.first(), r, err)
+	return j.heard(a, a.q.ofStore(), r, err)
 }
 
 func (j *joint) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
@@ -149,7 +152,7 @@ func (j *joint) Allow(ctx context.Context, key string) (ratelimit.Result, error)
 func (j *joint) Peek(ctx context.Context, _ string) (r ratelimit.Result, err error) {
 	a := ctx.(*asking)
 	var asked []string
-	asks := a.q.first()
+	asks := a.q.ofStore()
 	for i := range asks {
 		one := &asks[i]
 		server := j.server(one)
@@ -192,7 +195,7 @@ func (j *joint) heard(a *asking, asks []ratelimit.Ask, r ratelimit.Result, err e
 // missing returns the first of asks that r has no decision on: it has failed, or has taken all the time. Without parts of
 // r, any of asks may have.
 func missing(asks []ratelimit.Ask, r ratelimit.Result) []ratelimit.Ask {
-	for i := range r.Parts() {
+	for i := range asks {
 		if !answered(r, i) {
 			return asks[i : i+1]
 		}

@@ -2,9 +2,11 @@ package serve_test
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -220,6 +222,7 @@ type cluster struct {
 	sent    atomic.Int64 // calls to the server that hangs
 	charges atomic.Int64 // those that charge
 	down    atomic.Bool  // whether it fails at once instead
+	others  atomic.Bool  // whether the other server fails at once
 }
 
 func (c *cluster) ServerOf(key string) string {
@@ -231,12 +234,15 @@ func (c *cluster) ServerOf(key string) string {
 
 func (c *cluster) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if c.ServerOf(key) == "a" {
+		if c.others.Load() {
+			return store.Reply{}, store.ErrUnavailable
+		}
 		return c.Store.Take(ctx, ns, key, l, n)
 	}
 	c.sent.Add(1)
 	c.charges.Add(1)
 	if c.down.Load() {
-		return store.Reply{}, failed{store.ErrUnavailable}
+		return store.Reply{}, failed{store.ErrUnavailable, "b"}
 	}
 	return c.hanging.Take(ctx, ns, key, l, n)
 }
@@ -250,16 +256,19 @@ func (c *cluster) Decide(ctx context.Context, requests []store.Request, replies 
 		c.charges.Add(1)
 	}
 	if c.down.Load() {
-		return failed{store.ErrUnavailable}
+		return failed{store.ErrUnavailable, "b"}
 	}
 	return c.hanging.Decide(ctx, requests, replies)
 }
 
-// failed is an error of the server that hangs, as package redisstore returns it.
-type failed struct{ error }
+// failed is an error of a server, as package redisstore returns it.
+type failed struct {
+	error
+	server string
+}
 
 func (f failed) Unwrap() error  { return f.error }
-func (f failed) Server() string { return "b" }
+func (f failed) Server() string { return f.server }
 
 func (c *cluster) Together(key, other string) bool { return c.ServerOf(key) == c.ServerOf(other) }
 
@@ -383,6 +392,93 @@ descriptors:
 		ask(t, s, "user=bob")
 	}
 	require.Regexp(t, "^OVER, OVER 0/0 1h0m0s, OVER 0/10 ", short(ask(t, s, "never=bob", "user=bob")))
+}
+
+// While a server fails, on_failure decides on the descriptors of that server, and the store on the others of the same request.
+func TestTheOtherServersDecideOnTheirDescriptors(t *testing.T) {
+	t.Parallel()
+	start := func(t *testing.T, onFailure string) (*serve.Service, *cluster) {
+		st := &cluster{hanging: &hanging{Store: memory(t)}}
+		s, err := serve.New(st, rules(t, "domain: edge\non_failure: "+onFailure+`
+descriptors:
+- {key: user, rate_limit: {unit: hour, requests_per_unit: 9}}
+- {key: spent, rate_limit: {unit: hour, requests_per_unit: 1}}
+- {key: never, rate_limit: {unit: hour, requests_per_unit: 0}}
+- {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}}
+`), serve.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		st.down.Store(true)
+		ask(t, s, "spent=ann")
+		return s, st
+	}
+	for onFailure, steps := range map[string][]string{
+		"open": {
+			"user=ann|user=bob = OK, OK 8/9, OK",
+			"user=bob 2|user=ann 2|user=bob = OK, OK, OK 6/9, OK",
+			"spent=ann|user=bob = OVER, OVER 0/1, OK",
+			"user=bob|user=ann 7 = OVER, OK, OVER 6/9",
+			"never=bob|user=ann = OVER, OVER 0/0, OK 6/9",
+			"trial=bob|user=ann = OK, OK, OK 5/9",
+			"user=bob|trial=ann = OK, OK, OK",
+			"user=bob -1|user=ann -1 = OK, OK, OK 6/9",
+			"user=ann|spent=ann 0|user=bob = OVER, OK 6/9, OVER 0/1, OK",
+			"user=bob = OK, OK",
+		},
+		"closed": {
+			"user=ann|user=bob = OVER, OVER, OVER",
+			"user=ann 0 = OK, OK 9/9",
+		},
+		"local\ninstances: 3": {
+			"user=ann|user=bob = OK, OK 8/9, OK 2/3",
+			"spent=ann|user=bob = OVER, OVER 0/1, OK 2/3",
+			"user=ann|user=bob 3 = OVER, OK 8/9, OVER 2/3",
+			"never=bob|user=ann = OVER, OVER 0/0, OK 8/9",
+			"trial=bob|user=ann|user=bob = OK, OK 2/3, OK 7/9, OK 1/3",
+			"user=bob -1|user=ann -1 = OK, OK 2/3, OK 8/9",
+			"user=bob 0|user=ann 0 = OK, OK 2/3, OK 8/9",
+		},
+	} {
+		t.Run(onFailure, func(t *testing.T) {
+			t.Parallel()
+			s, _ := start(t, onFailure)
+			for range 10 {
+				ask(t, s, "user=bob 0")
+			}
+			for _, step := range steps {
+				descriptors, want, _ := strings.Cut(step, " = ")
+				got := regexp.MustCompile(`(/[0-9]+) [0-9hms]+`).ReplaceAllString(short(ask(t, s, strings.Split(descriptors, "|")...)), "$1")
+				require.Equal(t, want, got, descriptors)
+			}
+		})
+	}
+
+	// Then another server fails, too.
+	s, st := start(t, "open")
+	for range 10 {
+		ask(t, s, "user=bob")
+	}
+	st.others.Store(true)
+	for range 10 {
+		require.Equal(t, "OK, OK, OK", short(ask(t, s, "user=ann", "user=bob")))
+	}
+	require.Equal(t, "OVER, OK, OK, OVER", short(ask(t, s, "user=ann", "user=bob", "never=bob")))
+
+	// What this process has admitted in place of the store is not refunded to it.
+	s, st = start(t, "local\ninstances: 1")
+	ask(t, s, "user=bob 0")
+	st.down.Store(false)
+	require.Equal(t, "OK, OK 4/9 1h0m0s", short(ask(t, s, "user=bob 5")))
+	st.down.Store(true)
+	for range 10 {
+		ask(t, s, "user=bob 0")
+	}
+	w := post(s, "/v1/decide", `{"domain": "edge", "reserve": true, "asks": [{"entries": {"user": "ann"}, "hits": 3}, {"entries": {"user": "bob"}, "hits": 3}]}`)
+	var answer struct{ Reservation string }
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), w.Body)
+	st.down.Store(false)
+	w = post(s, "/v1/settle", `{"domain": "edge", "reservation": "`+answer.Reservation+`", "asks": [{"entries": {"user": "ann"}, "used": 1}, {"entries": {"user": "bob"}, "used": 1}]}`)
+	require.Equal(t, http.StatusOK, w.Code, w.Body)
+	require.Equal(t, 8, left(t, s, "user=ann"))
 }
 
 // While the breaker of a server is half open, a probe looks at that server, whichever is asked for first, and charges nothing to it.

@@ -1,12 +1,16 @@
 package serve_test
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -262,16 +266,7 @@ func checkAgainstModel(t *testing.T, seed uint64, steps int, pauses bool, storeO
 			last = time.Now()
 		}
 		m.now = c.now()
-		var texts, sent []string
-		var hits []int
-		for range 1 + r.IntN(4) {
-			text := pick(r, "a", "b", "a_b") + "=" + pick(r, "", "x", "y", "z", "xy", "xzy", "b_x", "x*")
-			for r.IntN(3) == 0 {
-				text += "," + pick(r, "a", "b") + "=" + pick(r, "x", "xy", "q")
-			}
-			texts, hits = append(texts, text), append(hits, pickHits(r))
-			sent = append(sent, fmt.Sprintf("%s %d", text, hits[len(hits)-1]))
-		}
+		texts, hits, sent := randomAsks(r)
 		over, want, left := m.decide(texts, hits)
 		answer, err := s.ShouldRateLimit(t.Context(), request(sent...))
 		require.NoError(t, err)
@@ -289,6 +284,19 @@ func checkAgainstModel(t *testing.T, seed uint64, steps int, pauses bool, storeO
 			}
 		}
 	}
+}
+
+// randomAsks are descriptors as the model and as [request] reads them.
+func randomAsks(r *rand.Rand) (texts []string, hits []int, sent []string) {
+	for range 1 + r.IntN(4) {
+		text := pick(r, "a", "b", "a_b") + "=" + pick(r, "", "x", "y", "z", "xy", "xzy", "b_x", "x*")
+		for r.IntN(3) == 0 {
+			text += "," + pick(r, "a", "b") + "=" + pick(r, "x", "xy", "q")
+		}
+		texts, hits = append(texts, text), append(hits, pickHits(r))
+		sent = append(sent, fmt.Sprintf("%s %d", text, hits[len(hits)-1]))
+	}
+	return texts, hits, sent
 }
 
 func pickHits(r *rand.Rand) int { return [...]int{1, 1, 1, 2, 3, 0}[r.IntN(6)] }
@@ -321,6 +329,83 @@ func TestTheServiceOnRedisDoesWhatItsModelDoes(t *testing.T) {
 	for seed := range uint64(testenv.Of(10, 200)) {
 		checkAgainstModel(t, seed, 40, true, func(c *clock) store.Store {
 			return ratelimit.Must(redisstore.New(client, redisstore.WithClock(c.now), redisstore.WithTimeout(time.Minute), redisstore.WithPrefix(fmt.Sprint("s", seed))))
+		})
+	}
+}
+
+// flaky is a cluster whose servers may fail or hang.
+type flaky struct {
+	servers
+	fails, hangs map[string]bool
+}
+
+func (f *flaky) Together(a, b string) bool { return f.ServerOf(a) == f.ServerOf(b) }
+
+func (f *flaky) try(ctx context.Context, key string) error {
+	switch s := f.ServerOf(key); {
+	case f.fails[s]:
+		return failed{store.ErrUnavailable, s}
+	case f.hangs[s]:
+		<-ctx.Done()
+	}
+	return ctx.Err()
+}
+
+func (f *flaky) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
+	if err = f.try(ctx, key); err == nil {
+		r, err = f.servers.Take(ctx, ns, key, l, n)
+	}
+	return r, err
+}
+
+func (f *flaky) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := f.try(ctx, requests[0].Key); err != nil {
+		return err
+	}
+	return f.servers.Decide(ctx, requests, replies)
+}
+
+func (f *flaky) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	if err := f.try(ctx, key); err != nil {
+		return err
+	}
+	return f.servers.Refund(ctx, ns, key, l, c)
+}
+
+// Whichever servers fail or hang, and whatever the rules are, each request is answered in its caller's time. A denial
+// has a descriptor that is over its limit.
+func TestServersThatFailAtRandom(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("one goroutine races with nobody")
+	}
+	for seed := range uint64(testenv.Of(60, 1000)) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 2))
+			f := &flaky{servers{memory(t)}, map[string]bool{}, map[string]bool{}}
+			file := fmt.Sprintf("domain: edge\nall_or_none: %v\ncharge_over_limit: %v\non_failure: %s\n", r.IntN(4) > 0, r.IntN(3) == 0, pick(r, "open", "closed", "local\ninstances: 2")) + yaml(randomRules(r, 0), "")
+			s, err := serve.New(f, rules(t, file), serve.WithLogger(slog.New(slog.DiscardHandler)))
+			require.NoError(t, err)
+			for range 200 {
+				if r.IntN(20) == 0 {
+					server := pick(r, "x", "y", "z", "q", "=", "b")
+					f.fails[server], f.hangs[server] = r.IntN(3) == 0, r.IntN(3) == 0
+				}
+				time.Sleep(time.Duration(r.IntN(100)) * time.Millisecond)
+				_, _, sent := randomAsks(r)
+				if r.IntN(4) == 0 {
+					sent = append(sent, "a=x -1")
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				answer, err := s.ShouldRateLimit(ctx, request(sent...))
+				require.NoError(t, err, "seed %d: %v\n%s", seed, sent, file)
+				require.NoError(t, ctx.Err(), "seed %d: %v\n%s", seed, sent, file)
+				cancel()
+				if over := pb.RateLimitResponse_OVER_LIMIT; answer.GetOverallCode() == over {
+					isOver := func(st *pb.RateLimitResponse_DescriptorStatus) bool { return st.GetCode() == over }
+					require.True(t, slices.ContainsFunc(answer.GetStatuses(), isOver), "seed %d: %v\n%s", seed, sent, file)
+				}
+			}
 		})
 	}
 }

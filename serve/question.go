@@ -44,9 +44,10 @@ type question struct {
 	domain   *domain // nil if no file defines it
 	parts    []part  // one for each descriptor, in their order
 	asks     []ratelimit.Ask
-	together int   // so many of asks are asked together; each of the others alone, afterwards
+	stored   int   // so many of asks are for the store
+	together int   // so many are asked together, those that this process decides included; each of the others alone, afterwards
+	check    bool  // whether the question is only whether the breaker is open
 	over     bool  // whether the whole request is over a limit
-	local    bool  // whether this process has decided in place of the store
 	cause    error // why the store failed; nil while the breaker is open
 
 	array [4]part // for most parts
@@ -65,6 +66,8 @@ type part struct {
 	back      bool // whether n is refunded
 	overdraws bool // whether n is charged even beyond the limit
 	unlimited bool
+	local     bool   // whether this process decides in place of the store
+	out       bool   // whether nothing is known, because the part's server fails
 	label     string // for the metrics by value; "" if there are none
 
 	ask    int // its index in asks
@@ -259,19 +262,22 @@ func (q *question) takeOut(name string) {
 	}
 }
 
-// gather makes the asks. A shadow on a server that has no part that counts is asked alone: otherwise, on_failure would
-// decide the whole request while that server fails or hangs.
+// gather makes the asks: those for the store, then those that this process decides, and then the shadows on servers
+// that have no part that counts. On_failure would decide the whole request while such a server fails or hangs.
 func (q *question) gather(j *joint) {
 	q.asks = q.asked[:0]
-	for _, alone := range [...]bool{false, true} {
-		for i := range q.parts {
-			if p := &q.parts[i]; p.limiter != nil && (!p.counts() && j.elsewhere(p, q.parts)) == alone {
-				p.ask = len(q.asks)
-				q.asks = append(q.asks, p.question(q.domain))
-			}
-		}
-		if !alone {
-			q.together = len(q.asks)
+	q.add(func(p *part) bool { return !p.local && (p.counts() || !j.elsewhere(p, q.parts)) })
+	q.stored = len(q.asks)
+	q.add(func(p *part) bool { return p.local })
+	q.together = len(q.asks)
+	q.add(func(p *part) bool { return !p.local && !p.counts() && j.elsewhere(p, q.parts) })
+}
+
+func (q *question) add(now func(*part) bool) {
+	for i := range q.parts {
+		if p := &q.parts[i]; p.limiter != nil && !p.out && now(p) {
+			p.ask = len(q.asks)
+			q.asks = append(q.asks, p.question(q.domain))
 		}
 	}
 }

@@ -82,16 +82,13 @@ func countOf(p *part) uint32 {
 // reserved returns the text of the reservation for a question that req asked at that time. It is ""
 // if the store has charged nothing.
 func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
-	if q.local {
-		return ""
-	}
 	b := make([]byte, idSize, 256)
 	_, _ = rand.Read(b) // Read never fails
 	b = binary.AppendVarint(b, at.UnixMilli())
 	some := false
 	for i := range q.parts {
 		p, c := &q.parts[i], charge{until: at}
-		if p.limiter != nil {
+		if p.limiter != nil && !p.local {
 			c.n, c.until = p.result.Charged(), at.Add(p.result.ResetAfter)
 		}
 		if p.limiter != nil && p.algorithm() == "sliding_window" { // because it also counts in the next window
