@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -192,7 +193,10 @@ func (d *decision) decide(ctx context.Context) error {
 	}()
 	err := d.askInTurn(ctx)
 	returned = true
-	if err != nil || d.denied {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		d.giveBackLater(ctx)
+	case err != nil || d.denied:
 		d.giveBack(ctx)
 	}
 	d.conclude(ctx, err)
@@ -349,6 +353,29 @@ func (d *decision) giveBack(ctx context.Context) {
 		if e := &d.entries[i]; e.charged > 0 && !e.result.uncounted() {
 			e.giveBack(context.WithoutCancel(ctx))
 		}
+	}
+}
+
+// giveBackLater is giveBack for a caller whose time is up. Refunds have time of their own, for which the caller does
+// not wait, unless they are those of other limiters, which may panic.
+func (d *decision) giveBackLater(ctx context.Context) {
+	later := &decision{entries: slices.Clone(d.entries), parts: slices.Clone(d.parts)}
+	some := false
+	for i := range d.entries {
+		e := &d.entries[i]
+		switch {
+		case e.charged == 0:
+			continue
+		case e.core == nil:
+			d.giveBack(ctx)
+			return
+		}
+		some = true
+		later.entries[i].result = &later.parts[i].Result
+		*e.result = e.result.without(e.n, e.n)
+	}
+	if some {
+		go later.giveBack(ctx)
 	}
 }
 

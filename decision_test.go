@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -766,4 +767,45 @@ func TestAnAskMayReserveTheMostEvents(t *testing.T) {
 	l := testkit.InMemory(t, "fixed_window", ratelimit.PerHour(5))
 	r := decide(t, ratelimit.Ask{Limiter: l, Key: "key", N: 1, Reserved: math.MaxInt32})
 	require.False(t, r.Allowed)
+}
+
+// hesitant is a store that hangs in Decides and Refunds, the one until ctx ends, and the other for its own timeout.
+type hesitant struct {
+	store.Store
+	decides, refunds bool
+}
+
+func (h hesitant) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if h.decides {
+		<-ctx.Done()
+		return store.Reply{}, ctx.Err()
+	}
+	return h.Store.Take(ctx, ns, key, l, n)
+}
+
+func (h hesitant) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	if h.refunds {
+		time.Sleep(time.Second)
+	}
+	return h.Store.Refund(ctx, ns, key, l, c)
+}
+
+// A caller whose time is up does not wait until what was charged has gone back.
+func TestACallReturnsInTimeAlthoughItsChargesHaveToGoBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		mem := ratelimit.Must(memstore.New())
+		first := ratelimit.Must(ratelimit.NewFixedWindow(hesitant{Store: mem, refunds: true}, ratelimit.PerHour(9)))
+		all := ratelimit.Must(ratelimit.NewAll(first, ratelimit.Must(ratelimit.NewFixedWindow(hesitant{Store: mem, decides: true}, ratelimit.PerDay(9)))))
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		_, err := all.AllowN(ctx, "key", 3)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 100*time.Millisecond, time.Since(start))
+		time.Sleep(2 * time.Second)
+		r, err := first.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 9, r.Remaining)
+	})
 }
