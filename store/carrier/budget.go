@@ -59,7 +59,7 @@ const (
 // 1 to 32 ms first, longer after each attempt.
 func (b *Budget) Again(f *Failure) bool {
 	b.pause = min(max(2*b.pause, firstPause), lastPause)
-	if !f.Again || !b.rest(b.pause) {
+	if !f.Again || !b.sleep(b.pause) {
 		return false
 	}
 	if !errors.Is(f.Err, errGivenUp) { // errGivenUp says nothing about the server
@@ -68,8 +68,8 @@ func (b *Budget) Again(f *Failure) bool {
 	return true
 }
 
-// rest waits for about d, and reports whether there is still time.
-func (b *Budget) rest(d time.Duration) bool {
+// sleep waits for about d, and reports whether there is still time.
+func (b *Budget) sleep(d time.Duration) bool {
 	d = d/2 + b.gate.refusal.jitter(d/2+1) // so that callers refused together do not return together
 	if time.Until(b.End) <= d {
 		return false
@@ -88,7 +88,7 @@ func (b *Budget) rest(d time.Duration) bool {
 // [*Failure] otherwise.
 func (b *Budget) Fail(f *Failure) error {
 	full := errors.Is(f.Err, errQueued) || errors.Is(f.Err, errGivenUp)
-	if b.before != nil && (full || timeUp(f.Err) || errors.Is(f.Err, errUnmade)) && f.Is(store.ErrUnavailable) {
+	if b.before != nil && (full || contextEnded(f.Err) || errors.Is(f.Err, errUnconnected)) && f.Is(store.ErrUnavailable) {
 		f = b.before // its reason says more than that time was short
 	}
 	if full {
@@ -98,7 +98,7 @@ func (b *Budget) Fail(f *Failure) error {
 }
 
 func (b *Budget) fail(f *Failure) error {
-	ended := f.over
+	ended := f.ctxError
 	if !f.sent {
 		ended = b.Over()
 	}

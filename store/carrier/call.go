@@ -27,14 +27,14 @@ func (cr *Carrier[C]) enter(b Budget, call C) (bt *batch[C], i int, now time.Tim
 		}
 		return nil, 0, now
 	}
-	if cr.conns.expire(now) {
+	if cr.conns.forgetIdle(now) {
 		cr.pulse.ask()
 	}
 	q := &cr.others
 	if b.Ahead {
 		q = &cr.ahead
 	}
-	if bt = q.last(now, cr.batch(), cr.timeout/spread); bt == nil {
+	if bt = q.last(now, cr.tripSize(), cr.timeout/spread); bt == nil {
 		bt = cr.open(q, now)
 	}
 	i = len(bt.calls)
@@ -65,13 +65,13 @@ func (cr *Carrier[C]) open(q *queue[C], now time.Time) *batch[C] {
 // may wait for it. This is likely far from the server, or with the caller's own deadline, after which what the call has
 // charged could not be refunded either. (After the store's own timeout, it stays charged in any case.)
 func (cr *Carrier[C]) alone(b Budget, now time.Time) bool {
-	way := cr.distance.is()
-	return cr.config.Alone != nil && b.Own && !b.Together && way > 0 && b.Left > 2*max(way, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.most() &&
+	distance := cr.distance.is()
+	return cr.config.Alone != nil && b.Own && !b.Together && distance > 0 && b.Left > 2*max(distance, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.mostTrips() &&
 		now.Sub(cr.conns.used) <= rested && cr.gathering(now) <= 0
 }
 
-// exit ends the trip of a call that went alone.
-func (cr *Carrier[C]) exit(began time.Time, err error) {
+// finishAlone ends the trip of a call that went alone, as finish ends the others.
+func (cr *Carrier[C]) finishAlone(began time.Time, err error) {
 	now, good := time.Now(), cr.answered(err)
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
@@ -94,7 +94,7 @@ func (cr *Carrier[C]) goAlone(b Budget, call C, began time.Time) (C, error) {
 	err := errPanic
 	defer func() {
 		cr.measure(began, err, b.Own)
-		cr.exit(began, err)
+		cr.finishAlone(began, err)
 	}()
 	after, sent, err2 := cr.config.Alone(b, call)
 	if err2 == nil {
@@ -105,7 +105,7 @@ func (cr *Carrier[C]) goAlone(b Budget, call C, began time.Time) (C, error) {
 	failed := cr.Explain(err2, sent)
 	err = err2                                  // not before, because Means may panic
 	if f, ok := failed.(*Failure); ok && sent { //nolint:errorlint // just made
-		if f.sent, f.over = true, b.Over(); f.over != nil {
+		if f.sent, f.ctxError = true, b.Over(); f.ctxError != nil {
 			cr.config.GiveBack(after)
 		}
 	}
@@ -121,7 +121,7 @@ func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
 		if r := bt.trip.panicked; r != nil {
 			panic(r)
 		}
-		call, err, sent = c.Call, c.err, bt.trip.state.state.Load() == written
+		call, err, sent = c.Call, c.err, bt.trip.writing.Begun()
 		if bt.unread.Add(-1) == 0 {
 			bt.clear()
 			cr.read.Put(bt)
@@ -141,7 +141,7 @@ func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
 	}
 	failed := cr.Explain(err, sent)
 	if f, ok := failed.(*Failure); ok && left { //nolint:errorlint // just made
-		if f.sent, f.over = true, b.Over(); f.over != nil {
+		if f.sent, f.ctxError = true, b.Over(); f.ctxError != nil {
 			cr.forsake(bt, i)
 		}
 	}
@@ -178,11 +178,11 @@ func (cr *Carrier[C]) outcome(b Budget, bt *batch[C], i int) (err error, sent bo
 		end = timer.C
 	} else if b.Done() == nil {
 		<-bt.done
-		return bt.timeUp(i)
+		return bt.outcome(i)
 	}
 	select {
 	case <-bt.done:
-		return bt.timeUp(i)
+		return bt.outcome(i)
 	case <-b.Done():
 	case <-end:
 	}
@@ -190,7 +190,7 @@ func (cr *Carrier[C]) outcome(b Budget, bt *batch[C], i int) (err error, sent bo
 	defer cr.mu.Unlock()
 	select {
 	case <-bt.done:
-		return bt.timeUp(i)
+		return bt.outcome(i)
 	default:
 	}
 	c := &bt.calls[i]
@@ -199,30 +199,30 @@ func (cr *Carrier[C]) outcome(b Budget, bt *batch[C], i int) (err error, sent bo
 	}
 	c.left = true
 	if bt.trip == nil {
-		bt.lose(1)
-		return cr.waited(bt), false
+		bt.drop(1)
+		return cr.unsentError(bt), false
 	}
 	sent = bt.trip.leave()
-	return cr.timeUp(bt, sent), sent
+	return cr.timeUpError(bt, sent), sent
 }
 
-// timeUp returns the error of calls whose time is up during their trip. If they were not sent although
+// timeUpError returns the error of calls whose time is up during their trip. If they were not sent although
 // the trip has a connection, or the server has answered recently, they waited for other calls, or for
 // a processor.
-func (cr *Carrier[C]) timeUp(bt *batch[C], sent bool) error {
-	if !sent && (bt.trip.made || !cr.silent()) {
-		return cr.waited(bt)
+func (cr *Carrier[C]) timeUpError(bt *batch[C], sent bool) error {
+	if !sent && (bt.trip.connected || !cr.silent()) {
+		return cr.unsentError(bt)
 	}
 	return context.DeadlineExceeded
 }
 
-// waited returns the error of calls of bt that were not sent: errQueued if they waited for a connection
-// in use, or errUnmade if they waited for one that could not be made meanwhile.
-func (cr *Carrier[C]) waited(bt *batch[C]) error {
+// unsentError returns the error of calls of bt that were not sent: errQueued if they waited for a connection
+// in use, or errUnconnected if they waited for one that could not be made meanwhile.
+func (cr *Carrier[C]) unsentError(bt *batch[C]) error {
 	if cr.conns.ready+cr.conns.busy > 0 || cr.conns.taken() || cr.conns.failed.Before(bt.begun) {
 		return errQueued
 	}
-	return errUnmade
+	return errUnconnected
 }
 
 // expire ends the calls of a batch whose time is up.
@@ -234,14 +234,14 @@ func (cr *Carrier[C]) expire(bt *batch[C]) {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
 	if bt.trip == nil {
-		bt.err = cr.waited(bt)
+		bt.err = cr.unsentError(bt)
 		if bt.living > 0 {
-			bt.lose(bt.living)
+			bt.drop(bt.living)
 		}
 		return
 	}
 	bt.sent = bt.trip.leave()
-	bt.err = cr.timeUp(bt, bt.sent)
+	bt.err = cr.timeUpError(bt, bt.sent)
 	if bt.trip.batches--; bt.trip.batches == 0 {
 		cr.abandon(bt.trip)
 	}

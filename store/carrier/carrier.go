@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// mostTrips is how many connections a carrier uses at the same time. A few connections are
+	// mostConns is how many connections a carrier uses at the same time. A few connections are
 	// soon made again when they break. The fewer there are, the more calls share a trip.
-	mostTrips = 16
+	mostConns = 16
 
 	// A trip waits for the server for lasting, or for lastingTimes the timeout if that is longer,
 	// because a handshake takes several round trips. Its callers have left long before that.
@@ -106,7 +106,7 @@ type Config[C any] struct {
 }
 
 // Carrier sends the calls of a store to a server. It is made by [New] and safe for concurrent use. There is nothing to
-// close: it has no goroutine while no call is under way.
+// close: it has no goroutine while no call is in progress.
 //
 // While a connection is free, a call may go alone, on its caller's goroutine and in its caller's time. All other calls
 // wait for a connection, and then go together in one round trip, a [Trip].
@@ -121,23 +121,23 @@ type Carrier[C any] struct {
 	base   time.Time
 	read   sync.Pool // of each *batch that all callers have read
 
-	mu       sync.Mutex // protects what is below
-	conns    conns
-	trips    int           // trips that callers wait for
-	late     int           // trips that all callers have left, and that have not ended
-	began    time.Time     // when the last trip that was not full began, or when one was last measured, if all calls go alone
-	paused   time.Duration // the pauses of this process until began: see measure
-	timer    bool          // whether a timer is set that starts trips
-	asking   bool          // whether a dial finds out why no connection is made: see diagnose
-	ahead    queue[C]      // the calls that wait, and go ahead because they make room for others
-	others   queue[C]      // the other calls that wait
-	passed   bool          // whether the last trip was without others: see fill
-	distance distance
-	length   time.Duration // of a trip, about
-	quick    time.Duration // of a short trip, about
-	delay    time.Duration // until a goroutine of this process runs, about
-	pauses   pauses
-	window   window
+	mu            sync.Mutex // protects what is below
+	conns         conns
+	trips         int           // trips that callers wait for
+	late          int           // trips that all callers have left, and that have not ended
+	began         time.Time     // when the last trip that was not full began, or when one was last measured, if all calls go alone
+	paused        time.Duration // the pauses of this process until began: see measure
+	timer         bool          // whether a timer is set that starts trips
+	diagnosing    bool          // whether a dial finds out why no connection is made: see diagnose
+	ahead         queue[C]      // the calls that wait, and go ahead because they make room for others
+	others        queue[C]      // the other calls that wait
+	skippedOthers bool          // whether the last trip was without others: see fill
+	distance      distance
+	length        time.Duration // of a trip, about
+	quick         time.Duration // of a short trip, about
+	delay         time.Duration // until a goroutine of this process runs, about
+	pauses        pauses
+	window        window
 }
 
 // New returns a carrier. It does no I/O. It returns [store.ErrInvalidOption] if the timeout or the number of connections
@@ -170,7 +170,7 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 	cr := &Carrier[C]{
 		config: config, base: now,
 		conns: conns{
-			pool: config.Pool, size: config.Conns, most: min(mostTrips, config.Conns),
+			pool: config.Pool, size: config.Conns, most: min(mostConns, config.Conns),
 			reached: !config.OneFirst, dials: newDials(config.Conns, config.DialTimeout),
 		},
 		window: newWindow(),
@@ -214,9 +214,9 @@ type Stats struct {
 	Overloaded int64         // calls that ended with [store.ErrOverloaded], and were not sent
 	TooShort   int64         // calls that had less time than a round trip, and were not sent
 	Waiting    int           // calls that wait for a trip
-	Trips      int           // trips under way that callers wait for
+	Trips      int           // trips in progress that callers wait for
 	Busy       int           // connections that these have
-	Late       int           // trips under way that all callers have left
+	Late       int           // trips in progress that all callers have left
 	RoundTrip  time.Duration // the shortest recent round trip; 0 if it is not known
 }
 
@@ -270,7 +270,7 @@ func (cr *Carrier[C]) probes(now time.Time) bool {
 
 // count updates the forecast.
 func (cr *Carrier[C]) count() {
-	room, trip := cr.most()*cr.batch(), time.Duration(0)
+	room, trip := cr.mostTrips()*cr.tripSize(), time.Duration(0)
 	if cr.trips > 0 {
 		trip = cr.quick
 	}

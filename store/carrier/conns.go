@@ -33,8 +33,8 @@ func (c *conns) release(good, lost bool, now time.Time) {
 	}
 }
 
-// expire forgets connections that have been idle for long, and reports whether there were any.
-func (c *conns) expire(now time.Time) bool {
+// forgetIdle forgets connections that have been idle for long, and reports whether there were any.
+func (c *conns) forgetIdle(now time.Time) bool {
 	rests := c.ready > 0 && now.Sub(c.used) > rested
 	if rests {
 		c.ready = 0
@@ -59,8 +59,8 @@ func (c *conns) mayDial(now time.Time) bool {
 	return idle > 0 || c.size-total < c.dials.free
 }
 
-// shaking reports whether a handshake is in progress.
-func (c *conns) shaking() bool {
+// handshaking reports whether a handshake is in progress.
+func (c *conns) handshaking() bool {
 	_, total := c.pool()
 	return total > c.ready+c.busy
 }

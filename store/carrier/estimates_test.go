@@ -89,7 +89,7 @@ func TestATripBesideOthersCountsIfItDidNotWait(t *testing.T) {
 	}
 }
 
-// Trips have at least leastBatch calls each if the window has so many, and at most mostBatch.
+// Trips have at least leastTripSize calls each if the window has so many, and at most mostTripSize.
 func TestAFewTripsShareTheWindow(t *testing.T) {
 	for _, c := range []struct{ calls, most, trips, batch int }{
 		{8, 2, 1, 8}, {15, 2, 1, 15}, {16, 2, 2, 8}, {128, 1, 1, 128}, {128, 2, 2, 64}, {128, 16, 16, 8},
@@ -97,13 +97,13 @@ func TestAFewTripsShareTheWindow(t *testing.T) {
 	} {
 		w := window{calls: c.calls}
 		require.Equal(t, c.trips, w.trips(c.most), "%+v", c)
-		require.Equal(t, c.batch, w.batch(c.most), "%+v", c)
+		require.Equal(t, c.batch, w.tripSize(c.most), "%+v", c)
 	}
 }
 
 // Up to where nothing was lost the window doubles, and it feels its way from there.
 func TestAWindowDoublesUpToWhereItWasLost(t *testing.T) {
-	const most, may = mostTrips, 25 * ms
+	const most, may = mostConns, 25 * ms
 	w := newWindow()
 	now := time.Unix(1_000, 0)
 	for i, step := range []struct {
@@ -119,7 +119,7 @@ func TestAWindowDoublesUpToWhereItWasLost(t *testing.T) {
 		begun := now.Add(1)
 		now = begun.Add(max(step.took, 1))
 		if step.took > 0 {
-			w.learn(w.batch(most), most, begun, now, may)
+			w.learn(w.tripSize(most), most, begun, now, may)
 		} else {
 			w.lose(most, begun, now)
 		}
@@ -138,8 +138,8 @@ func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
 		{100 * time.Microsecond, 27 * time.Microsecond, nearTrips},
 		{100 * time.Microsecond, 135 * time.Microsecond, nearTrips},
 		{100 * time.Microsecond, 2 * ms, nearTrips},
-		{20 * ms, 27 * time.Microsecond, mostTrips},
-		{75 * ms, 27 * time.Microsecond, mostTrips},
+		{20 * ms, 27 * time.Microsecond, mostConns},
+		{75 * ms, 27 * time.Microsecond, mostConns},
 	} {
 		t.Run(fmt.Sprintf("%v away, %v for a call", c.way, c.each), func(t *testing.T) {
 			w := newWindow()
@@ -147,14 +147,14 @@ func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
 			may := c.way + max(slack, c.way/4)
 			rounds := func(each time.Duration, n int) {
 				for range n { // all trips of a round wait for each other
-					begun, size, trips := now, w.batch(c.most), w.trips(c.most)
+					begun, size, trips := now, w.tripSize(c.most), w.trips(c.most)
 					now = begun.Add(c.way + time.Duration(size*trips)*each)
 					for range trips {
 						w.learn(size, c.most, begun, now, may)
 					}
 				}
 			}
-			least, most := leastBatch*(c.most-nearTrips+1), mostBatch*c.most
+			least, most := leastTripSize*(c.most-nearTrips+1), mostTripSize*c.most
 			fits := func(each time.Duration) (low, high int) {
 				n := int((may - c.way) / each)
 				return min(max(n/2, least), most), min(max(2*n, least), most)
@@ -179,7 +179,7 @@ func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
 func TestTheWindowDoesNotGrowWithoutNeed(t *testing.T) {
 	w := newWindow()
 	now := time.Unix(1_000, 0)
-	w.learn(w.batch(nearTrips)-1, nearTrips, now, now.Add(ms), 4*ms)
+	w.learn(w.tripSize(nearTrips)-1, nearTrips, now, now.Add(ms), 4*ms)
 	require.Equal(t, firstWindow, w.calls)
 	w.learn(1, nearTrips, now, now.Add(5*ms), 4*ms)
 	require.Equal(t, firstWindow*3/4, w.calls)
@@ -196,34 +196,34 @@ func TestAWindowWhoseCallersHaveAllLeftBeginsAnew(t *testing.T) {
 		begun := now
 		now = now.Add(took)
 		for range w.trips(most) {
-			w.learn(w.batch(most), most, begun, now, 25*ms)
+			w.learn(w.tripSize(most), most, begun, now, 25*ms)
 		}
 	}
-	round(mostTrips, 30*ms)
+	round(mostConns, 30*ms)
 	for range 2 {
-		round(mostTrips, 20*ms)
+		round(mostConns, 20*ms)
 	}
-	require.Equal(t, mostBatch*mostTrips, w.calls)
+	require.Equal(t, mostTripSize*mostConns, w.calls)
 	begun := now
 	now = now.Add(250 * ms)
-	for range mostTrips { // all of them
-		w.lose(mostTrips, begun, now)
+	for range mostConns { // all of them
+		w.lose(mostConns, begun, now)
 	}
-	require.Equal(t, least(mostTrips), w.calls)
+	require.Equal(t, least(mostConns), w.calls)
 	was := w
-	w.lose(mostTrips, now.Add(ms), now.Add(250*ms))
-	require.Equal(t, leastBatch, w.calls, "that was too much too")
+	w.lose(mostConns, now.Add(ms), now.Add(250*ms))
+	require.Equal(t, leastTripSize, w.calls, "that was too much too")
 	now = now.Add(251 * ms)
 	for range 3 {
-		round(mostTrips, 200*ms)
+		round(mostConns, 200*ms)
 	}
-	require.Equal(t, least(mostTrips), w.calls, "it does not stay so small for trips that are only long")
+	require.Equal(t, least(mostConns), w.calls, "it does not stay so small for trips that are only long")
 
 	w = was
-	for trips := 0; w.calls < mostBatch*mostTrips; trips++ {
+	for trips := 0; w.calls < mostTripSize*mostConns; trips++ {
 		require.Less(t, trips, 5)
 		now = now.Add(20 * ms)
-		w.learn(w.batch(mostTrips), mostTrips, now.Add(-20*ms), now, 25*ms)
+		w.learn(w.tripSize(mostConns), mostConns, now.Add(-20*ms), now, 25*ms)
 	}
 }
 
@@ -235,8 +235,8 @@ func TestAPauseOfTheProcessIsNotTheServers(t *testing.T) {
 		took  time.Duration
 		want  int
 	}{
-		{false, 20 * ms, firstWindow}, {false, 60 * ms, least(mostTrips)},
-		{true, 60 * ms, firstWindow}, {true, 130 * ms, least(mostTrips)},
+		{false, 20 * ms, firstWindow}, {false, 60 * ms, least(mostConns)},
+		{true, 60 * ms, firstWindow}, {true, 130 * ms, least(mostConns)},
 	} {
 		p, now := made(t, plain()), time.Now()
 		p.distance.add(now.Add(-20*ms), now)
@@ -244,21 +244,21 @@ func TestAPauseOfTheProcessIsNotTheServers(t *testing.T) {
 		if c.timer {
 			require.True(t, p.pauses.begin(now))
 		}
-		p.finish(&Trip[int]{made: true, calls: 1, begun: now}, nil, now.Add(c.took), 0)
+		p.finish(&Trip[int]{connected: true, calls: 1, begun: now}, nil, now.Add(c.took), 0)
 		require.Equal(t, c.want, p.window.calls, "%+v", c)
 	}
 }
 
 // Nor does it begin anew because its callers have left meanwhile.
 func TestAPauseOfTheProcessLosesNoTrip(t *testing.T) {
-	for paused, want := range map[bool]int{false: least(mostTrips), true: firstWindow} {
+	for paused, want := range map[bool]int{false: least(mostConns), true: firstWindow} {
 		p, begun := made(t, plain()), time.Now().Add(-time.Second)
 		p.distance.add(begun.Add(-20*ms), begun)
 		p.begin(true)
 		if paused {
 			p.pauses.begin(begun)
 		}
-		p.abandon(&Trip[int]{made: true, calls: 1, begun: begun})
+		p.abandon(&Trip[int]{connected: true, calls: 1, begun: begun})
 		require.Equal(t, want, p.window.calls)
 	}
 }
@@ -288,8 +288,8 @@ func TestACallSpeaksForThoseThatAllGoAlone(t *testing.T) {
 		{nil, true, 7 * ms, 0, 145, 2 * before}, {nil, true, 7 * ms, 0, 144, before},
 		{answer("ERR no"), true, 7 * ms, 0, 145, 2 * before},
 		{nil, true, 14 * ms, 0, 145, 2 * before}, {nil, true, 14*ms + 1, 0, 145, before * 3 / 4},
-		{context.DeadlineExceeded, true, 250 * ms, 0, 145, least(mostTrips)}, {context.DeadlineExceeded, false, 250 * ms, 0, 145, before},
-		{context.DeadlineExceeded, true, 250 * ms, 125*ms - 1, 145, least(mostTrips)}, {context.DeadlineExceeded, true, 250 * ms, 125 * ms, 145, before},
+		{context.DeadlineExceeded, true, 250 * ms, 0, 145, least(mostConns)}, {context.DeadlineExceeded, false, 250 * ms, 0, 145, before},
+		{context.DeadlineExceeded, true, 250 * ms, 125*ms - 1, 145, least(mostConns)}, {context.DeadlineExceeded, true, 250 * ms, 125 * ms, 145, before},
 		{io.EOF, true, 250 * ms, 0, 145, before},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -328,7 +328,7 @@ func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
 	p, now := made(t, plain()), time.Now()
 	end := func(took time.Duration, left bool) time.Duration {
 		p.begin(true)
-		trip := &Trip[int]{made: true, calls: 1, begun: now.Add(-took)}
+		trip := &Trip[int]{connected: true, calls: 1, begun: now.Add(-took)}
 		if left {
 			p.abandon(trip)
 		}
@@ -353,8 +353,8 @@ func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
 			held := 0
 			for period := range 400 {
 				for i := range rate {
-					now := time.Duration(period)*listening + listening*time.Duration(i)/time.Duration(rate)
-					if !r.retriers.atOnce(now) && period > 10 {
+					now := time.Duration(period)*periodLength + periodLength*time.Duration(i)/time.Duration(rate)
+					if !r.retriers.immediately(now) && period > 10 {
 						held++
 					}
 				}
@@ -373,7 +373,7 @@ func TestCallersWhoRetryAtOnceAreHeldAndOthersAreNot(t *testing.T) {
 				for now := time.Duration(0); now < 2*time.Second; now += 500 * step {
 					for i := range next {
 						for n := 0; next[i] <= now && n < 4; n++ { // a processor makes no more
-							if told++; r.retriers.atOnce(now) {
+							if told++; r.retriers.immediately(now) {
 								atOnce++
 								next[i] = now + pause
 							} else {
@@ -448,7 +448,7 @@ func TestCallsJoinTheLastBatchThatHasRoom(t *testing.T) {
 	require.Equal(t, 5, q.living)
 	require.Nil(t, q.take(1), "nobody overtakes")
 	require.Same(t, first, q.take(2))
-	second.lose(1)
+	second.drop(1)
 	require.Equal(t, 2, q.living)
 	require.Same(t, third, q.take(2), "the second is empty")
 	require.NotNil(t, q.take(2))
@@ -457,7 +457,7 @@ func TestCallsJoinTheLastBatchThatHasRoom(t *testing.T) {
 
 	for range 100 { // those that have ended do not fill memory
 		now = now.Add(time.Second)
-		join(1).lose(1)
+		join(1).drop(1)
 	}
 	require.LessOrEqual(t, len(q.batches), 17)
 }
@@ -479,7 +479,7 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 	} {
 		p := full(t)
 		p.timeout = time.Hour // nothing ends meanwhile
-		p.window.calls = 8 * p.ways()
+		p.window.calls = 8 * p.tripsByDistance()
 		p.occupy()
 		b := p.Begin(t.Context())
 		for range c.others {
@@ -632,12 +632,12 @@ func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 
 // Near a server many calls share two trips, and each of a few has its own.
 func TestEachOfAFewCallsHasATrip(t *testing.T) {
-	p := &Carrier[int]{window: newWindow(), conns: conns{most: mostTrips}, distance: distance{least: 50 * time.Microsecond}}
+	p := &Carrier[int]{window: newWindow(), conns: conns{most: mostConns}, distance: distance{least: 50 * time.Microsecond}}
 	for calls, trips := range map[int64]int{1: 2, 2: 2, 3: 3, 4: 4, 5: 2, 1000: 2} {
 		p.forecast.admitted.Store(calls)
-		require.Equal(t, trips, p.most(), "%d calls", calls)
+		require.Equal(t, trips, p.mostTrips(), "%d calls", calls)
 	}
 	p.conns.most = 3
 	p.forecast.admitted.Store(4)
-	require.Equal(t, 3, p.most(), "of a small pool")
+	require.Equal(t, 3, p.mostTrips(), "of a small pool")
 }

@@ -17,8 +17,8 @@ type Failure struct {
 	Err   error  // the client's error, or the server's answer
 	Again bool   // nothing ran, and another attempt may succeed
 
-	sent bool  // the call may have run
-	over error // if sent: the error of the caller's context, if that made the caller leave
+	sent     bool  // the call may have run
+	ctxError error // if sent: the error of the caller's context, if that made the caller leave
 }
 
 func (f *Failure) Error() string {
@@ -33,7 +33,7 @@ func (f *Failure) Is(target error) bool { return errors.Is(f.Class, target) }
 
 // Unwrap returns Err, unless that is the end of a context.
 func (f *Failure) Unwrap() error {
-	if timeUp(f.Err) {
+	if contextEnded(f.Err) {
 		return nil
 	}
 	return f.Err
@@ -61,12 +61,12 @@ const (
 )
 
 var (
-	errFar     = errors.New("a round trip takes longer than the call has left")
-	errQueued  = errors.New("no connection was free in time")
-	errUnmade  = errors.New("no connection was made in time")
-	errGivenUp = errors.New("the call was to share a round trip with another call that ran out of time")
-	errNoEnd   = errors.New("carrier: Send returned nil without ending the call")
-	errPanic   = errors.New("carrier: Send panicked")
+	errFar         = errors.New("a round trip takes longer than the call has left")
+	errQueued      = errors.New("no connection was free in time")
+	errUnconnected = errors.New("no connection was made in time")
+	errGivenUp     = errors.New("the call was to share a round trip with another call that ran out of time")
+	errNoEnd       = errors.New("carrier: Send returned nil without ending the call")
+	errPanic       = errors.New("carrier: Send panicked")
 )
 
 // ErrExit is what the callers of Do panic with if Send has ended its goroutine, as [runtime.Goexit] does.
@@ -80,15 +80,15 @@ var (
 	failFar    = &Failure{Class: store.ErrTimeout, What: unsentText, Err: errFar}
 )
 
-// timeUp reports whether err is the end of a context.
-func timeUp(err error) bool {
+// contextEnded reports whether err is the end of a context.
+func contextEnded(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
 // timedOut reports whether err is a timeout, of a context or of a socket.
 func timedOut(err error) bool {
 	var n net.Error
-	return timeUp(err) || errors.As(err, &n) && n.Timeout()
+	return contextEnded(err) || errors.As(err, &n) && n.Timeout()
 }
 
 // dialing reports whether no connection could be made.
@@ -102,7 +102,7 @@ func (cr *Carrier[C]) answered(err error) bool { return err == nil || cr.means(e
 
 func (cr *Carrier[C]) means(err error) Meaning {
 	switch err {
-	case errPanic, errNoEnd, errQueued, errUnmade, errGivenUp: //nolint:errorlint // one that is wrapped is another carrier's
+	case errPanic, errNoEnd, errQueued, errUnconnected, errGivenUp: //nolint:errorlint // one that is wrapped is another carrier's
 		return Unknown
 	}
 	return cr.config.Means(err)
@@ -118,7 +118,7 @@ func (cr *Carrier[C]) Explain(err error, sent bool) error {
 	}
 	cr.pulse.undialed(err)
 	switch {
-	case m == Busy, !sent && (timeUp(err) || errors.Is(err, errUnmade)):
+	case m == Busy, !sent && (contextEnded(err) || errors.Is(err, errUnconnected)):
 		return cr.unconnected(err, m == Busy)
 	case !sent && m == Closed:
 		return &Failure{Class: store.ErrUnavailable, What: unsentText, Err: err}
@@ -133,7 +133,7 @@ func (cr *Carrier[C]) Explain(err error, sent bool) error {
 // for another attempt.
 func (cr *Carrier[C]) unconnected(err error, busy bool) *Failure {
 	f := &Failure{Class: store.ErrUnavailable, What: unsentText, Err: err, Again: busy}
-	full := busy || timeUp(err) && cr.conns.taken()
+	full := busy || contextEnded(err) && cr.conns.taken()
 	switch cause := cr.pulse.cause.Load(); {
 	case cause != nil:
 		f.What, f.Err = f.What+": no connection was made", *cause
@@ -141,10 +141,10 @@ func (cr *Carrier[C]) unconnected(err error, busy bool) *Failure {
 		f.What += ": all connections are waiting for a server that does not answer"
 	case full:
 		f.Class = store.ErrOverloaded
-		if timeUp(err) {
+		if contextEnded(err) {
 			f.What += ": no connection was free"
 		}
-	case timeUp(err):
+	case contextEnded(err):
 		f.What += ": no connection was made"
 	}
 	return f

@@ -42,8 +42,8 @@ func TestTheClassOfAFailure(t *testing.T) {
 		{err: context.Canceled, taken: true, class: store.ErrOverloaded, what: unsent + ": no connection was free"},
 		{err: context.DeadlineExceeded, taken: true, silent: true, class: store.ErrUnavailable, what: unsent + ": all connections are waiting for a server that does not answer"},
 		{err: context.DeadlineExceeded, taken: true, cause: true, class: store.ErrUnavailable, what: unsent + ": no connection was made"},
-		{err: errUnmade, class: store.ErrUnavailable, what: unsent},
-		{err: errUnmade, cause: true, class: store.ErrUnavailable, what: unsent + ": no connection was made"},
+		{err: errUnconnected, class: store.ErrUnavailable, what: unsent},
+		{err: errUnconnected, cause: true, class: store.ErrUnavailable, what: unsent + ": no connection was made"},
 		{err: errClosed, class: store.ErrUnavailable, what: unsent},
 		{err: errClosed, sent: true, class: store.ErrTimeout, what: unknown},
 		{err: errUnsent, class: store.ErrUnavailable, what: unsent, again: true},
@@ -91,7 +91,7 @@ func TestTheClassOfAFailure(t *testing.T) {
 		require.EqualError(t, err, c.class.Error()+": "+c.what+": "+want.Error())
 		require.ErrorIs(t, err, c.class)
 		require.ErrorIs(t, err, store.ErrStore)
-		require.Equal(t, !timeUp(want), errors.Is(err, want), "the end of a context is not the caller's")
+		require.Equal(t, !contextEnded(want), errors.Is(err, want), "the end of a context is not the caller's")
 		require.Equal(t, dialing(c.err) || c.cause, p.pulse.cause.Load() != nil)
 	}
 	p := made(t, plain())
@@ -143,7 +143,7 @@ func TestTheErrorOfACallGivesTheReason(t *testing.T) {
 		reasons bool
 	}{
 		{failSilent, true}, {failFull, false},
-		{&Failure{Class: store.ErrUnavailable, Err: errUnmade}, true},
+		{&Failure{Class: store.ErrUnavailable, Err: errUnconnected}, true},
 		{&Failure{Class: store.ErrUnavailable, Err: context.DeadlineExceeded}, true},
 		{&Failure{Class: store.ErrTimeout, Err: context.DeadlineExceeded}, false},
 		{&Failure{Class: store.ErrUnavailable, Err: errGivenUp, Again: true}, true},
@@ -177,7 +177,7 @@ func TestTheEndOfItsContextIsTheErrorOfACall(t *testing.T) {
 		require.Equal(t, want, b.Fail(failSilent))
 		f := &Failure{Class: store.ErrTimeout, Err: io.EOF, sent: true}
 		require.Equal(t, f, b.Fail(f), "he left for another reason, and what runs is not given back")
-		f.over = io.ErrClosedPipe
+		f.ctxError = io.ErrClosedPipe
 		require.Equal(t, io.ErrClosedPipe, b.Fail(f))
 	}
 	b := p.Begin(noDone{context.Background(), time.Now().Add(time.Hour)})

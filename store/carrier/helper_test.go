@@ -61,11 +61,11 @@ func far(t testing.TB) *Carrier[int] {
 func (p *Carrier[C]) occupy() (release func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.trips += mostTrips
+	p.trips += mostConns
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.trips -= mostTrips
+		p.trips -= mostConns
 		p.start(time.Now())
 	}
 }

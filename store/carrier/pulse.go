@@ -10,7 +10,7 @@ import (
 type pulse struct {
 	base  time.Time
 	last  atomic.Int64          // the last answer, in ns since base; 0 if there was none
-	asked atomic.Int64          // when a call last ended a rest, in which nobody asked, in ns since base
+	asked atomic.Int64          // when a call last asked after a rest, in ns since base
 	cause atomic.Pointer[error] // why no connection could be made since the last answer, or nil
 }
 
@@ -24,14 +24,14 @@ func (p *pulse) beat() {
 
 // undialed reports whether a call failed because no connection could be made, and records the cause.
 func (p *pulse) undialed(err error) bool {
-	ok := dialing(err) && !timeUp(err)
+	ok := dialing(err) && !contextEnded(err)
 	if ok {
 		p.cause.Store(&err)
 	}
 	return ok
 }
 
-// ask records that a rest has ended.
+// ask records that the server is asked again after a rest.
 func (p *pulse) ask() { p.asked.Store(int64(time.Since(p.base))) }
 
 // silent reports whether the server has not answered for d although it was asked, or cannot be

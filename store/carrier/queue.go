@@ -32,9 +32,9 @@ func (b *batch[C]) clear() {
 	b.ended.Store(false)
 }
 
-// timeUp returns the error of call i of b, which is done, or nil if the time of the calls was not up. A
-// call that did not go with the others was not sent.
-func (b *batch[C]) timeUp(i int) (err error, sent bool) { //nolint:revive // sent is about err
+// outcome is [Carrier.outcome] for call i of b, which is done. A call that did not go with the others was
+// not sent.
+func (b *batch[C]) outcome(i int) (err error, sent bool) { //nolint:revive // sent is about err
 	if b.err != nil && !b.calls[i].goes {
 		return errQueued, false
 	}
@@ -60,8 +60,8 @@ func (q *queue[C]) last(now time.Time, most int, spread time.Duration) *batch[C]
 	return nil
 }
 
-// lose records that n calls have left b, which waits.
-func (b *batch[C]) lose(n int) {
+// drop records that n calls have left b, which waits.
+func (b *batch[C]) drop(n int) {
 	q := b.queue
 	b.living -= n
 	q.living -= n

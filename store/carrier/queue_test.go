@@ -32,7 +32,7 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 				require.Same(t, want, q.take(most))
 			case n <= leave && len(model) > 0:
 				if b := model[rng.IntN(len(model))]; b.living > 0 {
-					b.lose(1 + rng.IntN(b.living))
+					b.drop(1 + rng.IntN(b.living))
 				}
 			default:
 				b := q.last(now, most, spread)

@@ -39,24 +39,24 @@ func (g *gate) noRoom() *Failure {
 // Otherwise it admits the call and returns nil. A call that has less time than a round trip takes is admitted anyway
 // if probes returns true, to see whether round trips are shorter now.
 func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
-	e := &g.forecast
-	if !b.Ahead && b.Left < time.Duration(e.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
+	f := &g.forecast
+	if !b.Ahead && b.Left < time.Duration(f.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
 		g.tooShort.Add(1)
 		g.refusal.wait(b, b.End) // if the time is the caller's own, the error is that of the context
 		return failFar
 	}
 	if b.Ahead {
-		e.ahead.Add(1)
+		f.ahead.Add(1)
 		return nil
 	}
-	n := e.admitted.Add(1)
-	before := n + min(e.ahead.Load(), mostAhead*n)
-	wait := time.Duration((before - e.room.Load()) * e.perCall.Load())
+	n := f.admitted.Add(1)
+	before := n + min(f.ahead.Load(), mostAhead*n)
+	wait := time.Duration((before - f.room.Load()) * f.perCall.Load())
 	full := n > mostAdmitted || wait > g.timeout/4
-	if !full && (b.Own || wait <= 0 || wait+time.Duration(e.tripTime.Load()) <= b.Left) {
+	if !full && (b.Own || wait <= 0 || wait+time.Duration(f.tripTime.Load()) <= b.Left) {
 		return nil
 	}
-	e.admitted.Add(-1)
+	f.admitted.Add(-1)
 	if full || !g.waitOutDeadline(b) {
 		g.refusal.hold(b)
 	}
@@ -99,7 +99,7 @@ const mostHeld = 1 << 14
 
 // hold waits until a refused call may get its error.
 func (r *refusalDelay) hold(b *Budget) {
-	if r.retriers.atOnce(b.End.Sub(r.waves.Base)) {
+	if r.retriers.immediately(b.End.Sub(r.waves.Base)) {
 		return
 	}
 	defer r.holding.Add(-1)
@@ -120,46 +120,46 @@ func (r *refusalDelay) wait(b *Budget, end time.Time) {
 // period that refuses immediately than in one that holds refusals. From time to time, it tries both.
 type retriers struct {
 	seen  atomic.Int64 // the number of the period, and the refused calls in it
-	holds atomic.Bool
+	holds atomic.Bool  // whether refusals are held in this period
 	limit atomic.Int64 // calls in a period, above which they come back
 
-	mu              sync.Mutex // protects the fields below
-	left, nextHolds int        // periods in which refusals are still held now, and will be the next time
+	mu                   sync.Mutex // protects the fields below
+	periods, nextPeriods int        // periods in which refusals are still held now, and will be the next time
 }
 
 const (
-	listening  = 64 * time.Millisecond // a period
-	countBits  = 32
-	mostCount  = 1<<countBits - 1
-	freely     = 100 // calls in a period that are always refused immediately: 1,600 a second
-	longestTry = 32  // periods from one try to the next
+	periodLength = 64 * time.Millisecond
+	countBits    = 32
+	mostCount    = 1<<countBits - 1
+	freely       = 100 // calls in a period that are always refused immediately: 1,600 a second
+	longestTry   = 32  // periods from one try to the next
 
 	// leastTry is the number of periods that it takes to count callers while refusals are held. In the
 	// first period, some were still refused immediately, and in the second they come back.
 	leastTry = 3
 )
 
-// atOnce reports whether a refused call gets its error immediately. now is the time since a fixed
-// instant.
-func (l *retriers) atOnce(now time.Duration) bool {
-	period := int64(now/listening) + 1
+// immediately reports whether a refused call gets its error at once, and counts it. now is the time since
+// a fixed instant.
+func (r *retriers) immediately(now time.Duration) bool {
+	period := int64(now/periodLength) + 1
 	for {
-		old := l.seen.Load()
+		old := r.seen.Load()
 		if old>>countBits < period {
-			if l.seen.CompareAndSwap(old, period<<countBits) {
-				l.nextPeriod(old&mostCount, period-old>>countBits)
+			if r.seen.CompareAndSwap(old, period<<countBits) {
+				r.nextPeriod(old&mostCount, period-old>>countBits)
 			}
 			continue
 		}
-		n := l.seen.Add(1) & mostCount
+		n := r.seen.Add(1) & mostCount
 		if n <= freely {
 			return true
 		}
-		if l.holds.Load() {
+		if r.holds.Load() {
 			return false
 		}
-		if n > l.limit.Load()+freely {
-			l.hold()
+		if n > r.limit.Load()+freely {
+			r.startHolding()
 			return false
 		}
 		return true
@@ -167,31 +167,31 @@ func (l *retriers) atOnce(now time.Duration) bool {
 }
 
 // nextPeriod ends a period with n calls, some periods ago.
-func (l *retriers) nextPeriod(n, ago int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (r *retriers) nextPeriod(n, ago int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	switch {
 	case ago > 1: // a rest
-		l.holds.Store(false)
-		l.limit.Store(0)
-		l.nextHolds = leastTry
-	case l.holds.Load():
-		l.limit.Store(n + n/2)
-		if l.left--; l.left <= 0 {
-			l.holds.Store(false)
+		r.holds.Store(false)
+		r.limit.Store(0)
+		r.nextPeriods = leastTry
+	case r.holds.Load():
+		r.limit.Store(n + n/2)
+		if r.periods--; r.periods <= 0 {
+			r.holds.Store(false)
 		}
 	default:
-		l.nextHolds = leastTry
+		r.nextPeriods = leastTry
 	}
 }
 
-// hold begins to hold.
-func (l *retriers) hold() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.holds.Load() {
+// startHolding begins periods in which refusals are held.
+func (r *retriers) startHolding() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.holds.Load() {
 		return
 	}
-	l.left, l.nextHolds = l.nextHolds, min(2*l.nextHolds, longestTry)
-	l.holds.Store(true)
+	r.periods, r.nextPeriods = r.nextPeriods, min(2*r.nextPeriods, longestTry)
+	r.holds.Store(true)
 }

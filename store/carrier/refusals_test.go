@@ -18,9 +18,9 @@ import (
 func latest(most time.Duration) time.Duration { return most }
 
 // heldLoops are callers who come back at once, and are held.
-func (l *retriers) heldLoops() {
-	l.holds.Store(true)
-	l.seen.Store(1<<countBits<<20 | 2*freely) // in a period that does not end
+func (r *retriers) heldLoops() {
+	r.holds.Store(true)
+	r.seen.Store(1<<countBits<<20 | 2*freely) // in a period that does not end
 }
 
 // A call is refused if it cannot be served in time, by what is known, and only then. So nobody waits in vain, and
@@ -309,7 +309,7 @@ func TestHowManyRefusedCallsAreToldAtOnce(t *testing.T) {
 	for i, p := range trace {
 		atOnce := 0
 		for range p.calls {
-			if l.atOnce(time.Duration(i) * listening) {
+			if l.immediately(time.Duration(i) * periodLength) {
 				atOnce++
 			}
 		}

@@ -8,44 +8,44 @@ import (
 	"time"
 )
 
-// ways returns how many trips may be in progress. Near the server, calls that share a trip are
+// tripsByDistance returns how many trips may be in progress, whatever the window. Near the server, calls that share a trip are
 // cheaper. Far from it, a call that waits for others is late.
-func (cr *Carrier[C]) ways() int {
-	if way := cr.distance.is(); way > 0 {
-		return min(cr.conns.most, nearTrips+int(way/tripStep))
+func (cr *Carrier[C]) tripsByDistance() int {
+	if distance := cr.distance.is(); distance > 0 {
+		return min(cr.conns.most, nearTrips+int(distance/tripStep))
 	}
 	return cr.conns.most
 }
 
-// most returns how many trips may be in progress while callers wait. A few calls finish sooner if each
+// mostTrips returns how many trips may be in progress while callers wait. A few calls finish sooner if each
 // has a trip of its own than if they share trips one after the other.
-func (cr *Carrier[C]) most() int {
-	most := cr.window.trips(cr.ways())
+func (cr *Carrier[C]) mostTrips() int {
+	most := cr.window.trips(cr.tripsByDistance())
 	if n := cr.forecast.admitted.Load(); n <= fewCalls {
 		most = max(most, min(int(n), cr.conns.most))
 	}
 	return most
 }
 
-// batch returns how many calls are in a full trip.
-func (cr *Carrier[C]) batch() int { return cr.window.batch(cr.ways()) }
+// tripSize returns how many calls are in a full trip.
+func (cr *Carrier[C]) tripSize() int { return cr.window.tripSize(cr.tripsByDistance()) }
 
 // begin records that a trip begins. If no other is in progress, the server had nothing to answer.
-func (cr *Carrier[C]) begin(made bool) {
-	if made && cr.trips+cr.late == 0 {
+func (cr *Carrier[C]) begin(connected bool) {
+	if connected && cr.trips+cr.late == 0 {
 		cr.pulse.ask()
 	}
 	cr.trips++
-	if made {
+	if connected {
 		cr.conns.ready--
 		cr.conns.busy++
 	}
 }
 
 // over records that callers wait for one trip less.
-func (cr *Carrier[C]) over(made bool) {
+func (cr *Carrier[C]) over(connected bool) {
 	cr.trips--
-	if made {
+	if connected {
 		cr.conns.busy--
 	}
 }
@@ -54,7 +54,7 @@ func (cr *Carrier[C]) over(made bool) {
 func (cr *Carrier[C]) start(now time.Time) {
 	for t := cr.next(now); t != nil; t = cr.next(now) {
 		go cr.run(t)
-		if !t.made {
+		if !t.connected {
 			return // at most one new connection for each call that comes
 		}
 	}
@@ -69,33 +69,33 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 	if cr.waiting() == 0 || cr.full() {
 		return nil
 	}
-	made := cr.conns.ready > 0
-	probes := made && cr.waiting() >= cr.batch() && cr.distance.due(now)
+	connected := cr.conns.ready > 0
+	probes := connected && cr.waiting() >= cr.tripSize() && cr.distance.due(now)
 	if probes && cr.trips > 0 {
 		return nil
 	}
-	if d := cr.gathering(now); made && d > 0 {
+	if d := cr.gathering(now); connected && d > 0 {
 		cr.later(d)
 		return nil
 	}
-	if !made && !cr.conns.mayDial(now) {
+	if !connected && !cr.conns.mayDial(now) {
 		cr.later(untilDial) // before that, nothing might arrive or end
 		return nil
 	}
-	t := &Trip[C]{made: made, begun: now, end: now.Add(cr.timeout)}
+	t := &Trip[C]{connected: connected, begun: now, end: now.Add(cr.timeout)}
 	t.list = t.first[:0]
 	if probes {
 		cr.distance.probed = now
-	} else if made || cr.conns.busy == 0 { // a trip that makes a connection would be late, and the busy ones are soon back
+	} else if connected || cr.conns.busy == 0 { // a trip that makes a connection would be late, and the busy ones are soon back
 		if cr.fill(t); t.calls == 0 {
 			return nil
 		}
 	}
-	if t.calls < cr.batch() {
+	if t.calls < cr.tripSize() {
 		cr.began = now
 	}
-	cr.begin(made)
-	if !made {
+	cr.begin(connected)
+	if !connected {
 		cr.conns.dials.begin(now)
 	}
 	cr.watch(t)
@@ -107,7 +107,7 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 // full reports whether no more trips may begin.
 func (cr *Carrier[C]) full() bool {
 	all := cr.trips + cr.late
-	return cr.trips >= cr.most() || all >= min(2*cr.ways(), cr.conns.size) || !cr.conns.reached && all > 0
+	return cr.trips >= cr.mostTrips() || all >= min(2*cr.tripsByDistance(), cr.conns.size) || !cr.conns.reached && all > 0
 }
 
 // watchPauses sets the timer of pauses, if there is none.
@@ -144,10 +144,10 @@ func (cr *Carrier[C]) watch(t *Trip[C]) {
 // server, a trip that starts as soon as it can carries few calls, and the next calls wait until it is
 // back. Trips therefore start at intervals that are spread over the time of one trip.
 func (cr *Carrier[C]) gathering(now time.Time) time.Duration {
-	if cr.trips == 0 || cr.distance.is() < slack || cr.waiting() >= cr.batch() {
+	if cr.trips == 0 || cr.distance.is() < slack || cr.waiting() >= cr.tripSize() {
 		return 0
 	}
-	return cr.length/time.Duration(cr.most()) - now.Sub(cr.began)
+	return cr.length/time.Duration(cr.mostTrips()) - now.Sub(cr.began)
 }
 
 // later starts trips after d.
@@ -170,24 +170,24 @@ func (cr *Carrier[C]) later(d time.Duration) {
 // time left than a trip takes. If no trip is in progress, it leaves out only calls whose time is up, because the length
 // of a trip may have changed. A trip that its callers have left counts as in progress while the server answers.
 func (cr *Carrier[C]) fill(t *Trip[C]) {
-	late := t.begun.Sub(cr.base)
+	back := t.begun.Sub(cr.base)
 	if cr.conns.busy > 0 || cr.late > 0 && cr.pulse.since(t.begun.Add(-cr.timeout)) {
-		late += cr.quick
+		back += cr.quick
 	}
-	cr.fillFrom(&cr.ahead, t, late)
-	of := &cr.others
-	if cr.passed = cr.ahead.living > 0 && (!cr.passed || cr.others.living == 0); cr.passed {
-		of = &cr.ahead
+	cr.fillFrom(&cr.ahead, t, back)
+	second := &cr.others
+	if cr.skippedOthers = cr.ahead.living > 0 && (!cr.skippedOthers || cr.others.living == 0); cr.skippedOthers {
+		second = &cr.ahead
 	}
-	cr.fillFrom(of, t, late)
+	cr.fillFrom(second, t, back)
 }
 
 // mostAhead is how many calls go ahead of each of the others at most: a whole trip, and half of the next.
 const mostAhead = 3
 
-// fillFrom adds batches of q to t, except for calls that end before late.
-func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
-	for room, before := cr.batch(), t.calls; room > 0; room = cr.batch() - (t.calls - before) {
+// fillFrom adds batches of q to t, except for calls whose time is up when it is back.
+func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], back time.Duration) {
+	for room, before := cr.tripSize(), t.calls; room > 0; room = cr.tripSize() - (t.calls - before) {
 		if t.calls == before { // the first batch goes, however large it is
 			room = math.MaxInt
 		}
@@ -197,7 +197,7 @@ func (cr *Carrier[C]) fillFrom(q *queue[C], t *Trip[C], late time.Duration) {
 		}
 		for i := range bt.calls {
 			c := &bt.calls[i]
-			if !c.left && c.end < late {
+			if !c.left && c.end < back {
 				c.left, c.err = true, errQueued
 				bt.living--
 			}
@@ -250,30 +250,30 @@ func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Du
 	if t.left {
 		cr.late--
 	} else {
-		cr.over(t.made)
+		cr.over(t.connected)
 	}
 	took := now.Sub(t.begun)
 	switch {
-	case good && t.made && !t.twice:
+	case good && t.connected && !t.twice:
 		cr.learn(t, now, took, delay)
 	case good && took < cr.distance.is(): // the trip was short, although it did more
 		cr.distance.add(t.begun, now)
 	}
 	unused := err == errGivenUp //nolint:errorlint // just that
-	if !good && !unused && !t.made {
-		cr.unmade(t, err, now)
+	if !good && !unused && !t.connected {
+		cr.dialFailed(t, err, now)
 	}
-	cr.conns.release(good || unused, !good && t.made && cr.lost(t.begun, err), now)
+	cr.conns.release(good || unused, !good && t.connected && cr.lost(t.begun, err), now)
 	next := cr.next(now)
-	if next != nil && next.made {
+	if next != nil && next.connected {
 		cr.start(now)
 	}
 	return next
 }
 
-// unmade records that t has made no connection.
-func (cr *Carrier[C]) unmade(t *Trip[C], err error, now time.Time) {
-	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !t.left && !hung {
+// dialFailed records that t has made no connection.
+func (cr *Carrier[C]) dialFailed(t *Trip[C], err error, now time.Time) {
+	if hung := contextEnded(err) && t.end.Sub(t.begun) > leastDial; !t.left && !hung {
 		cr.conns.dials.reached()
 	}
 	cr.conns.failed = now
@@ -296,10 +296,10 @@ func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration
 		cr.quick += (took - cr.quick) / 16
 	}
 	cr.lasted(took)
-	way := cr.distance.is()
-	may := way + max(min(cr.timeout/8, cr.config.Slack), way/4) + 2*cr.delay
+	distance := cr.distance.is()
+	may := distance + max(min(cr.timeout/8, cr.config.Slack), distance/4) + 2*cr.delay
 	may = max(may, min(may+cr.pauses.until(now)-t.paused, cr.timeout/2))
-	cr.window.learn(t.calls, cr.ways(), t.begun, now, may)
+	cr.window.learn(t.calls, cr.tripsByDistance(), t.begun, now, may)
 }
 
 // lasted records how long a trip took. The length stays below the timeout, however long one took.
@@ -318,24 +318,24 @@ func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
 	if !began.After(cr.began) {
 		return
 	}
-	now, trips, before := time.Now(), cr.window.trips(cr.ways()), cr.paused
+	now, trips, before := time.Now(), cr.window.trips(cr.tripsByDistance()), cr.paused
 	cr.began, cr.paused = now, cr.pauses.until(now)
 	switch {
 	case cr.answered(err):
 		cr.learn(&Trip[C]{calls: (cr.trips + trips - 1) / trips, begun: began, paused: before}, now, now.Sub(began), 0)
 	case own && timedOut(err) && cr.paused-before < cr.timeout/2:
 		cr.lasted(now.Sub(began))
-		cr.window.lose(cr.ways(), began, now)
+		cr.window.lose(cr.tripsByDistance(), began, now)
 	}
 }
 
 // diagnose finds out why a trip that ended in err could make no connection. Because a client may dial several
 // times before it returns an error, the carrier makes a dial of its own, one at a time.
 func (cr *Carrier[C]) diagnose(err error) {
-	if cr.pulse.undialed(err) || cr.asking || !timeUp(err) {
+	if cr.pulse.undialed(err) || cr.diagnosing || !contextEnded(err) {
 		return
 	}
-	cr.asking = true
+	cr.diagnosing = true
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), cr.timeout)
 		defer cancel()
@@ -344,7 +344,7 @@ func (cr *Carrier[C]) diagnose(err error) {
 		}
 		cr.mu.Lock()
 		defer cr.mu.Unlock()
-		cr.asking = false
+		cr.diagnosing = false
 	}()
 }
 
@@ -355,12 +355,12 @@ func (cr *Carrier[C]) abandon(t *Trip[C]) {
 	}
 	t.left = true
 	now := time.Now()
-	if t.made && cr.pauses.until(now)-t.paused < cr.timeout/2 { // or else this process had no time to read replies
-		cr.window.lose(cr.ways(), t.begun, now)
+	if t.connected && cr.pauses.until(now)-t.paused < cr.timeout/2 { // or else this process had no time to read replies
+		cr.window.lose(cr.tripsByDistance(), t.begun, now)
 	}
 	cr.late++
-	cr.over(t.made)
-	if !t.made && cr.conns.shaking() {
+	cr.over(t.connected)
+	if !t.connected && cr.conns.handshaking() {
 		cr.conns.dials.reached()
 	}
 	cr.start(now)

@@ -19,8 +19,8 @@ import (
 // The farther away the server is, the more trips are under way at once. While nobody knows, as many as there may be.
 func TestThereAreMoreTripsFarAway(t *testing.T) {
 	for way, want := range map[time.Duration]int{0: 16, 1: 2, tripStep - 1: 2, tripStep: 3, 3 * tripStep: 5, time.Second: 16} {
-		p := Carrier[int]{conns: conns{most: mostTrips}, distance: distance{least: way}}
-		require.Equal(t, want, p.ways(), "%v away", way)
+		p := Carrier[int]{conns: conns{most: mostConns}, distance: distance{least: way}}
+		require.Equal(t, want, p.tripsByDistance(), "%v away", way)
 	}
 }
 
@@ -94,7 +94,7 @@ func TestFarAwayCallsWaitForOthers(t *testing.T) {
 	p.began = now.Add(-ms / 2)
 	require.Zero(t, p.gathering(now), "no trip is under way")
 	p.trips = 1
-	p.others.living = p.batch() - 1
+	p.others.living = p.tripSize() - 1
 	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
 	p.distance.least = slack
 	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
@@ -132,7 +132,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 			if c.answered {
 				pulse.beat()
 			}
-			p.exit(began, c.err)
+			p.finishAlone(began, c.err)
 			require.Equal(t, []int{0, c.ready, 0}, []int{p.trips, p.conns.ready, p.conns.busy}, "%+v", c)
 			want := 10 * ms
 			if p.answered(c.err) {
@@ -172,7 +172,7 @@ func TestTheServerIsAskedAfterARest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := far(t)
 		time.Sleep(time.Hour)
-		p.trips = mostTrips // so that none begins
+		p.trips = mostConns // so that none begins
 		require.True(t, p.silent())
 		p.conns.ready = 0
 		_, _, _ = p.enter(p.Begin(t.Context()), 0)
@@ -189,9 +189,9 @@ func TestConnectionsAreReliedOnForAMinute(t *testing.T) {
 	for rests, want := range map[time.Duration]bool{time.Minute: false, time.Minute + 1: true} {
 		now := time.Now()
 		c := conns{ready: 1, used: now.Add(-rests)}
-		require.Equal(t, want, c.expire(now))
+		require.Equal(t, want, c.forgetIdle(now))
 		require.Equal(t, want, c.ready == 0)
-		require.False(t, c.expire(now) && want, "there are none any more")
+		require.False(t, c.forgetIdle(now) && want, "there are none any more")
 	}
 }
 
@@ -284,13 +284,13 @@ func TestUnsentCallsReportWhatTheyWaitedFor(t *testing.T) {
 		failed      time.Duration // since the call came
 		want        error
 	}{
-		{0, 0, -1, errQueued}, {0, 0, 0, errUnmade}, {0, 0, 1, errUnmade},
+		{0, 0, -1, errQueued}, {0, 0, 0, errUnconnected}, {0, 0, 1, errUnconnected},
 		{1, 0, 1, errQueued}, {0, 1, 1, errQueued}, {1, 1, 1, errQueued},
 	} {
 		p := far(t)
 		bt := &batch[int]{begun: time.Now()}
 		p.conns.ready, p.conns.busy, p.conns.failed = c.ready, c.busy, bt.begun.Add(c.failed)
-		require.Equal(t, c.want, p.waited(bt), "%+v", c)
+		require.Equal(t, c.want, p.unsentError(bt), "%+v", c)
 	}
 }
 
@@ -300,7 +300,7 @@ func TestAnEndedCallLeavesTheQueue(t *testing.T) {
 	for left := range 3 {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
-			p.trips = mostTrips
+			p.trips = mostConns
 			b, told := p.Begin(t.Context()), make(chan error)
 			leaver, leave := context.WithCancel(t.Context())
 			for i := range 2 {
@@ -344,13 +344,13 @@ func TestCallsThatLeaveLearnWhetherTheyWereWritten(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
-			p.trips = mostTrips
+			p.trips = mostConns
 			ctx, leave := context.WithCancel(t.Context())
 			first, _, begun := p.enter(Budget{Context: ctx, End: time.Now().Add(p.timeout), Left: p.timeout, Own: true}, 0)
 			time.Sleep(p.timeout / 16)
 			second, _, _ := p.enter(p.Begin(t.Context()), 0)
 			require.NotSame(t, first, second, "it came too late to end together")
-			tr := &Trip[int]{made: c.made, begun: time.Now()}
+			tr := &Trip[int]{connected: c.made, begun: time.Now()}
 			p.mu.Lock()
 			p.fill(tr)
 			if c.made {
@@ -365,25 +365,25 @@ func TestCallsThatLeaveLearnWhetherTheyWereWritten(t *testing.T) {
 			if c.sent {
 				state = written
 			}
-			tr.state.state.Store(uint32(state))
+			tr.writing.state.Store(uint32(state))
 
 			leave()
 			err, sent := p.outcome(Budget{Context: ctx, End: begun.Add(p.timeout), Own: true}, first, 0)
 			require.Equal(t, c.want, err, "%+v", c)
 			require.Equal(t, c.sent, sent)
 			require.True(t, first.calls[0].left)
-			require.Equal(t, !c.sent, tr.state.state.Load() == givenUp)
-			tr.state.state.Store(uint32(state)) // as if he had stayed
+			require.Equal(t, !c.sent, tr.writing.state.Load() == givenUp)
+			tr.writing.state.Store(uint32(state)) // as if he had stayed
 
 			<-first.done
 			synctest.Wait()
-			require.Equal(t, []int{mostTrips, 0}, []int{p.Stats().Trips, p.Stats().Late}, "others wait for it")
+			require.Equal(t, []int{mostConns, 0}, []int{p.Stats().Trips, p.Stats().Late}, "others wait for it")
 			<-second.done
 			synctest.Wait()
-			require.Equal(t, []int{mostTrips - 1, 1}, []int{p.Stats().Trips, p.Stats().Late})
+			require.Equal(t, []int{mostConns - 1, 1}, []int{p.Stats().Trips, p.Stats().Late})
 			for _, bt := range []*batch[int]{first, second} {
 				require.True(t, bt.ended.Load())
-				err, sent := bt.timeUp(0)
+				err, sent := bt.outcome(0)
 				require.Equal(t, c.want, err, "%+v", c)
 				require.Equal(t, c.sent, sent)
 			}
@@ -396,12 +396,12 @@ func TestCallsThatLeaveLearnWhetherTheyWereWritten(t *testing.T) {
 func TestACallThatWasLeftInTheQueueDoesNotGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // in which the second call comes at once
 		p := far(t)
-		p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
+		p.trips, p.conns.ready, p.conns.failed = mostConns, 0, time.Now().Add(time.Hour)
 		gone, leave := context.WithCancel(t.Context())
 		leave()
 		bt, _, _ := p.enter(p.Begin(gone), 0)
 		_, _, _ = p.enter(p.Begin(t.Context()), 0)
-		for _, want := range []error{errUnmade, errQueued} { // he has left already
+		for _, want := range []error{errUnconnected, errQueued} { // he has left already
 			err, sent := p.outcome(p.Begin(gone), bt, 0)
 			require.Equal(t, want, err)
 			require.False(t, sent)
@@ -413,7 +413,7 @@ func TestACallThatWasLeftInTheQueueDoesNotGo(t *testing.T) {
 		require.Equal(t, 1, tr.calls)
 		require.Equal(t, []bool{false, true}, []bool{bt.calls[0].goes, bt.calls[1].goes})
 		bt.err, bt.sent = context.DeadlineExceeded, true
-		_, sent := bt.timeUp(0)
+		_, sent := bt.outcome(0)
 		require.False(t, sent)
 	})
 }
@@ -445,7 +445,7 @@ func TestACarriedCallEndsByItsOwnTime(t *testing.T) {
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				p := far(t)
-				p.timeout, p.trips = timeout, mostTrips
+				p.timeout, p.trips = timeout, mostConns
 				for _, before := range []time.Duration{0, timeout / 16} { // it has been tried before, for example
 					ctx, cancel := ctx(t)
 					defer cancel()
@@ -474,7 +474,7 @@ func TestEachAnswerIsASignOfLife(t *testing.T) {
 		_, err := p.wait(p.Begin(t.Context()), bt, 1)
 		require.ErrorIs(t, err, io.EOF)
 		require.ErrorIs(t, err, store.ErrUnavailable, "nothing was sent")
-		bt.trip.state.state.Store(written)
+		bt.trip.writing.state.Store(written)
 		_, err = p.wait(p.Begin(t.Context()), bt, 1)
 		require.ErrorIs(t, err, store.ErrTimeout, "it may have run")
 		require.True(t, p.silent())
@@ -556,7 +556,7 @@ func TestLateCallsDoNotGo(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
-			p.trips = mostTrips
+			p.trips = mostConns
 			if time.Sleep(time.Hour); c.answered {
 				p.pulse.beat()
 			}
@@ -592,8 +592,8 @@ func TestWhichDialsMayHang(t *testing.T) {
 	} {
 		p := far(t)
 		now := time.Now()
-		p.conns.dials.vain, p.asking = 2, true
-		p.unmade(&Trip[int]{begun: now, end: now.Add(c.life), left: c.left}, c.err, now)
+		p.conns.dials.vain, p.diagnosing = 2, true
+		p.dialFailed(&Trip[int]{begun: now, end: now.Add(c.life), left: c.left}, c.err, now)
 		require.Equal(t, c.vain, p.conns.dials.vain, "%+v", c)
 		require.Equal(t, now, p.conns.failed)
 	}
@@ -661,7 +661,7 @@ func TestATripBeginsIfAConnectionIsReadyOrMayBeMade(t *testing.T) {
 		"nobody":                          {ready: 1, want: -1},
 	} {
 		p := far(t)
-		p.trips = mostTrips
+		p.trips = mostConns
 		for range c.calls {
 			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
@@ -677,7 +677,7 @@ func TestATripBeginsIfAConnectionIsReadyOrMayBeMade(t *testing.T) {
 		require.Equal(t, c.want < 0, tr == nil, what)
 		require.Equal(t, c.later, p.timer, what)
 		if tr != nil {
-			require.Equal(t, []any{c.made, c.want, now, time.Second}, []any{tr.made, tr.calls, tr.begun, tr.paused}, what)
+			require.Equal(t, []any{c.made, c.want, now, time.Second}, []any{tr.connected, tr.calls, tr.begun, tr.paused}, what)
 			require.False(t, tr.end.Before(now.Add(p.timeout-ms)), what)
 			require.Equal(t, c.busy+1, p.trips)
 			require.Equal(t, c.made, p.conns.ready == c.ready-1)
@@ -691,7 +691,7 @@ func TestATripBeginsIfAConnectionIsReadyOrMayBeMade(t *testing.T) {
 				require.Equal(t, now, p.distance.probed)
 			}
 		}
-		p.trips = 2 * mostTrips // so that no timer begins one
+		p.trips = 2 * mostConns // so that no timer begins one
 		p.mu.Unlock()
 	}
 }
@@ -711,7 +711,7 @@ func TestTheAccountOfATrip(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := far(t)
-			p.asking = true
+			p.diagnosing = true
 			time.Sleep(time.Hour)
 			p.conns.ready, p.length = 3, 0
 			if c.made {
@@ -719,7 +719,7 @@ func TestTheAccountOfATrip(t *testing.T) {
 			}
 			p.begin(c.made)
 			now := time.Now()
-			tr := &Trip[int]{made: c.made, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
+			tr := &Trip[int]{connected: c.made, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
 			if c.twice {
 				tr.Twice()
 			}
@@ -743,12 +743,12 @@ func TestTheAccountOfATrip(t *testing.T) {
 
 // If this process stood still for half of the time that a call has, its callers have not left for the server's sake.
 func TestAProcessThatStoodStillLosesNoWindow(t *testing.T) {
-	for paused, want := range map[time.Duration]int{124 * ms: least(mostTrips), 125 * ms: firstWindow} {
+	for paused, want := range map[time.Duration]int{124 * ms: least(mostConns), 125 * ms: firstWindow} {
 		p := far(t)
 		p.pauses.total = 3*time.Second + paused
 		p.begin(true)
 		p.conns.dials.vain = 1
-		p.abandon(&Trip[int]{made: true, calls: 1, begun: time.Now(), paused: 3 * time.Second})
+		p.abandon(&Trip[int]{connected: true, calls: 1, begun: time.Now(), paused: 3 * time.Second})
 		require.Equal(t, want, p.window.calls)
 		p.begin(false)
 		p.abandon(&Trip[int]{calls: 1, begun: time.Now()})
@@ -791,7 +791,7 @@ func TestThisProcessIsWatchedIfAllCallsGoAlone(t *testing.T) {
 		p := made(t, config)
 		_, _, began := p.enter(p.Begin(t.Context()), 0)
 		require.Equal(t, began.Add(tick), p.pauses.due)
-		p.exit(began, nil)
+		p.finishAlone(began, nil)
 		time.Sleep(tick)
 		synctest.Wait()
 		require.Zero(t, p.pauses)
@@ -839,16 +839,16 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 func TestAProbeIsNotWaitedForWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := far(t)
-		p.trips = mostTrips
-		for range p.batch() {
+		p.trips = mostConns
+		for range p.tripSize() {
 			_, _, _ = p.enter(p.Begin(t.Context()), 0)
 		}
 		p.mu.Lock()
 		p.trips, p.distance.probed = 0, time.Now().Add(-2*lately)
 		look := p.next(time.Now())
 		require.Zero(t, look.calls)
-		p.watch(&Trip[int]{made: true, calls: 1})
-		p.trips += mostTrips // so that no other begins
+		p.watch(&Trip[int]{connected: true, calls: 1})
+		p.trips += mostConns // so that no other begins
 		p.mu.Unlock()
 		time.Sleep(p.timeout - ms)
 		require.Zero(t, p.Stats().Late)

@@ -11,17 +11,17 @@ import (
 
 // Trip is a round trip for several calls on one connection. It can be without calls: see [Config.Send].
 type Trip[C any] struct {
-	list     []*batch[C]
-	first    [1]*batch[C] // where list begins
-	calls    int          // calls that go with it
-	begun    time.Time
-	paused   time.Duration // the pauses of this process until begun
-	end      time.Time     // when the time of the last call is up
-	made     bool          // it has taken one of the ready connections
-	twice    bool          // it took several round trips
-	state    Writing
-	ctx      waves.EarlyDone // of its Send
-	panicked any             // the value that Send panicked with, or ErrExit
+	list      []*batch[C]
+	first     [1]*batch[C] // where list begins
+	calls     int          // calls that go with it
+	begun     time.Time
+	paused    time.Duration // the pauses of this process until begun
+	end       time.Time     // when the time of the last call is up
+	connected bool          // it has taken one of the ready connections
+	twice     bool          // it took several round trips
+	writing   Writing
+	ctx       waves.EarlyDone // of its Send
+	panicked  any             // the value that Send panicked with, or ErrExit
 
 	batches int  // whose callers wait; this and what follows is protected by Carrier.mu
 	left    bool // all callers have left
@@ -49,7 +49,7 @@ func (c *Carried[C]) conclude(t *Trip[C], err error) {
 	switch {
 	case !c.ended && err != nil:
 		c.err = err
-	case t.state.GivenUp() && c.err == nil:
+	case t.writing.GivenUp() && c.err == nil:
 		c.err = errGivenUp
 	case !c.ended:
 		c.err = errNoEnd
@@ -71,7 +71,7 @@ func (t *Trip[C]) Calls(yield func(*Carried[C]) bool) {
 func (t *Trip[C]) Len() int { return t.calls }
 
 // Writing returns the state that the calls of t have in common: whether they were written.
-func (t *Trip[C]) Writing() *Writing { return &t.state }
+func (t *Trip[C]) Writing() *Writing { return &t.writing }
 
 // Twice tells the carrier that t took more than one round trip, so that it does not learn from how long t took.
 func (t *Trip[C]) Twice() { t.twice = true }
@@ -104,7 +104,7 @@ func (w *Writing) GivenUp() bool { return w.state.Load() == givenUp }
 // leave records that a caller has left, and reports whether the calls were written. If they were not,
 // they never will be, and the others try again.
 func (t *Trip[C]) leave() (sent bool) {
-	return !t.state.state.CompareAndSwap(unsent, givenUp) && t.state.state.Load() == written
+	return !t.writing.state.CompareAndSwap(unsent, givenUp) && t.writing.Begun()
 }
 
 // send makes the calls of t and ends its batches. It returns the error of the connection,
@@ -123,7 +123,7 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 			ended = ended || c.ended
 			c.conclude(t, err)
 		}
-		if err == nil && !ended && t.state.GivenUp() { // nothing was sent, so this says nothing about the server
+		if err == nil && !ended && t.writing.GivenUp() { // nothing was sent, so this says nothing about the server
 			err = errGivenUp
 		}
 		for _, bt := range t.list {

@@ -35,7 +35,7 @@ func done(_ context.Context, t *Trip[int]) error {
 // carried returns a trip that begins now, with batches of so many calls, which are 1, 2 and so on.
 func carried(p *Carrier[int], sizes ...int) *Trip[int] {
 	now, n := time.Now(), 0
-	tr := &Trip[int]{made: true, begun: now, end: now.Add(p.timeout)}
+	tr := &Trip[int]{connected: true, begun: now, end: now.Add(p.timeout)}
 	for _, size := range sizes {
 		bt := &batch[int]{queue: &p.others, begun: now, done: make(chan struct{}), timer: time.AfterFunc(time.Hour, func() {}), trip: tr}
 		for range size {
@@ -163,7 +163,7 @@ func TestASendThatEndsItsGoroutineEndsOneTrip(t *testing.T) {
 			return done(ctx, tr)
 		})
 		calls := func() { _, _ = p.call(t.Context(), 1) }
-		for range 2 * mostTrips {
+		for range 2 * mostConns {
 			require.PanicsWithError(t, ErrExit.Error(), calls)
 		}
 		ends = false
@@ -180,7 +180,7 @@ func TestAnAbandonedTripHasNoAnswer(t *testing.T) {
 	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1, 2}} {
 		for state, want := range map[uint32]error{written: nil, givenUp: errGivenUp} {
 			p := served(t, time.Second, func(_ context.Context, tr *Trip[int]) error {
-				tr.state.state.Store(state)
+				tr.writing.state.Store(state)
 				require.Equal(t, state == written, tr.Writing().Begin())
 				require.Equal(t, state == givenUp, tr.Writing().GivenUp())
 				for c := range tr.Calls {
@@ -229,9 +229,9 @@ func TestABatchEndsOnce(t *testing.T) {
 func TestCallersThatLeaveLearnWhetherTheTripWasWritten(t *testing.T) {
 	for state, want := range map[uint32]uint32{unsent: givenUp, written: written, givenUp: givenUp} {
 		tr := new(Trip[int])
-		tr.state.state.Store(state)
+		tr.writing.state.Store(state)
 		require.Equal(t, state == written, tr.leave())
-		require.Equal(t, want, tr.state.state.Load())
+		require.Equal(t, want, tr.writing.state.Load())
 	}
 }
 
@@ -275,7 +275,7 @@ func TestAllTripsBeginThatMay(t *testing.T) {
 			p, now := served(t, 250*ms, func(context.Context, *Trip[int]) error { <-hold; return io.EOF }), time.Now()
 			p.forecast.admitted.Store(100)
 			p.distance = distance{least: 1, since: now, probed: now}
-			p.conns.reached, p.conns.used, p.window.calls, p.trips = true, now, 16, mostTrips
+			p.conns.reached, p.conns.used, p.window.calls, p.trips = true, now, 16, mostConns
 			for range 20 {
 				_, _, _ = p.enter(p.Begin(t.Context()), 0)
 			}
@@ -287,7 +287,7 @@ func TestAllTripsBeginThatMay(t *testing.T) {
 			} else {
 				p.conns.ready++
 				p.begin(true)
-				tr := &Trip[int]{made: true, begun: now, end: now.Add(p.timeout), calls: 1}
+				tr := &Trip[int]{connected: true, begun: now, end: now.Add(p.timeout), calls: 1}
 				p.mu.Unlock()
 				c.event(p, tr)
 			}
@@ -313,7 +313,7 @@ func TestAHandshakeIsNoHangingDial(t *testing.T) {
 			p.conns.ready = 1
 		}
 		p.begin(c.made)
-		p.abandon(&Trip[int]{made: c.made, begun: time.Now()})
+		p.abandon(&Trip[int]{connected: c.made, begun: time.Now()})
 		require.Equal(t, c.want, p.conns.dials.vain, "%+v", c)
 	}
 }
@@ -339,7 +339,7 @@ func TestAPoolThatOthersUseUpIsNoDialThatHangs(t *testing.T) {
 func TestATripSaysWhyItHasNoConnection(t *testing.T) {
 	p := far(t)
 	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
-	p.unmade(&Trip[int]{begun: time.Now()}, refused, time.Now())
+	p.dialFailed(&Trip[int]{begun: time.Now()}, refused, time.Now())
 	require.Equal(t, refused, *p.pulse.cause.Load())
 }
 

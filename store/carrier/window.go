@@ -86,22 +86,22 @@ type window struct {
 }
 
 const (
-	firstWindow = 128
-	leastBatch  = 8   // the least calls in a full trip, if the window has that many
-	mostBatch   = 128 // the most calls in a full trip
+	firstWindow   = 128
+	leastTripSize = 8   // the least calls in a full trip, if the window has that many
+	mostTripSize  = 128 // the most calls in a full trip
 )
 
 // trips returns how many trips share the window, of at most most.
-func (w *window) trips(most int) int { return max(1, min(w.calls/leastBatch, most)) }
+func (w *window) trips(most int) int { return max(1, min(w.calls/leastTripSize, most)) }
 
-// batch returns how many calls are in a full trip.
-func (w *window) batch(most int) int { return min(w.calls/w.trips(most), mostBatch) }
+// tripSize returns how many calls are in a full trip.
+func (w *window) tripSize(most int) int { return min(w.calls/w.trips(most), mostTripSize) }
 
 // newWindow returns a window that may grow fast.
-func newWindow() window { return window{calls: firstWindow, soon: mostBatch * mostTrips} }
+func newWindow() window { return window{calls: firstWindow, soon: mostTripSize * mostConns} }
 
 // least returns the size from which a window begins anew, and below which a long trip does not shrink it.
-func least(most int) int { return leastBatch * max(1, most-nearTrips+1) }
+func least(most int) int { return leastTripSize * max(1, most-nearTrips+1) }
 
 // learn updates the window by a trip of n calls from begun to now, of at most most trips at the same
 // time. may is how long the trip may have taken.
@@ -117,13 +117,13 @@ func (w *window) learn(n, most int, begun, now time.Time, may time.Duration) {
 			w.calls = max(w.calls*3/4, least)
 			w.shrunk, w.soon = now, w.calls
 		}
-	case n < w.batch(most):
+	case n < w.tripSize(most):
 	case w.calls < w.soon:
 		w.calls *= 2
 	default:
 		w.calls += w.calls / 4
 	}
-	w.calls = min(w.calls, mostBatch*most)
+	w.calls = min(w.calls, mostTripSize*most)
 }
 
 // lose updates the window by a trip that began at begun, of at most most trips at the same time, and whose
@@ -138,6 +138,6 @@ func (w *window) lose(most int, begun, now time.Time) {
 	if least := least(most); w.calls > least {
 		w.calls, w.soon = least, w.calls
 	} else {
-		w.calls = leastBatch
+		w.calls = leastTripSize
 	}
 }
