@@ -42,8 +42,8 @@ func WithBreaker(failures int, probeAfter time.Duration) Option {
 	}
 }
 
-// breakers are the circuit breakers of a limiter. There is one, or if the store tells which server
-// has a key, one for each server, because one that fails must not make the keys of the others local.
+// breakers are the circuit breakers of a limiter. There is one, or if the store knows which server
+// has a key, one for each server, because a server that fails must not make the keys of the others local.
 type breakers struct {
 	failures uint32
 	pause    time.Duration // from opening to the probe
@@ -56,11 +56,11 @@ type breakers struct {
 // breaker decides which calls go to the store, or to one of its servers.
 type breaker struct {
 	gate     *gobreaker.CircuitBreaker[ratelimit.Result]
-	of       *breakers
+	all      *breakers
 	server   string       // "" if it is not known
 	served   atomic.Int64 // calls that succeeded
 	servedAt atomic.Int64 // when the last of each servedOf calls succeeded, ns since base
-	used     atomic.Int64 // when it was last used, to within usedWithin, if the store tells servers; ns since base
+	used     atomic.Int64 // when it was last used, to within usedWithin, if servers have breakers; ns since base
 	probeAt  atomic.Int64 // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool
 	failing  atomic.Bool // whether the last call to the store failed
@@ -86,7 +86,7 @@ func (bs *breakers) begin() {
 }
 
 func (bs *breakers) make(server string) *breaker {
-	b := &breaker{of: bs, server: server}
+	b := &breaker{all: bs, server: server}
 	b.used.Store(int64(bs.now()))
 	b.gate = gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
 		MaxRequests:  1,
@@ -132,21 +132,21 @@ func (bs *breakers) server(server string) *breaker {
 }
 
 // tidy forgets the breakers that have not been used for some time, because their keys have moved to
-// other servers. An open one would otherwise stay open, as no call probes it. Of a store that never
-// tells a server, the breaker stays.
+// other servers. An open one would otherwise stay open, as no call probes it. If no server is known,
+// the only breaker stays.
 func (bs *breakers) tidy() {
 	idle := func(b *breaker) bool {
 		return bs.now()-time.Duration(b.used.Load()) > max(leastIdle, 10*bs.pause)
 	}
-	tells := false
+	known := false
 	bs.servers.Range(func(server, b any) bool {
-		tells = true
+		known = true
 		if b := b.(*breaker); idle(b) && bs.servers.CompareAndDelete(server, b) {
 			bs.changes.forget(b, time.Now())
 		}
 		return true
 	})
-	if b := bs.whole.Load(); tells && idle(b) && bs.whole.CompareAndSwap(b, bs.make("")) {
+	if b := bs.whole.Load(); known && idle(b) && bs.whole.CompareAndSwap(b, bs.make("")) {
 		bs.changes.forget(b, time.Now())
 	}
 }
@@ -171,9 +171,9 @@ func (b *breaker) execute(do func() (ratelimit.Result, error)) (ratelimit.Result
 		switch {
 		case b.heard(err):
 			if b.served.Add(1)%servedOf == 0 { // reading the clock each time would be slow
-				b.servedAt.Store(int64(b.of.now()))
+				b.servedAt.Store(int64(b.all.now()))
 			}
-		case b.served.Load() != served && b.of.now()-time.Duration(b.servedAt.Load()) < servedWithin:
+		case b.served.Load() != served && b.all.now()-time.Duration(b.servedAt.Load()) < servedWithin:
 			err = outdone{err}
 		}
 		return r, err
@@ -193,7 +193,7 @@ func (b *breaker) untilProbe() time.Duration {
 	if at == 0 {
 		return 0
 	}
-	return max(0, time.Duration(at)-b.of.now())
+	return max(0, time.Duration(at)-b.all.now())
 }
 
 // unsure reports whether b is not closed, or the last call to its server failed.

@@ -51,7 +51,7 @@ func TestTheStateOfTheBreakerHasATime(t *testing.T) {
 	})
 }
 
-func TestChangesOfTheStateAreToldInOrder(t *testing.T) {
+func TestChangesOfTheStateAreReportedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		var told []string
@@ -144,7 +144,7 @@ func TestAListenerThatPanicsIsCalledAgain(t *testing.T) {
 }
 
 // Changes that nobody listens for are not kept.
-func TestUntoldChangesAreBounded(t *testing.T) {
+func TestUnreportedChangesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told, hold := 0, make(chan struct{})
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}

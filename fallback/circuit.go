@@ -26,7 +26,7 @@ func (bs *breakers) circuit(ctx context.Context, servers see.Servers, key string
 	return bs.circuitOf(ctx, servers, key, n)
 }
 
-// circuitOf is a function of its own because c is allocated, and most stores do not tell servers.
+// circuitOf is a function of its own because c is allocated, and most stores are a single server.
 func (bs *breakers) circuitOf(ctx context.Context, servers see.Servers, key string, n int) (c circuit) {
 	servers(ctx, key, n, func(server string) {
 		switch b := bs.server(server); {
@@ -98,12 +98,12 @@ func (f *Limiter) call(ctx context.Context, c circuit, key string, do func() (ra
 	if c.untilProbe() > 0 { // the breakers would return the same error, but take a lock
 		return ratelimit.Result{}, errOpen
 	}
-	defer f.breakers.changes.tell() // even if the limiter panics
+	defer f.breakers.changes.report() // even if the limiter panics
 	if c.first.server != "" {
 		do = c.blaming(do)
 	}
 	if doubts := f.owed.doubts(key); doubts || c.any((*breaker).unsure) {
-		r, err = c.carefully(func() (ratelimit.Result, error) { return f.lookAndDo(ctx, c, key, doubts, do) })
+		r, err = c.carefully(func() (ratelimit.Result, error) { return f.peekFirst(ctx, c, key, doubts, do) })
 	} else { // the breakers are closed, and the last calls succeeded
 		r, err = c.execute(do)
 	}
@@ -149,33 +149,33 @@ func (c circuit) carefully(do func() (ratelimit.Result, error)) (ratelimit.Resul
 	})
 }
 
-// lookAndDo runs do. While the store may be hanging, it first sends a Peek, because a hanging store
+// peekFirst runs do. While the store may be hanging, it first sends a Peek, because a hanging store
 // later executes everything it was sent, and nobody would learn the result. A part of the store may be
 // hanging while the breaker learns from the keys of other parts that it works, if the store does not tell them apart.
-func (f *Limiter) lookAndDo(ctx context.Context, c circuit, key string, doubts bool, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
-	looked, seen := false, partly{}
+func (f *Limiter) peekFirst(ctx context.Context, c circuit, key string, doubts bool, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	peeked, partial := false, partly{}
 	halfOpen := func(b *breaker) bool { return b.halfOpen.Load() }
 	failing := func(b *breaker) bool { return b.failing.Load() }
 	if doubts || c.any(halfOpen) || c.any(failing) && f.owed.owes(key, f.breakers.now()) {
-		err := c.blame(f.look(ctx, c, key))
-		looked = err == nil || errors.As(err, &seen)
-		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // with any other error, the store has answered the Peek
+		err := c.blame(f.peekStore(ctx, c, key))
+		peeked = err == nil || errors.As(err, &partial)
+		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !peeked && ctx.Err() != nil { // with any other error, the store has answered the Peek
 			return ratelimit.Result{}, err
 		}
 	}
 	r, err := do()
-	if looked && (errors.Is(err, errUnasked) || errors.As(err, new(partly))) { // it may have asked fewer servers than the Peek
-		err = seen.orNil()
+	if peeked && (errors.Is(err, errUnasked) || errors.As(err, new(partly))) { // it may have asked fewer servers than the Peek
+		err = partial.orNil()
 	}
 	return r, err
 }
 
-// look asks the store with a Peek, which even a lease or a deny cache passes on. They can answer
+// peekStore asks the store with a Peek, which even a lease or a deny cache passes on. They can answer
 // other calls on a key from memory for so long that a probe would never end.
-func (f *Limiter) look(ctx context.Context, c circuit, key string) error {
+func (f *Limiter) peekStore(ctx context.Context, c circuit, key string) error {
 	r, err := f.limiter.Peek(ctx, key)
 	if err = unasked(r, err); err == nil && len(c.more) > 0 {
-		return f.heard(ctx, key, 1, r, true)
+		return f.partlyHeard(ctx, key, 1, r, true)
 	}
 	return err
 }
@@ -194,8 +194,9 @@ func (p partly) orNil() error {
 	return p
 }
 
-// heard returns nil if all servers of a call have answered r, and otherwise partly. To look, it asks limits that were not asked.
-func (f *Limiter) heard(ctx context.Context, key string, n int, r ratelimit.Result, look bool) error {
+// partlyHeard returns nil if all servers of a call had a part in r, and otherwise partly. If r is of a Peek, peeks is true:
+// limits that were not asked then get a Peek of their own.
+func (f *Limiter) partlyHeard(ctx context.Context, key string, n int, r ratelimit.Result, peeks bool) error {
 	if complete(r) {
 		return nil
 	}
@@ -211,26 +212,26 @@ func (f *Limiter) heard(ctx context.Context, key string, n int, r ratelimit.Resu
 		Heard(ctx context.Context, r ratelimit.Result, add func(server string, answered bool))
 	}); ok {
 		own.Heard(ctx, r, add)
-	} else if err := heardIn(ctx, key, n, r, look, add); err != nil {
+	} else if err := heardIn(ctx, key, n, r, peeks, add); err != nil {
 		return err
 	}
 	return partly{slices.DeleteFunc(unheard, func(server string) bool { return slices.Contains(heard, server) })}.orNil()
 }
 
 // heardIn calls add with the servers of the limits that decided r.
-func heardIn(ctx context.Context, key string, n int, r ratelimit.Result, look bool, add func(server string, answered bool)) (err error) {
+func heardIn(ctx context.Context, key string, n int, r ratelimit.Result, peeks bool, add func(server string, answered bool)) (err error) {
 	for _, p := range r.Parts() {
-		if look && p.Result == (ratelimit.Result{}) {
+		if peeks && p.Result == (ratelimit.Result{}) {
 			if p.Result, err = p.Limiter.Peek(ctx, key); err != nil {
 				return err
 			}
 		}
 		if p.Parts() != nil {
-			if err = heardIn(ctx, key, n, p.Result, look, add); err != nil {
+			if err = heardIn(ctx, key, n, p.Result, peeks, add); err != nil {
 				return err
 			}
 		} else if servers := see.ServersIn(p.Limiter); servers != nil {
-			servers(ctx, key, n, func(server string) { add(server, heardOf(p.Result)) })
+			servers(ctx, key, n, func(server string) { add(server, decided(p.Result)) })
 		}
 	}
 	return nil
@@ -238,12 +239,12 @@ func heardIn(ctx context.Context, key string, n int, r ratelimit.Result, look bo
 
 // complete reports whether the store has decided all parts of r.
 func complete(r ratelimit.Result) bool {
-	return !slices.ContainsFunc(r.Parts(), func(p ratelimit.Part) bool { return !heardOf(p.Result) || !complete(p.Result) })
+	return !slices.ContainsFunc(r.Parts(), func(p ratelimit.Part) bool { return !decided(p.Result) || !complete(p.Result) })
 }
 
-// heardOf reports whether the store has decided r, the Result of one of several limits. It is zero if the limit was not
+// decided reports whether the store has decided r, the Result of one of several limits. It is zero if the limit was not
 // asked, or has failed.
-func heardOf(r ratelimit.Result) bool { return r != (ratelimit.Result{}) && answeredByStore(r) }
+func decided(r ratelimit.Result) bool { return r != (ratelimit.Result{}) && answeredByStore(r) }
 
 // unasked returns err, or errUnasked if the store had no part in r, so that the breaker learns
 // nothing from it. Of several limits, the store may have answered one that did not decide.
@@ -252,7 +253,7 @@ func unasked(r ratelimit.Result, err error) error {
 		return err
 	}
 	for _, p := range r.Parts() {
-		if heardOf(p.Result) {
+		if decided(p.Result) {
 			return nil
 		}
 	}

@@ -18,10 +18,10 @@ type debts struct {
 	seeds keyhash.Seeds
 	keys  atomic.Int64 // len(byKey), so that calls take no lock if nothing is owed
 
-	mu    sync.Mutex // protects what follows; never held during a call of a limiter
-	byKey map[keyhash.Hash]debt
-	until time.Duration // the latest of all keys
-	hands int           // keys that calls are charging the store with
+	mu     sync.Mutex // protects what follows; never held during a call of a limiter
+	byKey  map[keyhash.Hash]debt
+	until  time.Duration // the latest of all keys
+	paying int           // keys whose debts calls are charging the store with
 }
 
 // charge is a number of events, and of the calls that admitted them.
@@ -30,9 +30,9 @@ type charge struct{ events, calls int }
 // debt is what a key owes.
 type debt struct {
 	charge
-	until   time.Duration // when the local limiter will have forgotten them
-	handing bool          // whether a call is charging the store with them
-	doubt   bool          // whether the last call got no reply, so that the store may still be hanging
+	until  time.Duration // when the local limiter will have forgotten them
+	paying bool          // whether a call is charging the store with them
+	doubt  bool          // whether the last call got no reply, so that the store may still be hanging
 }
 
 // add remembers c of key, admitted now in place of the store, which has failed with err. The local
@@ -50,7 +50,7 @@ func (d *debts) add(key string, c charge, err error, now, life time.Duration) {
 	if !found && len(d.byKey) >= maxDebts {
 		d.dropLeast(now)
 	}
-	if now >= owed.until && !owed.handing { // what is being charged is subtracted afterwards
+	if now >= owed.until && !owed.paying { // what is being charged is subtracted afterwards
 		owed.charge = charge{}
 	}
 	owed.events += min(c.events, math.MaxInt32-owed.events)
@@ -108,13 +108,13 @@ func (d *debts) take(key string, now time.Duration) debt {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now >= d.until && d.hands == 0 { // all have decayed
+	if now >= d.until && d.paying == 0 { // all have decayed
 		d.byKey = nil
 		d.keys.Store(0)
 		return debt{}
 	}
 	owed, found := d.byKey[id]
-	if !found || owed.handing {
+	if !found || owed.paying {
 		return debt{}
 	}
 	if now >= owed.until { // what the local limiter counts now is something else
@@ -122,21 +122,21 @@ func (d *debts) take(key string, now time.Duration) debt {
 		d.keys.Store(int64(len(d.byKey)))
 		return debt{}
 	}
-	owed.handing = true
+	owed.paying = true
 	d.byKey[id] = owed
-	d.hands++
+	d.paying++
 	return owed
 }
 
 // paid ends what take began: key no longer owes c, and may be in doubt.
 func (d *debts) paid(key string, c charge, doubt bool) {
 	d.change(key, func(owed *debt) {
-		owed.handing, owed.doubt = false, doubt
+		owed.paying, owed.doubt = false, doubt
 		owed.events, owed.calls = owed.events-c.events, owed.calls-c.calls
 	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.hands--
+	d.paying--
 }
 
 // forgive reduces what key owes by n events. Which calls still count is determined when the store
@@ -155,7 +155,7 @@ func (d *debts) forgive(key string, n int) {
 // forget ends what key owes, because the local limiter was reset.
 func (d *debts) forget(key string) {
 	d.change(key, func(owed *debt) {
-		if !owed.handing { // what is being charged is subtracted afterwards
+		if !owed.paying { // what is being charged is subtracted afterwards
 			owed.charge = charge{}
 		}
 	})
@@ -172,7 +172,7 @@ func (d *debts) change(key string, by func(*debt)) {
 	}
 	by(&owed)
 	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // below 0 if events were refunded in the meantime: they are paid twice
-	if d.byKey[id] = owed; owed.events <= 0 && owed.calls <= 0 && !owed.handing {
+	if d.byKey[id] = owed; owed.events <= 0 && owed.calls <= 0 && !owed.paying {
 		delete(d.byKey, id)
 	}
 	d.keys.Store(int64(len(d.byKey)))

@@ -435,7 +435,7 @@ func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
 	})
 }
 
-func TestWhileAKeyIsHandedBackItsOtherCallsAskTheStore(t *testing.T) {
+func TestWhileAKeyPaysItsOtherCallsAskTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
 		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
@@ -499,7 +499,7 @@ func TestEventsAdmittedDuringAPaymentStayOwed(t *testing.T) {
 }
 
 // One call that fails or is refused is answered in place of the store, and no other one is: neither the callers
-// who ask at the same time nor those who come while what was admitted is handed back. The share would deny most of
+// who ask at the same time nor those who come while what was admitted is paid. The share would deny most of
 // these, since more is asked than it has.
 func TestOneCallThatFailsIsNoOutageForTheOthers(t *testing.T) {
 	t.Parallel()

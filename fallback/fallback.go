@@ -55,12 +55,12 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
-	fixed    seen // unless changes
-	changes  bool // whether what is inside the limiter, or the local one, may change
+	fixed    facts // the facts, unless changes
+	changes  bool  // whether what is inside the limiter, or the local one, may change
 	breakers breakers
-	mark     *ratelimit.Mark  // on its own answers
+	mark     *ratelimit.Mark  // on answers in place of the store
 	plain    *ratelimit.Mark  // on answers of the local limiter that keep their source
-	made     ratelimit.Result // the answer without a local limiter, except for RetryAfter
+	result   ratelimit.Result // the answer without a local limiter, except for RetryAfter
 	owed     debts
 }
 
@@ -104,9 +104,9 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 		return nil, err
 	}
 	f.fixed, f.changes = f.inspect(), see.Changing(l) || f.local != nil && see.Changing(f.local)
-	f.mark = ratelimit.NewMark(f, p.source, new(answered))
-	f.plain = ratelimit.NewMark(f, ratelimit.SourceStore, new(answered))
-	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
+	f.mark = ratelimit.NewMark(f, p.source, new(answerNote))
+	f.plain = ratelimit.NewMark(f, ratelimit.SourceStore, new(answerNote))
+	f.result = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
 	f.owed.seeds = keyhash.New()
 	f.breakers.begin()
 	return f, nil
@@ -178,12 +178,12 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	if err := f.check(ctx, q.key, q.n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	sees := f.sees()
-	ctx = sees.context(ctx)
-	c := f.breakers.circuit(ctx, sees.servers, q.key, q.n)
+	facts := f.facts()
+	ctx = facts.context(ctx)
+	c := f.breakers.circuit(ctx, facts.servers, q.key, q.n)
 	r, err := f.call(ctx, c, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
-	case errors.Is(err, errOpen) && sees.frees && f.unlimited(ctx, q.key):
+	case errors.Is(err, errOpen) && facts.admitsUnlimited && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // without asking the store
 	case errors.Is(err, ratelimit.ErrStore):
 		return f.answer(ctx, c, q, err)
@@ -197,31 +197,31 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 
 // context returns ctx for one decision, including that of the local limiter. A limit function is
 // called once for both, and for what the key owes.
-func (s *seen) context(ctx context.Context) context.Context {
-	if !s.asks {
+func (s *facts) context(ctx context.Context) context.Context {
+	if !s.asksTwice {
 		return ctx
 	}
 	return kept.New[ratelimit.Limit](ctx, true)
 }
 
-// seen is what can be seen of the limiter and of the local one.
-type seen struct {
-	counts  ratelimit.Limiter // local without its bans, which do not show how much a key has spent
-	asks    bool              // whether one decision may call a limit function more than once
-	frees   bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
-	servers see.Servers       // nil if the stores do not tell which server has a key
+// facts are known of the limiter and of the local one without asking them.
+type facts struct {
+	counter         ratelimit.Limiter // the local limiter without its bans, which do not show how much a key has spent
+	asksTwice       bool              // whether one decision may call a limit function more than once
+	admitsUnlimited bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
+	servers         see.Servers       // nil if it is not known which server has a key
 }
 
-func (f *Limiter) inspect() (s seen) {
-	s.counts = withoutBans(f.local)
+func (f *Limiter) inspect() (s facts) {
+	s.counter = withoutBans(f.local)
 	_, bans := see.First[*ratelimit.Ban](f.limiter) // the store must be asked for bans, even of unlimited keys
-	s.frees = f.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(f.limiter)
+	s.admitsUnlimited = f.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(f.limiter)
 	s.servers = see.ServersIn(f.limiter)
-	s.asks = s.frees || f.local != nil && !see.ByKey(f.limiter)
+	s.asksTwice = s.admitsUnlimited || f.local != nil && !see.ByKey(f.limiter)
 	return s
 }
 
-func (f *Limiter) sees() seen {
+func (f *Limiter) facts() facts {
 	if f.changes {
 		return f.inspect()
 	}
@@ -242,26 +242,26 @@ func (f *Limiter) check(ctx context.Context, key string, n int) error {
 
 // askStore charges the limiter with what the key owes, and then asks it.
 func (f *Limiter) askStore(ctx context.Context, c circuit, q question) (ratelimit.Result, error) {
-	if err := f.handBack(ctx, q.key); err != nil {
+	if err := f.payDebt(ctx, q.key); err != nil {
 		return ratelimit.Result{}, err
 	}
 	r, err := q.ask(ctx, f.limiter)
 	if err = unasked(r, err); err == nil && len(c.more) > 0 {
-		err = f.heard(ctx, q.key, q.n, r, false)
+		err = f.partlyHeard(ctx, q.key, q.n, r, false)
 	}
 	return r, err
 }
 
-// answered is the note on Results made in place of the store's.
-type answered struct{ _ byte }
+// answerNote is the note on Results made in place of the store's.
+type answerNote struct{ _ byte }
 
 // answer decides in place of the store, which has failed with failed.
 func (f *Limiter) answer(ctx context.Context, c circuit, q question, failed error) (r ratelimit.Result, err error) {
 	switch f.source {
 	case ratelimit.SourceFailOpen:
-		return f.made, nil
+		return f.result, nil
 	case ratelimit.SourceFailClosed:
-		r = f.made
+		r = f.result
 		r.RetryAfter = c.retryAfter()
 		return r, nil
 	}
@@ -274,12 +274,12 @@ func (f *Limiter) answer(ctx context.Context, c circuit, q question, failed erro
 	if q.method != peek && r.Allowed && !uncounted(r) {
 		f.owed.add(q.key, charge{q.n, 1}, failed, f.breakers.now(), r.ResetAfter)
 	}
-	return f.says(r), nil
+	return f.markLocal(r), nil
 }
 
-// says returns local, an answer of the local limiter, with f's source. The sources of bans and of
+// markLocal returns local, an answer of the local limiter, with f's source. The sources of bans and of
 // Unlimited are kept.
-func (f *Limiter) says(local ratelimit.Result) ratelimit.Result {
+func (f *Limiter) markLocal(local ratelimit.Result) ratelimit.Result {
 	if s := local.Source(); s == ratelimit.SourceBan || s == ratelimit.SourceUnlimited {
 		return local.WithMark(f.plain)
 	}
@@ -305,10 +305,10 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if err := f.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	sees := f.sees()
-	ctx = sees.context(ctx)
+	facts := f.facts()
+	ctx = facts.context(ctx)
 	q := question{key: key, n: n, method: overdraw}
-	c := f.breakers.circuit(ctx, sees.servers, key, n)
+	c := f.breakers.circuit(ctx, facts.servers, key, n)
 	r, err := f.call(ctx, c, key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
 	case err == nil:
@@ -323,7 +323,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if !uncounted(r) {
 		f.owed.add(key, charge{n, 0}, failed, f.breakers.now(), r.ResetAfter)
 	}
-	return f.says(r), nil
+	return f.markLocal(r), nil
 }
 
 // Refund refunds n of the events that charged admitted, to the limiter that admitted them. It does
@@ -338,7 +338,7 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		return errNothingCharged
 	}
 	under, note, _ := charged.Unmark(f)
-	_, ours := note.(*answered)
+	_, ours := note.(*answerNote)
 	m, besides := note.(*mirrored)
 	alone := see.PartOf(ctx) == see.Mirrored // the slots of the store are released separately
 	if alone {
@@ -368,7 +368,7 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	if free(charged) { // needs no store, so it works even if the breaker is open
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
-	_, err := f.call(ctx, f.breakers.circuit(ctx, f.sees().servers, key, n), key, func() (ratelimit.Result, error) {
+	_, err := f.call(ctx, f.breakers.circuit(ctx, f.facts().servers, key, n), key, func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
 		if err == nil { // a lease refunds in memory, which cannot be seen here
 			err = errUnasked
@@ -408,7 +408,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 	if err := f.check(ctx, key, 1); err != nil {
 		return err
 	}
-	_, err := f.call(ctx, f.breakers.circuit(ctx, f.sees().servers, key, 1), key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
+	_, err := f.call(ctx, f.breakers.circuit(ctx, f.facts().servers, key, 1), key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
 	if f.local == nil {
 		return err
 	}

@@ -40,12 +40,12 @@ func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Res
 // chargeUpTo is an upTo that uses Charge and counts neither calls nor slots, because the call has
 // already been charged with them. Concurrent calls see the same room.
 func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key string, n int) (int, ratelimit.Result, error) {
-	counts := f.sees().counts
-	p, err := counts.Peek(ctx, key)
+	counter := f.facts().counter
+	p, err := counter.Peek(ctx, key)
 	if err != nil {
 		return 0, p, err
 	}
-	s, err := tallyOf(ctx, counts, key, p, charge{})
+	s, err := tallyOf(ctx, counter, key, p, charge{})
 	if n = min(n, s.room); err != nil || n == 0 {
 		return 0, p, err
 	}
@@ -53,10 +53,10 @@ func (f *Limiter) chargeUpTo(ctx context.Context, l ratelimit.Limiter, key strin
 	return n, r, err
 }
 
-// handBack charges the limiter with what the local limiter has admitted to key in its place and
+// payDebt charges the limiter with what the local limiter has admitted to key in its place and
 // still counts. The store may have been charged with a part of that already. At worst, the key pays
 // that part twice, and never more than it has spent locally.
-func (f *Limiter) handBack(ctx context.Context, key string) error {
+func (f *Limiter) payDebt(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
@@ -69,13 +69,13 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	defer func() { f.owed.paid(key, paid, doubt) }()
 
 	due := owed
-	counts := f.sees().counts
-	if p, err := counts.Peek(ctx, key); err == nil {
+	counter := f.facts().counter
+	if p, err := counter.Peek(ctx, key); err == nil {
 		if uncounted(p) || p.Limit == 0 { // checked with the current limit, which may have changed
 			return nil
 		}
-		if s, err := tallyOf(ctx, counts, key, p, owed); err == nil {
-			due = due.still(s.held)
+		if s, err := tallyOf(ctx, counter, key, p, owed); err == nil {
+			due = due.still(s.counted)
 		}
 	}
 	doubt = true // even if pay panics
@@ -91,22 +91,22 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	return err // after a lost reply it may be charged again, which is better than not at all
 }
 
-// still returns as much of c as is held. A part that no limit counts (-1) is reduced in the same
+// still returns as much of c as is counted. A part that no limit counts (-1) is reduced in the same
 // ratio as the other part.
-func (c charge) still(held charge) charge {
+func (c charge) still(counted charge) charge {
 	part := func(n, of, whole int) int {
 		if whole == 0 {
 			return n
 		}
 		return int(exact.MulDivUp(int64(n), int64(of), 0, int64(whole)))
 	}
-	all := charge{min(c.events, held.events), min(c.calls, held.calls)}
+	all := charge{min(c.events, counted.events), min(c.calls, counted.calls)}
 	switch {
-	case held.events < 0 && held.calls < 0:
+	case counted.events < 0 && counted.calls < 0:
 		return c
-	case held.events < 0:
+	case counted.events < 0:
 		all.events = part(c.events, all.calls, c.calls)
-	case held.calls < 0:
+	case counted.calls < 0:
 		all.calls = part(c.calls, all.events, c.events)
 	}
 	return all
@@ -114,8 +114,8 @@ func (c charge) still(held charge) charge {
 
 // tally is what a local limiter counts for a key, and how many events it has room for.
 type tally struct {
-	held charge // -1 for events or calls that no limit counts
-	room int
+	counted charge // -1 for events or calls that no limit counts
+	room    int
 }
 
 // tallyOf returns the tally of local for a key that owes this, by its Peek p. Of several limits, the one that counts
@@ -134,9 +134,9 @@ func tallyOf(ctx context.Context, local ratelimit.Limiter, key string, p ratelim
 		switch {
 		case l.Held: // holders of slots take them again
 		case l.Calls:
-			s.held.calls = max(s.held.calls, n)
+			s.counted.calls = max(s.counted.calls, n)
 		default:
-			s.held.events = max(s.held.events, n)
+			s.counted.events = max(s.counted.events, n)
 			if part.Counted() {
 				s.room = min(s.room, part.Remaining)
 			}
@@ -159,20 +159,20 @@ func tallyInside(ctx context.Context, local ratelimit.Limiter, key string, owed 
 		if err != nil {
 			return s, err
 		}
-		s.held = charge{max(s.held.events, inside.held.events), max(s.held.calls, inside.held.calls)}
+		s.counted = charge{max(s.counted.events, inside.counted.events), max(s.counted.calls, inside.counted.calls)}
 		if either { // one counts the events of its calls, and another one the calls
-			still := owed.still(inside.held)
+			still := owed.still(inside.counted)
 			sum = charge{sum.events + still.events, sum.calls + still.calls}
 			s.room = max(s.room, inside.room)
 		} else {
 			s.room = min(s.room, inside.room)
 		}
 	}
-	if either && s.held.events >= 0 {
-		s.held.events = sum.events
+	if either && s.counted.events >= 0 {
+		s.counted.events = sum.events
 	}
-	if either && s.held.calls >= 0 {
-		s.held.calls = sum.calls
+	if either && s.counted.calls >= 0 {
+		s.counted.calls = sum.calls
 	}
 	return s, nil
 }
@@ -196,16 +196,16 @@ func waysOf(l ratelimit.Limiter) (ways [][]owing) {
 	case k != nil && k.Calls:
 		return [][]owing{{{k.ByEvents(), true}}}
 	case isFirst(l):
-		for _, inner := range see.Inside(l) {
-			ways = append(ways, waysOf(inner)...)
+		for _, inside := range see.Inside(l) {
+			ways = append(ways, waysOf(inside)...)
 		}
 		return ways
 	}
 	ways = [][]owing{nil}
-	for _, inner := range see.Inside(l) {
+	for _, inside := range see.Inside(l) {
 		var longer [][]owing
 		for _, way := range ways {
-			for _, more := range waysOf(inner) {
+			for _, more := range waysOf(inside) {
 				longer = append(longer, slices.Concat(way, more))
 			}
 		}
@@ -222,12 +222,12 @@ const payTries = 3
 var errUncounted = errors.New("fallback: the limiter does not count")
 
 // pay charges l with as much of due as it has room for. If one of several ways fails, what was charged until then
-// is paid. With doubt, it first looks at the limits of later ways, which a Peek of l need not ask.
+// is paid. With doubt, it first sends a Peek to the limits of later ways, which a Peek of l need not ask.
 func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge, doubt bool) (paid charge, err error) {
 	left, ways := due, waysOf(l)
 	for i, limits := range ways {
 		if doubt && i > 0 {
-			err = lookAt(ctx, limits, key)
+			err = peekEach(ctx, limits, key)
 		}
 		var granted charge
 		if err == nil {
@@ -244,8 +244,8 @@ func pay(ctx context.Context, l ratelimit.Limiter, key string, due charge, doubt
 	return charge{due.events - left.events, due.calls - left.calls}, nil
 }
 
-// lookAt asks limits without a charge, and returns the first error.
-func lookAt(ctx context.Context, limits []owing, key string) error {
+// peekEach sends a Peek to each of limits, and returns the first error.
+func peekEach(ctx context.Context, limits []owing, key string) error {
 	for _, l := range limits {
 		if _, err := l.Peek(ctx, key); err != nil {
 			return err

@@ -22,7 +22,7 @@ import (
 )
 
 // Several callers at once exceed the limit by their number and one at most for each outage: those who come while another
-// call hands back what their key owes may be admitted before it. Outages are a Period apart, so that each counts alone.
+// call pays what their key owes may be admitted before it. Outages are a Period apart, so that each counts alone.
 func TestAcrossOutagesSeveralCallersKeepToOneLimit(t *testing.T) {
 	limit := ratelimit.Limit{Rate: 200, Period: time.Second}
 	const callers = 8
@@ -106,7 +106,7 @@ func excess(algorithm string, l ratelimit.Limit, events []event) (most float64) 
 	return most
 }
 
-// naive is a failover without a warm start and without handing back.
+// naive is a failover without a warm start and without payment.
 type naiveFallback struct {
 	ratelimit.Limiter
 	local ratelimit.Limiter
@@ -192,7 +192,7 @@ func TestAFlappingStoreIsNotALimitForEachOfItsStates(t *testing.T) {
 		return failover(t, inner, fallback.FailTo(local), fallback.WithBreaker(1, 10*time.Millisecond))
 	})
 	ignorant := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFallback{inner, local} })
-	t.Logf("%d admitted of %d; %d without warm start and handing back", got, due, ignorant)
+	t.Logf("%d admitted of %d; %d without warm start and payment", got, due, ignorant)
 	require.LessOrEqual(t, got, due+due/4)
 	require.GreaterOrEqual(t, got, due-due/10)
 	require.Greater(t, ignorant, due+due/2)

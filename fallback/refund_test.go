@@ -52,7 +52,7 @@ func TestARefundGoesToWhoeverAdmitted(t *testing.T) {
 
 			peek, err := lim.Peek(t.Context(), "key")
 			require.NoError(t, err)
-			require.Equal(t, 8, peek.Remaining, "1 of 3 is left to hand back")
+			require.Equal(t, 8, peek.Remaining, "1 of 3 is left to pay")
 		})
 	}
 }

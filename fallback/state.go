@@ -51,7 +51,7 @@ func (f *Limiter) State() (s State, since time.Time) {
 	}
 	f.breakers.refresh()
 	c := &f.breakers.changes
-	c.tell()
+	c.report()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state, c.since
@@ -76,14 +76,14 @@ const maxChanges = 64 // the most changes that are kept until they are reported
 type changes struct {
 	changed func(State, time.Time) // nil without WithOnChange
 	bad     atomic.Bool            // whether state is not StateClosed
-	some    atomic.Bool            // whether there are unreported ones, so that other calls need not take the lock
+	pending atomic.Bool            // whether there are unreported ones, so that other calls need not take the lock
 
-	mu      sync.Mutex             // protects what follows; never held while changed is called
-	in      [StateHalfOpen + 1]int // how many breakers are in each state, without those that have always been closed
-	state   State
-	since   time.Time
-	untold  []change
-	telling bool
+	mu         sync.Mutex             // protects what follows; never held while changed is called
+	in         [StateHalfOpen + 1]int // how many breakers are in each state, without those that have always been closed
+	state      State
+	since      time.Time
+	unreported []change
+	reporting  bool
 }
 
 type change struct {
@@ -130,28 +130,28 @@ func (c *changes) move(b *breaker, to State, since time.Time) {
 	if c.changed == nil {
 		return
 	}
-	if len(c.untold) == maxChanges {
-		c.untold = c.untold[1:]
+	if len(c.unreported) == maxChanges {
+		c.unreported = c.unreported[1:]
 	}
-	c.untold = append(c.untold, change{s, since})
-	c.some.Store(true)
+	c.unreported = append(c.unreported, change{s, since})
+	c.pending.Store(true)
 }
 
-// tell reports the changes, unless another call is doing so.
-func (c *changes) tell() {
-	for c.some.Load() {
+// report reports the changes, unless another call is doing so.
+func (c *changes) report() {
+	for c.pending.Load() {
 		next, ok := c.next()
 		if !ok {
 			return
 		}
-		c.tellOf(next)
+		c.reportOne(next)
 	}
 }
 
-func (c *changes) tellOf(next change) {
+func (c *changes) reportOne(next change) {
 	defer func() { // even if changed panics
 		c.mu.Lock()
-		c.telling = false
+		c.reporting = false
 		c.mu.Unlock()
 	}()
 	c.changed(next.state, next.since)
@@ -161,10 +161,10 @@ func (c *changes) tellOf(next change) {
 func (c *changes) next() (first change, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.telling || len(c.untold) == 0 {
+	if c.reporting || len(c.unreported) == 0 {
 		return first, false
 	}
-	first, c.untold, c.telling = c.untold[0], c.untold[1:], true
-	c.some.Store(len(c.untold) > 0)
+	first, c.unreported, c.reporting = c.unreported[0], c.unreported[1:], true
+	c.pending.Store(len(c.unreported) > 0)
 	return first, true
 }
