@@ -40,12 +40,12 @@ type Call struct {
 	Charge bool // the events have already happened
 
 	asked *asked
-	turn  uint64 // the turn of asked for which the Call is valid
+	use   uint64 // of asked, for which the Call is valid
 }
 
 // asked is the question of a Call to the limiter inside, and its answer.
 type asked struct {
-	turn    atomic.Uint64 // incremented when the call ends, because an asked is reused
+	use     atomic.Uint64 // incremented when the call ends, because an asked is reused
 	inside  Limiter
 	key     string
 	n       int
@@ -77,7 +77,7 @@ func NewAround(l Limiter, f func(ctx context.Context, c Call) (Result, error)) (
 // [ErrInvalidOption] once the function has returned.
 func (c Call) Inside(ctx context.Context) (Result, error) {
 	a := c.asked
-	if a == nil || a.turn.Load() != c.turn {
+	if a == nil || a.use.Load() != c.use {
 		return Result{}, fmt.Errorf("%w: Inside was called after the function had returned", ErrInvalidOption)
 	}
 	if a.done {
@@ -106,11 +106,11 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 		if !r.Allowed && in.charges() { // also after a panic of the function
 			_ = a.inside.Refund(context.WithoutCancel(ctx), key, in.result, in.granted)
 		}
-		in.turn.Add(1)
+		in.use.Add(1)
 		in.inside, in.key, in.done, in.result, in.err = nil, "", false, Result{}, nil
 		askeds.Put(in)
 	}()
-	got, err := a.decide(ctx, Call{Key: key, N: n, Peek: how.what == toPeek, Charge: how.what == toCharge, asked: in, turn: in.turn.Load()})
+	got, err := a.decide(ctx, Call{Key: key, N: n, Peek: how.what == toPeek, Charge: how.what == toCharge, asked: in, use: in.use.Load()})
 	switch {
 	case err != nil:
 		return 0, r, err
@@ -125,22 +125,22 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 			return n, got, nil
 		}
 		return n, got.WithMark(a.own), nil
-	case !got.tells(&in.result):
-		k := &answered{charged: in.result}
+	case !got.canRefund(&in.result):
+		k := &chargeNote{charged: in.result}
 		k.mark = Mark{owner: a.own, note: k}
 		return n, got.WithMark(&k.mark), nil
 	}
 	return in.granted, got, nil
 }
 
-// answered is the note on a Result from which Refund could not tell what the limiter inside has charged.
-type answered struct {
+// chargeNote is the note on a Result from which Refund could not tell what the limiter inside has charged.
+type chargeNote struct {
 	mark    Mark // the mark with this note, in the same allocation
 	charged Result
 }
 
-// tells reports whether r has everything that a Refund of inner needs.
-func (r *Result) tells(inner *Result) bool {
+// canRefund reports whether r has everything that a Refund of inner needs.
+func (r *Result) canRefund(inner *Result) bool {
 	if *r == *inner {
 		return true
 	}
@@ -220,7 +220,7 @@ func (a *Around) Inner(r Result) Result {
 		return r
 	}
 	under, note, marked := r.Unmark(a.own)
-	if k, ok := note.(*answered); ok {
+	if k, ok := note.(*chargeNote); ok {
 		return k.charged
 	}
 	if marked {

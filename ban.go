@@ -284,7 +284,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 		events := min(n, b.penalty.Denials) // this many begin a ban, and more would not change it
 		err = k.takeBy(ctx, counted, k.integers.TurnBefore(b.penalty.Within.Microseconds()+1), int64(events), &r)
 	}
-	k.tell(ctx, counted, n, &r, err, since)
+	k.notify(ctx, counted, n, &r, err, since)
 	switch {
 	case err != nil:
 		return err

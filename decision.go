@@ -46,14 +46,14 @@ type entry struct {
 	shadow bool
 	gate   bool // a look whose denial denies the whole
 
-	reserved int64       // events that must remain
-	result   *Result     // zero until decided
-	limit    store.Limit // of the core
-	decided  bool
-	skipped  bool  // a shadow that has failed
-	err      error // of the call that should have decided the entry
-	charged  int   // by which call of the decision; 0 if nothing is charged
-	request  int   // index in the decision's requests, while in the group; -1 if it is not asked with the group
+	reserved     int64       // events that must remain
+	result       *Result     // zero until decided
+	limit        store.Limit // of the core
+	decided      bool
+	skipped      bool  // a shadow that has failed
+	err          error // of the call that should have decided the entry
+	charged      int   // by which call of the decision; 0 if nothing is charged
+	requestIndex int   // index in the decision's requests, while in the group; -1 if it is not asked with the group
 }
 
 // votes reports whether denying e denies the whole decision.
@@ -206,7 +206,7 @@ func (d *decision) decide(ctx context.Context) error {
 // conclude notifies the observers, and makes the results of limiters that count calls.
 func (d *decision) conclude(ctx context.Context, err error) {
 	if d.watched {
-		d.tell(ctx)
+		d.notify(ctx)
 	}
 	if err == nil && d.all == nil && d.how.what != toPeek { // for a Refund; the Result of an All has the number of events
 		for i := range d.entries {
@@ -277,7 +277,7 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 			if !denied {
 				j.charged = n
 			}
-			if i := res.whole(j, denied); i >= 0 {
+			if i := res.ofParts(j, denied); i >= 0 {
 				j.deniedBy = a.members[i].core.policyName
 			}
 		}
@@ -338,18 +338,18 @@ func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 	return nil
 }
 
-// tell notifies the observers of the entries that were asked.
-func (d *decision) tell(ctx context.Context) {
+// notify notifies the observers of the entries that were asked.
+func (d *decision) notify(ctx context.Context) {
 	for i := range d.entries {
 		if e := &d.entries[i]; e.core != nil && e.n > 0 && (e.decided || e.err != nil) {
-			e.core.tell(ctx, e.key, e.n, e.result, e.err, d.since)
+			e.core.notify(ctx, e.key, e.n, e.result, e.err, d.since)
 		}
 	}
 }
 
 // giveBack refunds what was charged before an entry denied or failed, the last charge first, even if ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
-	for i := range d.turns().lastFirst(len(d.entries)) {
+	for i := range d.chargeOrder().lastFirst(len(d.entries)) {
 		if e := &d.entries[i]; e.charged > 0 && !e.result.uncounted() {
 			e.giveBack(context.WithoutCancel(ctx))
 		}
@@ -359,32 +359,29 @@ func (d *decision) giveBack(ctx context.Context) {
 // giveBackLater is giveBack for a caller whose time is up. Refunds have time of their own, for which the caller does
 // not wait, unless they are those of other limiters, which may panic.
 func (d *decision) giveBackLater(ctx context.Context) {
+	charged := func(e entry) bool { return e.charged > 0 }
+	switch {
+	case !slices.ContainsFunc(d.entries, charged):
+		return
+	case slices.ContainsFunc(d.entries, func(e entry) bool { return charged(e) && e.core == nil }):
+		d.giveBack(ctx)
+		return
+	}
 	later := &decision{entries: slices.Clone(d.entries), parts: slices.Clone(d.parts)}
-	some := false
 	for i := range d.entries {
 		e := &d.entries[i]
-		switch {
-		case e.charged == 0:
-			continue
-		case e.core == nil:
-			d.giveBack(ctx)
-			return
-		}
-		some = true
 		later.entries[i].result = &later.parts[i].Result
 		*e.result = e.result.without(e.n, e.n)
 	}
-	if some {
-		go later.giveBack(ctx)
-	}
+	go later.giveBack(ctx)
 }
 
-// turns returns by which call each entry was charged.
-func (d *decision) turns() (t turns) {
+// chargeOrder returns by which call each entry was charged.
+func (d *decision) chargeOrder() (o chargeOrder) {
 	for i := range d.entries {
-		t |= turns(max(d.entries[i].charged-1, 0)) << (turnBits * i)
+		o |= chargeOrder(max(d.entries[i].charged-1, 0)) << (orderBits * i)
 	}
-	return t
+	return o
 }
 
 func (e *entry) giveBack(ctx context.Context) {
@@ -411,11 +408,11 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 		}
 	}
 	j := join(d.parts, v)
-	j.turns = d.turns()
+	j.order = d.chargeOrder()
 	if !d.denied && d.how.what != toPeek {
 		j.charged = d.n
 	}
-	if i := whole.whole(j, d.denied); i >= 0 {
+	if i := whole.ofParts(j, d.denied); i >= 0 {
 		j.deniedBy = d.name(ctx, i)
 	}
 }

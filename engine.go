@@ -160,8 +160,8 @@ func (lim *limiter) Limit() Limit { return lim.limit }
 // Name returns the name set by [WithName].
 func (lim *limiter) Name() string { return lim.name }
 
-// tell notifies the observers of a decision on n events of key.
-func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
+// notify notifies the observers of a decision on n events of key.
+func (lim *limiter) notify(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
 	if lim.observers == nil {
 		return
 	}

@@ -196,7 +196,7 @@ func (f *First) charged(r Result) int {
 	}
 	for m := r.mark; m != nil; m = m.under {
 		switch note := m.note.(type) {
-		case *answered:
+		case *chargeNote:
 			return f.charged(note.charged)
 		case *joined:
 			for _, p := range note.parts {
@@ -291,7 +291,7 @@ func (f *First) alternatives(ctx context.Context, key string, n int, list *decis
 		for _, m := range f.members[i] {
 			d.add(m, key, n, false)
 		}
-		together, failed = d.request(ctx, list)
+		together, failed = d.appendRequests(ctx, list)
 		switch {
 		case failed != nil:
 			return ds, true, failed

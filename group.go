@@ -23,12 +23,12 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 		return nil
 	case len(d.group) > 1 && errors.Is(err, see.ErrApart):
 		d.apart = true
-		d.calls-- // which has charged nothing, so that each entry still has a turn
+		d.calls-- // which has charged nothing, so that each entry can still have a call of its own
 		return d.decideGroup(ctx, first)
 	}
 	voters := 0
 	for _, e := range d.group {
-		if e.request >= 0 {
+		if e.requestIndex >= 0 {
 			e.err = err
 		}
 		if !d.skip(e) {
@@ -85,7 +85,7 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 	for _, vote := range [...]bool{true, false} {
 		for _, e := range d.group {
 			if e.votes() == vote {
-				e.request = d.requestOf(e)
+				e.requestIndex = d.requestOf(e)
 			}
 		}
 	}
@@ -106,13 +106,13 @@ func (d *decision) askStore(ctx context.Context, s store.Store) error {
 // readAll makes the results of the group from the replies to its requests.
 func (d *decision) readAll(replies []store.Reply) {
 	for _, e := range d.group {
-		if i := e.request; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek) {
+		if i := e.requestIndex; i >= 0 && !replies[i].OK() && (d.requests[i].Votes() || d.how.what == toPeek) {
 			d.denied = true
 		}
 	}
 	for i := len(d.group) - 1; i >= 0; i-- {
-		if e := d.group[i]; e.request >= 0 {
-			d.read(e, &d.requests[e.request], replies[e.request])
+		if e := d.group[i]; e.requestIndex >= 0 {
+			d.read(e, &d.requests[e.requestIndex], replies[e.requestIndex])
 		}
 	}
 }
@@ -195,9 +195,9 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	}
 }
 
-// request appends the requests of d to those of list, as an alternative. It returns false if one call cannot decide
+// appendRequests appends the requests of d to those of list, as an alternative. It returns false if one call cannot decide
 // on all of them.
-func (d *decision) request(ctx context.Context, list *decision) (together bool, err error) {
+func (d *decision) appendRequests(ctx context.Context, list *decision) (together bool, err error) {
 	d.group, d.requests = d.arrays.group[:0], d.arrays.requests[:0]
 	if err := d.prepareAll(ctx); err != nil {
 		return false, err
@@ -210,7 +210,7 @@ func (d *decision) request(ctx context.Context, list *decision) (together bool, 
 		if e.decided {
 			continue
 		}
-		if e.request = d.requestOf(e); e.request < 0 {
+		if e.requestIndex = d.requestOf(e); e.requestIndex < 0 {
 			return false, nil
 		}
 		d.group = append(d.group, e)

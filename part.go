@@ -70,7 +70,7 @@ type joined struct {
 	parts    []Part
 	charged  int    // events charged to the part that was charged most
 	deniedBy string // the name of a part
-	turns    turns
+	order    chargeOrder
 	voters   voters
 	either   bool // set by a [First]: one part decides, and others may have more room
 }
@@ -81,19 +81,19 @@ type voters uint16
 
 func (v voters) has(i int) bool { return v>>i&1 == 1 }
 
-// turns has the number of the call that charged each part, from 0, in turnBits each. A decision makes at most
+// chargeOrder has the number of the call that charged each part, from 0, in orderBits each. A decision makes at most
 // maxLimits calls that charge.
-type turns uint64
+type chargeOrder uint64
 
-const turnBits = 4
+const orderBits = 4
 
 // lastFirst returns the indices of n parts, those charged last first, because a leaky bucket that two of them
 // charged refunds only the end of its queue.
-func (t turns) lastFirst(n int) iter.Seq[int] {
+func (o chargeOrder) lastFirst(n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		for turn := turns(maxLimits); turn > 0; turn-- {
+		for call := chargeOrder(maxLimits); call > 0; call-- {
 			for i := n - 1; i >= 0; i-- {
-				if t>>(turnBits*i)&(1<<turnBits-1) == turn-1 && !yield(i) {
+				if o>>(orderBits*i)&(1<<orderBits-1) == call-1 && !yield(i) {
 					return
 				}
 			}
@@ -101,7 +101,7 @@ func (t turns) lastFirst(n int) iter.Seq[int] {
 	}
 }
 
-func (j *joined) lastFirst() iter.Seq[int] { return j.turns.lastFirst(len(j.parts)) }
+func (j *joined) lastFirst() iter.Seq[int] { return j.order.lastFirst(len(j.parts)) }
 
 // join returns the note of a copy of parts.
 func join(parts []Part, v voters) *joined {
@@ -116,9 +116,9 @@ func join(parts []Part, v voters) *joined {
 	return &both.joined
 }
 
-// whole makes r, which is zero, the Result of j's parts. It returns the index of the part that denies, whose
+// ofParts makes r, which is zero, the Result of j's parts. It returns the index of the part that denies, whose
 // name the caller adds, or -1.
-func (r *Result) whole(j *joined, denied bool) (denier int) {
+func (r *Result) ofParts(j *joined, denied bool) (denier int) {
 	source := SourceUnlimited
 	denier, r.Allowed = -1, !denied
 	for i := range j.parts {
@@ -247,7 +247,7 @@ func (r Result) without(n, events int) Result {
 	}
 	if j := r.joined(); j != nil {
 		less := join(j.parts, j.voters)
-		less.charged, less.turns = charged-back, j.turns
+		less.charged, less.order = charged-back, j.order
 		for i := range less.parts {
 			p := &less.parts[i]
 			p.Result = p.without(n, events)

@@ -77,7 +77,7 @@ func (lim *limiter) takeWithOptions(ctx context.Context, key string, n int, how 
 			err = lim.takeBy(ctx, key, l, min(int64(events), beyond), res)
 		}
 	}
-	lim.tell(ctx, key, events, res, err, since)
+	lim.notify(ctx, key, events, res, err, since)
 	if lim.calls {
 		res.ofCall(lim, n, toTake)
 	}
@@ -144,7 +144,7 @@ func (lim *limiter) ask(ctx context.Context, key string, n int, how asking, res 
 	err := lim.check(ctx, key, n)
 	switch {
 	case err != nil && d.watched:
-		lim.tell(ctx, key, n, nil, err, d.since)
+		lim.notify(ctx, key, n, nil, err, d.since)
 	case err == nil:
 		if err = d.decide(ctx); err == nil {
 			*res = d.parts[0].Result

@@ -21,7 +21,7 @@ type follower struct {
 
 var (
 	changes = see.Has(see.Traits{Changes: true})
-	looksOn = see.Has(see.Traits{Changes: true, LooksOn: true})
+	passive = see.Has(see.Traits{Changes: true, Observes: true})
 )
 
 var (

@@ -320,7 +320,7 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 		st.local.addTo(st.counts, true)
 	}
 	if s.onFailure != failError && st.fallbacks[s.onFailure] == nil {
-		st.fallbacks[s.onFailure], err = fallback.New(&follower{looksOn, ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
+		st.fallbacks[s.onFailure], err = fallback.New(&follower{passive, ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
 	}
 	return st, err
 }
@@ -340,7 +340,7 @@ func (ls *Limiters) policy(f failure, i int) fallback.Answer {
 	case failClosed:
 		return fallback.FailClosed()
 	}
-	return fallback.FailTo(&follower{looksOn, ls, i, (*stack).inMemory})
+	return fallback.FailTo(&follower{passive, ls, i, (*stack).inMemory})
 }
 
 // onStore makes the limits on the store.

@@ -35,7 +35,7 @@ func (b *bans) Reset(ctx context.Context, key string) error { return b.Lift(ctx,
 // newLimits makes a limiter for each limit, by its place in parts, and one for all of them. Bans
 // are stored on the store on.
 func (ls *Limiters) newLimits(s *spec, on store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
-	l := &limits{Wrapper: see.Has(see.Traits{LooksOn: true}), spec: s, owner: ls}
+	l := &limits{Wrapper: see.Has(see.Traits{Observes: true}), spec: s, owner: ls}
 	for i := range s.parts() {
 		part, err := one(i)
 		if err != nil {

@@ -112,7 +112,7 @@ func withoutBans(l ratelimit.Limiter) ratelimit.Limiter {
 	_, ban := l.(*ratelimit.Ban)
 	_, several := l.(*ratelimit.All)
 	switch {
-	case len(inside) == 1 && (ban || see.LookingOn(l)):
+	case len(inside) == 1 && (ban || see.Observing(l)):
 		return inside[0]
 	case several:
 		if a, err := ratelimit.NewAll(inside...); err == nil {

@@ -189,7 +189,7 @@ type owing struct {
 func waysOf(l ratelimit.Limiter) (ways [][]owing) {
 	k := see.Of(l)
 	switch {
-	case k == nil && !see.LookingOn(l) && !see.Held(l), k != nil && k.Algorithm != "" && !k.Calls && !k.Held:
+	case k == nil && !see.Observing(l) && !see.Held(l), k != nil && k.Algorithm != "" && !k.Calls && !k.Held:
 		return [][]owing{{{l, false}}}
 	case k != nil && k.Held:
 		return [][]owing{nil}

@@ -39,7 +39,7 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 			e.Expect(names...)
 		}
 	}
-	return &around{wrapper: see.Has(see.Traits{LooksOn: true}), Limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
+	return &around{wrapper: see.Has(see.Traits{Observes: true}), Limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
 }
 
 type wrapper = see.Wrapper

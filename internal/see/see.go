@@ -29,14 +29,14 @@ func (w *Wrapper) wrapper() *Traits { return &w.traits }
 
 // Traits describes what the methods of a wrapper do not show.
 type Traits struct {
-	Answers bool // decides in place of the one inside, so inside a fallback it would hide failures of the store, or be overruled
-	LooksOn bool // only observes and changes nothing, so its local limiter is that of the one inside
-	Changes bool // what it wraps may change, so what is seen of that holds for one call only
-	Mirrors bool // also charges another limiter, which decides in its place in an outage
-	Sleeps  bool // sleeps until the limiter behind admits; inside others, it would hold what they hold
-	Waits   bool // a call of this store may take longer than one of the store behind it
-	Leases  bool // the store takes events ahead, so it gains nothing from events that may have to wait
-	Divides bool // the store has only a part of each limit, so it does not know what remains of the whole
+	Answers  bool // decides in place of the one inside, so inside a fallback it would hide failures of the store, or be overruled
+	Observes bool // observes and changes nothing, so its local limiter is that of the one inside
+	Changes  bool // what it wraps may change, so what is seen of that holds for one call only
+	Mirrors  bool // also charges another limiter, which decides in its place in an outage
+	Sleeps   bool // sleeps until the limiter behind admits; inside others, it would hold what they hold
+	Waits    bool // a call of this store may take longer than one of the store behind it
+	Leases   bool // the store takes events ahead, so it gains nothing from events that may have to wait
+	Divides  bool // the store has only a part of each limit, so it does not know what remains of the whole
 
 	Behind any // the wrapped limiter, if there is no Unwrap; used by Through and Deferring
 	// Spent holds released slots of the limiter behind that nothing else refers to; new slots reuse
@@ -55,8 +55,8 @@ func traitsOf(x any) *Traits {
 	return &plain
 }
 
-// LookingOn reports whether l only observes.
-func LookingOn[L any](l L) bool { return traitsOf(l).LooksOn }
+// Observing reports whether l only observes.
+func Observing[L any](l L) bool { return traitsOf(l).Observes }
 
 // Changing reports whether what is inside l may change.
 func Changing[L any](l L) bool {
@@ -162,8 +162,8 @@ func NewCore[L any](self L, k Known[L]) Core[L] {
 
 func (c Core[L]) core() any { return c.known }
 
-// cored has a Core. It has no type parameter, because a type assertion to a generic type takes longer.
-type cored interface{ core() any }
+// hasCore has a Core. It has no type parameter, because a type assertion to a generic type takes longer.
+type hasCore interface{ core() any }
 
 // Of returns what is known about l, or nil if l is not a type of package ratelimit. A type that
 // embeds one is not, because it may have its own AllowN.
@@ -171,7 +171,7 @@ func Of[L any](l L) *Known[L] {
 	if isnil.Is(l) {
 		return nil
 	}
-	if c, ok := any(l).(cored); ok {
+	if c, ok := any(l).(hasCore); ok {
 		if k, _ := c.core().(*Known[L]); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
 			return k
 		}
@@ -389,7 +389,7 @@ func Local[L any](l L, s store.Store, instances int) (local L, err error) {
 	if isnil.Is(l) {
 		return local, fmt.Errorf("%w: the limiter is nil", store.ErrInvalidOption)
 	}
-	if LookingOn(l) {
+	if Observing(l) {
 		return Local(Inside(l)[0], s, instances)
 	}
 	k := Of(l)
