@@ -178,15 +178,15 @@ func (l *logger) isNew(key string) bool {
 	id := l.seeds.Hash(key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.turn()
+	l.rotate()
 	_, now := l.now[id]
 	_, last := l.last[id]
 	l.now[id] = struct{}{}
 	return !now && !last
 }
 
-// turn begins a new set if its time has come, or if the set is full. The lock is held.
-func (l *logger) turn() {
+// rotate begins a new set if its time has come, or if the set is full. The lock is held.
+func (l *logger) rotate() {
 	minute := int64(time.Since(l.base) / episode)
 	if minute == l.minute && len(l.now) < maxEpisodes {
 		return

@@ -90,7 +90,7 @@ func (t *TopKeys) Decided(_ context.Context, key string, _ int, r ratelimit.Resu
 	id := t.seeds.Hash(key)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.turn()
+	t.rotate()
 	if !r.Allowed {
 		t.denied.now.add(id, key)
 	}
@@ -99,22 +99,22 @@ func (t *TopKeys) Decided(_ context.Context, key string, _ int, r ratelimit.Resu
 	}
 }
 
-// turn begins a new minute if its time has come. The lock is held.
-func (t *TopKeys) turn() {
+// rotate begins a new minute if its time has come. The lock is held.
+func (t *TopKeys) rotate() {
 	minute := int64(time.Since(t.base) / topMinute)
 	if minute == t.minute {
 		return
 	}
 	gap := minute > t.minute+1
 	t.minute = minute
-	t.denied.turn(gap)
+	t.denied.rotate(gap)
 	if t.asked != nil {
-		t.asked.turn(gap)
+		t.asked.rotate(gap)
 	}
 }
 
-// turn begins a new minute. After a gap, nothing was counted in the previous minute.
-func (m *minutes) turn(gap bool) {
+// rotate begins a new minute. After a gap, nothing was counted in the previous minute.
+func (m *minutes) rotate(gap bool) {
 	m.now, m.last = m.last, m.now
 	m.now.reset()
 	if gap {
@@ -163,7 +163,7 @@ func highest(keys []TopKey, n int) []TopKey {
 func (t *TopKeys) all() Top {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.turn()
+	t.rotate()
 	top := Top{Since: t.base.Add(time.Duration(max(0, t.minute-1)) * topMinute)}
 	top.Denials, top.Keys = t.denied.all()
 	if t.asked != nil {
