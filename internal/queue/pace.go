@@ -80,36 +80,36 @@ type Answer struct {
 	late      time.Duration // how much later than the question allowed the turn of a bucket comes
 }
 
-// Part adds p to d. p is the decision of one of several limits that have decided together. It has the
+// Part adds p to a. p is the decision of one of several limits that have decided together. It has the
 // given kind, and its unit is n events: 1, or the events of a call if calls are counted. The
-// ResetAfter of d may come from another limit than its Remaining.
-func (d *Answer) Part(kind Kind, n int, p Answer) {
+// ResetAfter of a may come from another limit than its Remaining.
+func (a *Answer) Part(kind Kind, n int, p Answer) {
 	p.Limit, p.Remaining = max(p.Limit/n, min(p.Limit, 1)), p.Remaining/n
-	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
-		d.Limit, d.Remaining = p.Limit, p.Remaining
+	if n > 1 && p.Limit > 0 && p.Remaining < a.Remaining {
+		a.Limit, a.Remaining = p.Limit, p.Remaining
 	}
-	if kind == Bucket && !d.Allowed {
-		d.late = max(d.late, p.RetryAfter)
+	if kind == Bucket && !a.Allowed {
+		a.late = max(a.late, p.RetryAfter)
 	}
 	step := p.step(kind)
-	if wait := float64(1-p.Remaining) * float64(step); d.partStep == 0 || step > 0 && wait > d.partWait {
-		d.parts, d.partStep, d.partWait = true, step, wait
-		d.partEarly, d.partPlain = p.Delay > 0, kind == Plain || kind == Leased
+	if wait := float64(1-p.Remaining) * float64(step); a.partStep == 0 || step > 0 && wait > a.partWait {
+		a.parts, a.partStep, a.partWait = true, step, wait
+		a.partEarly, a.partPlain = p.Delay > 0, kind == Plain || kind == Leased
 	}
 }
 
 // step returns the time from one event to the next while the limit is exhausted: the charged events
 // are gone within ResetAfter. It is exact for the two buckets, and a mean for the windows. It is 0
-// if d does not show it.
-func (d *Answer) step(kind Kind) time.Duration {
-	if d.parts {
-		return d.partStep
+// if a does not show it.
+func (a *Answer) step(kind Kind) time.Duration {
+	if a.parts {
+		return a.partStep
 	}
-	reset := d.ResetAfter
+	reset := a.ResetAfter
 	if kind < Turns { // ResetAfter counts from the permit's time
-		reset -= d.Delay
+		reset -= a.Delay
 	}
-	if charged := d.Limit - d.Remaining; charged > 0 {
+	if charged := a.Limit - a.Remaining; charged > 0 {
 		return max(0, reset/time.Duration(charged))
 	}
 	return 0
@@ -117,43 +117,43 @@ func (d *Answer) step(kind Kind) time.Duration {
 
 // question is a question to a limiter.
 type question struct {
-	n       int
-	order   int // number of events asked for until then, including these
-	answers int // number of answers that had come when it was asked
-	sent    time.Time
-	within  time.Duration
-	patient bool // within is all of the waiter's time
+	n         int
+	order     int // number of events asked for until then, including these
+	answers   int // number of answers that had come when it was asked
+	sent      time.Time
+	within    time.Duration
+	wholeTime bool // within is all of the waiter's time
 }
 
 // pace is what is known about when a limiter admits events.
 type pace struct {
-	kind      Kind
-	room      int           // number of events that fit now
-	turns     bool          // the limiter gives out turns
-	early     int           // 1 after an early admission, -1 after a denial; shows whether asking early helps
-	base      time.Time     // the next event fits one step after it; zero if it is not known
-	placed    bool          // waiters that came before base was known have been refused if their turn is too late
-	step      time.Duration // from one event to the next; 0 if it is not known
-	longest   time.Duration // the longest recent step, because the mean of a window that ends soon is short
-	single    bool          // step belongs to one limit, because the answer had each of several limits
-	plain     bool          // the limit of step admits nothing before its time
-	size      int           // the Size of the last waiter; 0 if there was none
-	mixed     bool          // calls differ in size, so that step and room are not those of the next one
-	pending   int           // questions in progress
-	unknown   int           // events of those
-	asked     int           // events
-	answers   int           // to all questions
-	answered  int           // the order of the last answered question
-	notBefore time.Time     // no permit comes before this time; zero if it is not known
-	denied    int           // notBefore and rest apply to this number of events or more
-	rest      time.Time     // nobody asks before this time
-	since     time.Time     // the first of the latest consecutive denials; zero if the last answer was an admission
-	trip      time.Duration // the longest recent round trip
+	kind          Kind
+	room          int           // number of events that fit now
+	turns         bool          // the limiter gives out turns
+	early         int           // 1 after an early admission, -1 after a denial; shows whether asking early helps
+	base          time.Time     // the next event fits one step after it; zero if it is not known
+	turnsChecked  bool          // waiters that came before base was known have been refused if their turn is too late
+	step          time.Duration // from one event to the next; 0 if it is not known
+	longest       time.Duration // the longest recent step, because the mean of a window that ends soon is short
+	single        bool          // step belongs to one limit, because the answer had each of several limits
+	plain         bool          // the limit of step admits nothing before its time
+	size          int           // the Size of the last waiter; 0 if there was none
+	mixed         bool          // calls differ in size, so that step and room are not those of the next one
+	pending       int           // questions in progress
+	pendingEvents int           // events of those
+	asked         int           // events
+	answers       int           // to all questions
+	answered      int           // the order of the last answered question
+	notBefore     time.Time     // no permit comes before this time; zero if it is not known
+	denied        int           // notBefore and rest apply to this number of events or more
+	rest          time.Time     // nobody asks before this time
+	since         time.Time     // the first of the latest consecutive denials; zero if the last answer was an admission
+	trip          time.Duration // the longest recent round trip
 }
 
 // forget is called after answers that make everything unknown.
 func (p *pace) forget() {
-	p.room, p.denied, p.placed = 0, 0, false
+	p.room, p.denied, p.turnsChecked = 0, 0, false
 	p.base, p.notBefore, p.rest, p.since = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 }
 
@@ -219,27 +219,27 @@ func (p *pace) earliest(n int) (t time.Time) {
 	return t
 }
 
-// ask treats the events of a question that is about to be asked as charged.
-func (p *pace) ask(a *question) {
-	if t := p.due(a.n); !t.IsZero() {
+// assumeCharged treats the events of a question that is about to be asked as charged.
+func (p *pace) assumeCharged(q *question) {
+	if t := p.due(q.n); !t.IsZero() {
 		p.base = t
 	}
-	p.room = max(0, p.room-a.n)
-	p.pending, p.unknown, p.asked = p.pending+1, p.unknown+a.n, p.asked+a.n
-	a.order, a.answers = p.asked, p.answers
+	p.room = max(0, p.room-q.n)
+	p.pending, p.pendingEvents, p.asked = p.pending+1, p.pendingEvents+q.n, p.asked+q.n
+	q.order, q.answers = p.asked, p.answers
 }
 
 // done is called when a question has ended.
-func (p *pace) done(a *question) {
+func (p *pace) done(q *question) {
 	p.pending--
 	p.answers++
-	p.unknown -= a.n
+	p.pendingEvents -= q.n
 }
 
-// several reports whether n events can be asked for while other questions are in progress. They can
+// mayOverlap reports whether n events can be asked for while other questions are in progress. They can
 // if they fit now. Events that do not fit yet are asked for one after the other as long as that is
 // as fast as the limit, because questions may overtake each other. The same applies to turns.
-func (p *pace) several(n int, ahead bool) bool {
+func (p *pace) mayOverlap(n int, known bool) bool {
 	far, most := p.longest > 0 && p.trip > p.longest, mostPending
 	if far { // twice as many as the rate admits in a round trip
 		most = max(most, int(min(2*p.trip/p.longest, mostFar)))
@@ -252,7 +252,7 @@ func (p *pace) several(n int, ahead bool) bool {
 	case p.kind == Unknown && time.Duration(p.pending)*p.longest > p.lead(0): // more may be denied
 		return false
 	}
-	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.early >= 0 && !p.plain)
+	return known && far && (p.kind == Bucket || p.kind < Bucket && p.early >= 0 && !p.plain)
 }
 
 // lead returns how long before its time a permit is asked for, so that the answer arrives in time.
@@ -266,77 +266,77 @@ func (p *pace) lead(events int) time.Duration {
 	return max(min(p.trip+p.trip/2, mostLead), leastLead, min(ahead, mostAhead))
 }
 
-// heard is called with each answer. It returns approximately when the limiter gave it.
-func (p *pace) heard(a *question, now time.Time) time.Time {
-	trip := now.Sub(a.sent)
+// measureTrip learns how long the round trip of q took, and returns approximately when the limiter answered.
+func (p *pace) measureTrip(q *question, now time.Time) time.Time {
+	trip := now.Sub(q.sent)
 	p.trip = max(trip, p.trip-p.trip/4)
-	return a.sent.Add(trip / 2)
+	return q.sent.Add(trip / 2)
 }
 
-// heed takes the step from d.
-func (p *pace) heed(d *Answer) {
-	p.step, p.single, p.plain = d.step(p.kind), d.parts, d.partPlain
+// learnStep takes the step from a.
+func (p *pace) learnStep(a *Answer) {
+	p.step, p.single, p.plain = a.step(p.kind), a.parts, a.partPlain
 	p.longest = max(p.step, p.longest-p.longest/4)
 }
 
 // admitted learns from an admission.
-func (p *pace) admitted(d *Answer, a *question, now time.Time) {
-	at := p.heard(a, now)
+func (p *pace) admitted(a *Answer, q *question, now time.Time) {
+	at := p.measureTrip(q, now)
 	p.notBefore, p.rest, p.since, p.denied = time.Time{}, time.Time{}, time.Time{}, 0
-	counted := d.Limit > 0 // otherwise others need not wait
-	p.turns = p.kind >= Turns && counted && (p.turns || p.kind < Foreign || d.Delay > 0)
+	counted := a.Limit > 0 // otherwise others need not wait
+	p.turns = p.kind >= Turns && counted && (p.turns || p.kind < Foreign || a.Delay > 0)
 	if p.kind >= Turns && counted {
-		if p.notBefore = now.Add(d.Delay); p.kind == Leaky && !d.Elsewhere {
-			p.notBefore = now.Add(d.ResetAfter)
+		if p.notBefore = now.Add(a.Delay); p.kind == Leaky && !a.Elsewhere {
+			p.notBefore = now.Add(a.ResetAfter)
 		}
 	} else {
-		at = at.Add(d.Delay)
+		at = at.Add(a.Delay)
 	}
-	if p.early = 0; d.Delay > 0 && (!d.parts || d.partEarly) {
+	if p.early = 0; a.Delay > 0 && (!a.parts || a.partEarly) {
 		p.early = 1
 	}
 	// It is not known which of the questions in progress came before. Nor is it known whether this
 	// answer is still true, if a later question was answered faster.
-	room := max(0, d.Remaining-p.unknown)
-	if a.answers+1 != p.answers {
+	room := max(0, a.Remaining-p.pendingEvents)
+	if q.answers+1 != p.answers {
 		room = min(room, p.room)
 	}
 	p.room = room
-	if a.order >= p.answered {
-		p.answered = a.order
-		p.heed(d)
-		p.base = at.Add(p.span(p.asked - a.order - d.Remaining + room))
+	if q.order >= p.answered {
+		p.answered = q.order
+		p.learnStep(a)
+		p.base = at.Add(p.span(p.asked - q.order - a.Remaining + room))
 	}
 }
 
 // refused learns from a denial with room for the events, whose turn is only too far away.
-func (p *pace) refused(d *Answer, a *question, now time.Time) {
-	p.heard(a, now)
+func (p *pace) refused(a *Answer, q *question, now time.Time) {
+	p.measureTrip(q, now)
 	if p.kind == Unknown {
 		p.kind = Turns
 	}
-	p.turns, p.room, p.base, p.denied, p.early = true, d.Remaining, now, 0, 0
-	p.notBefore = now.Add(min(d.RetryAfter, Forever) + a.within)
+	p.turns, p.room, p.base, p.denied, p.early = true, a.Remaining, now, 0, 0
+	p.notBefore = now.Add(min(a.RetryAfter, Forever) + q.within)
 }
 
 // exhausted learns from any other denial. At RetryAfter, the same question is admitted. Only for
 // the buckets is it known what that means for more or fewer events.
-func (p *pace) exhausted(d *Answer, a *question, now time.Time) {
-	p.heard(a, now)
-	p.answered = max(p.answered, a.order)
-	p.heed(d)
-	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.placed = p.placed && p.early != 0 // otherwise base was a guess
-	p.rest, p.notBefore, p.denied, p.early = now.Add(leastPause), due, a.n, -1
-	p.room, p.base = 0, due.Add(-p.span(a.n))
+func (p *pace) exhausted(a *Answer, q *question, now time.Time) {
+	p.measureTrip(q, now)
+	p.answered = max(p.answered, q.order)
+	p.learnStep(a)
+	due := now.Add(min(max(a.RetryAfter, 0), Forever))
+	p.turnsChecked = p.turnsChecked && p.early != 0 // otherwise base was a guess
+	p.rest, p.notBefore, p.denied, p.early = now.Add(leastPause), due, q.n, -1
+	p.room, p.base = 0, due.Add(-p.span(q.n))
 	if p.since.IsZero() {
 		p.since = now
 	}
-	switch reset := now.Add(min(d.ResetAfter, Forever)); {
-	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
+	switch reset := now.Add(min(a.ResetAfter, Forever)); {
+	case p.kind == Leaky && !a.Elsewhere && reset.After(due):
 		p.notBefore = reset
-	case p.kind == Bucket && !d.Elsewhere: // the events then still have to wait for the time that the question allowed
-		p.base, p.notBefore = p.base.Add(a.within), due.Add(a.within)
+	case p.kind == Bucket && !a.Elsewhere: // the events then still have to wait for the time that the question allowed
+		p.base, p.notBefore = p.base.Add(q.within), due.Add(q.within)
 	case p.kind != Leaky:
 		p.base = time.Time{}
 		if again := now.Add(max(stale, now.Sub(p.since))); p.kind == Leased && again.Before(due) { // so that no wait is twice as long

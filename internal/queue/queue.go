@@ -48,7 +48,7 @@ type queue struct {
 	events   int       // of all waiters in the queue
 	largest  int       // no waiter in the queue wants more
 	soonest  time.Time // no waiter in the queue has an earlier end; zero if it is empty
-	holders  int       // waiters with a permit that sleep until its time
+	permits  int       // whose waiters sleep until their time
 
 	latest   Answer // for waiters that are refused without asking
 	latestAt time.Time
@@ -84,7 +84,7 @@ func lock(i id, kind Kind) *queue {
 	return q
 }
 
-func (q *queue) empty() bool { return q.pending == 0 && q.waiters.Len() == 0 && q.holders == 0 }
+func (q *queue) empty() bool { return q.pending == 0 && q.waiters.Len() == 0 && q.permits == 0 }
 
 // first returns the waiter that may ask next, or nil if there is none.
 func (q *queue) first() *Waiter {
@@ -98,7 +98,7 @@ func (q *queue) first() *Waiter {
 func (q *queue) wakeOrRemove() {
 	s := q.shard
 	if w := q.first(); w != nil {
-		w.call()
+		w.signal()
 	} else if q.empty() && s.queues != nil {
 		delete(s.queues, q.id)
 		*q = queue{} // so that it keeps nothing alive
@@ -145,25 +145,25 @@ func (q *queue) remove(w *Waiter) {
 // remember keeps an answer for waiters that will not ask. It refuses waiters that want more than
 // the limit, and waiters whose permit is known to come too late. Waiters that arrive later check
 // their own place in the queue.
-func (q *queue) remember(d Answer, now time.Time) {
-	if d.Allowed { // keep the information of the last denial
-		d.Info = q.latest.Info
+func (q *queue) remember(a Answer, now time.Time) {
+	if a.Allowed { // keep the information of the last denial
+		a.Info = q.latest.Info
 	}
-	q.latest, q.latestAt = d, now
+	q.latest, q.latestAt = a, now
 	q.err, q.pause = nil, 0
 	late := !q.soonest.IsZero() && q.soonest.Before(q.notBefore.Add(q.trip))
-	placed := q.placed || q.base.IsZero()
-	if !late && placed && !q.tooMany(q.largest) {
+	checked := q.turnsChecked || q.base.IsZero()
+	if !late && checked && !q.tooMany(q.largest) {
 		return
 	}
-	q.placed = !q.base.IsZero()
+	q.turnsChecked = !q.base.IsZero()
 	q.largest, q.soonest = 0, time.Time{}
 	before := 0 // events of the waiters that stay
 	for e := q.waiters.Front(); e != nil; {
 		w := e.Value.(*Waiter)
 		e = e.Next()
 		turn := q.earliest(before + w.N)
-		never := q.tooMany(w.N) && !d.Elsewhere && w.Asker.Hands()
+		never := q.tooMany(w.N) && !a.Elsewhere && w.Asker.Hands()
 		if !never && !q.tooLate(w.end, turn, now) {
 			before += w.N
 			q.bounds(w)
@@ -174,7 +174,7 @@ func (q *queue) remember(d Answer, now time.Time) {
 			w.Answer.RetryAfter, w.refusal = Never, ErrNever
 		}
 		q.remove(w)
-		w.call()
+		w.signal()
 	}
 }
 
@@ -205,7 +205,7 @@ func (q *queue) recheck(now time.Time) {
 		if _, at, _ := w.plan(now); at.Sub(now) <= stale {
 			return
 		}
-		w.call()
+		w.signal()
 	}
 	q.forget()
 }

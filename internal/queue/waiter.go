@@ -16,7 +16,7 @@ const (
 	mostPause  = time.Second
 	stale      = time.Second // the age from which an answer is checked when a waiter arrives
 	mostEvents = 1 << 48     // equivalent to any larger number of events, and sums do not overflow
-	handings   = 8           // number of waiters that are tried to find one that can take a permit
+	handTries  = 8           // number of waiters that are tried to find one that can take a permit
 )
 
 // Errors of a wait that ends without a permit. Nothing is charged then.
@@ -65,7 +65,7 @@ type Waiter struct {
 	queue    *queue
 	end      time.Time // the latest turn
 	arrival  uint64
-	seated   bool          // the waiter has a place
+	hasPlace bool          // the waiter has a place
 	wake     chan struct{} // of capacity 1; nil until the waiter is in the queue
 	question question      // the last question
 	due      time.Time     // the time of a permit
@@ -89,8 +89,8 @@ func (w *Waiter) Free() {
 	waiters.Put(w)
 }
 
-// call wakes w.
-func (w *Waiter) call() {
+// signal wakes w.
+func (w *Waiter) signal() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -102,7 +102,7 @@ func (w *Waiter) call() {
 func (w *Waiter) Wait(ctx context.Context) error {
 	w.N = int(min(int64(w.N), mostEvents))
 	q := lock(id{w.Limiter, w.Key}, w.Kind)
-	defer w.done(q.shard)
+	defer w.finish(q.shard)
 	w.queue = q
 	now := time.Now()
 	if err := w.arrive(ctx, now); err != nil {
@@ -127,8 +127,8 @@ func (w *Waiter) Wait(ctx context.Context) error {
 			if err := w.ask(ctx, next, now); !errors.Is(err, errDenied) {
 				return err
 			}
-		case w.element == nil && !w.sit():
-			w.Ahead = q.events + q.unknown
+		case w.element == nil && !w.takePlace():
+			w.Ahead = q.events + q.pendingEvents
 			return w.leave(cmp.Or(q.err, ErrFull))
 		case w.element == nil:
 			q.insert(w)
@@ -158,19 +158,19 @@ func (w *Waiter) arrive(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// sit takes a place, and reports whether w has one or needs none.
-func (w *Waiter) sit() bool {
+// takePlace takes a place, and reports whether w has one or needs none.
+func (w *Waiter) takePlace() bool {
 	p := w.Places
-	if p == nil || w.seated {
+	if p == nil || w.hasPlace {
 		return true
 	}
-	w.seated = p.take()
-	return w.seated
+	w.hasPlace = p.take()
+	return w.hasPlace
 }
 
-// done unlocks s, and releases w's place. (w's queue may be gone.)
-func (w *Waiter) done(s *shard) {
-	if w.seated {
+// finish unlocks s, and releases w's place. (w's queue may be gone.)
+func (w *Waiter) finish(s *shard) {
+	if w.hasPlace {
 		w.Places.taken.Add(-1)
 	}
 	s.mu.Unlock()
@@ -202,45 +202,45 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 	if w.N >= q.denied && at.Before(q.rest) {
 		at = q.rest
 	}
-	return next, at, q.pending == 0 || q.several(w.N, known)
+	return next, at, q.pending == 0 || q.mayOverlap(w.N, known)
 }
 
 // ask asks the limiter, and sleeps until the turn that the limiter gives. It returns errDenied if w
 // must wait in the queue again.
 func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	q := w.queue
-	if q.kind >= Turns && (w.seated || w.Places == nil || !w.Places.Full()) {
-		next.within, next.patient = min(patience(w.end.Sub(now), q.trip), Forever), true
+	if q.kind >= Turns && (w.hasPlace || w.Places == nil || !w.Places.Full()) {
+		next.within, next.wholeTime = min(patience(w.end.Sub(now), q.trip), Forever), true
 	} else if now.Add(next.within).After(w.end) {
-		next.within, next.patient = max(0, w.end.Sub(now)), true
+		next.within, next.wholeTime = max(0, w.end.Sub(now)), true
 	}
 	next.sent = now
 	q.remove(w)
-	q.ask(&next)
+	q.assumeCharged(&next)
 	w.question = next
 	q.wakeOrRemove() // the next waiter may be due as well
-	err, d := w.put(ctx), &w.Answer
-	if err == nil && d.Allowed && d.Delay <= 0 && q.empty() { // no other waiter needs the answer
+	err, a := w.askLimiter(ctx), &w.Answer
+	if err == nil && a.Allowed && a.Delay <= 0 && q.empty() { // no other waiter needs the answer
 		q.wakeOrRemove()
 		return nil
 	}
 	err = w.learn(ctx, err)
-	if q.wakeOrRemove(); d.Delay <= 0 || err != nil {
+	if q.wakeOrRemove(); a.Delay <= 0 || err != nil {
 		return err
 	}
 	switch {
-	case !w.sit():
+	case !w.takePlace():
 		err = ErrFull
 	case w.due.After(w.end):
 		err = ErrTooLate
 	default:
 		return w.sleepUntilDue(ctx)
 	}
-	return cmp.Or(w.handBack(ctx), err)
+	return cmp.Or(w.returnPermit(ctx), err)
 }
 
-// put asks w's question, without the lock. If the limiter panics, the other waiters continue.
-func (w *Waiter) put(ctx context.Context) (err error) {
+// askLimiter asks w's question, without the lock. If the limiter panics, the other waiters continue.
+func (w *Waiter) askLimiter(ctx context.Context) (err error) {
 	q, returned := w.queue, false
 	q.shard.mu.Unlock()
 	defer func() {
@@ -258,20 +258,20 @@ func (w *Waiter) put(ctx context.Context) (err error) {
 // learn learns from the answer to w's question, and returns how the answer ends the wait, or
 // errDenied if it does not.
 func (w *Waiter) learn(ctx context.Context, err error) error {
-	q, d, now := w.queue, &w.Answer, time.Now()
+	q, a, now := w.queue, &w.Answer, time.Now()
 	switch {
 	case err != nil:
 		return w.failed(ctx, err, now)
-	case d.Allowed:
-		if w.due = now.Add(d.Delay); d.Delay > 0 {
-			q.holders++
+	case a.Allowed:
+		if w.due = now.Add(a.Delay); a.Delay > 0 {
+			q.permits++
 		}
-		q.admitted(d, &w.question, now)
-		q.remember(*d, now)
+		q.admitted(a, &w.question, now)
+		q.remember(*a, now)
 		return nil
-	case d.RetryAfter == Never:
+	case a.RetryAfter == Never:
 		q.forget() // the question was treated as charged
-		q.remember(*d, now)
+		q.remember(*a, now)
 		return ErrNever
 	}
 	return w.denied(now)
@@ -292,7 +292,7 @@ func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 		q.failedAt, q.pause = now, max(errorPause, min(2*q.pause, mostPause))
 	}
 	q.err, q.rest = err, q.failedAt.Add(q.pause)
-	if q.rest.After(w.end) || !w.sit() {
+	if q.rest.After(w.end) || !w.takePlace() {
 		return err
 	}
 	q.insert(w)
@@ -303,39 +303,39 @@ func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 // the events could be admitted, from which the limiter has subtracted the time that the question
 // allowed.
 func (w *Waiter) denied(now time.Time) error {
-	q, a, d, err := w.queue, &w.question, &w.Answer, errDenied
-	if !w.sit() { // the question was for a turn without a sleep
+	q, asked, a, err := w.queue, &w.question, &w.Answer, errDenied
+	if !w.takePlace() { // the question was for a turn without a sleep
 		q.forget()
 		return ErrFull
 	}
-	if a.n == 0 { // it was asked out of turn, and what is known is of the waiters before it
-		if q.tooLate(w.end, now.Add(min(d.RetryAfter, Forever)), now) {
+	if asked.n == 0 { // it was asked out of turn, and what is known is of the waiters before it
+		if q.tooLate(w.end, now.Add(min(a.RetryAfter, Forever)), now) {
 			return ErrTooLate
 		}
 		q.insert(w)
 		return err
 	}
-	late := a.patient && d.late > 0 && q.kind != Bucket // the RetryAfter of a bucket shows it
+	late := asked.wholeTime && a.late > 0 && q.kind != Bucket // the RetryAfter of a bucket shows it
 	if late {
-		d.RetryAfter = max(d.RetryAfter, min(d.late, Forever)+a.within)
+		a.RetryAfter = max(a.RetryAfter, min(a.late, Forever)+asked.within)
 	}
-	turns := d.Remaining >= w.N && (q.kind >= Turns || q.kind == Unknown)
+	turns := a.Remaining >= w.N && (q.kind >= Turns || q.kind == Unknown)
 	if turns {
-		q.refused(d, a, now)
+		q.refused(a, asked, now)
 	} else {
-		q.exhausted(d, a, now)
+		q.exhausted(a, asked, now)
 	}
 	if turns || q.kind == Bucket {
-		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
+		a.RetryAfter = min(a.RetryAfter, Forever) + asked.within
 	}
-	if turns && a.patient || late || q.tooLate(w.end, q.notBefore, now) {
+	if turns && asked.wholeTime || late || q.tooLate(w.end, q.notBefore, now) {
 		if err = ErrTooLate; q.mixed { // what is known may be of its larger call
 			q.forget()
 		}
 	} else {
 		q.insert(w)
 	}
-	q.remember(*d, now) // it may refuse w because of its place
+	q.remember(*a, now) // it may refuse w because of its place
 	return err
 }
 
@@ -381,26 +381,26 @@ func (w *Waiter) sleep(ctx context.Context, t time.Time, ready bool) {
 func (w *Waiter) sleepUntilDue(ctx context.Context) error {
 	for time.Now().Before(w.due) {
 		if ctx.Err() != nil {
-			return join(ctx.Err(), w.handBack(ctx))
+			return join(ctx.Err(), w.returnPermit(ctx))
 		}
 		w.sleep(ctx, w.due, true)
 	}
-	w.queue.holders--
+	w.queue.permits--
 	w.queue.wakeOrRemove()
 	return nil
 }
 
-// handBack passes the permit to a waiter for the same number of events, if that waiter may have it,
+// returnPermit passes the permit to a waiter for the same number of events, if that waiter may have it,
 // or refunds it.
-func (w *Waiter) handBack(ctx context.Context) (err error) {
+func (w *Waiter) returnPermit(ctx context.Context) (err error) {
 	q, returned := w.queue, false
-	if w.Asker.Hands() && w.hand() {
+	if w.Asker.Hands() && w.handOn() {
 		return nil
 	}
 	q.shard.mu.Unlock()
 	defer func() { // even if Refund panics
 		q.shard.mu.Lock()
-		q.holders--
+		q.permits--
 		if returned {
 			q.forget()
 		}
@@ -411,15 +411,15 @@ func (w *Waiter) handBack(ctx context.Context) (err error) {
 	return err
 }
 
-// hand passes w's permit to a waiter in the queue.
-func (w *Waiter) hand() bool {
+// handOn passes w's permit to a waiter in the queue.
+func (w *Waiter) handOn() bool {
 	q := w.queue
-	for e, tried := q.waiters.Front(), 0; e != nil && tried < handings; e, tried = e.Next(), tried+1 {
+	for e, tried := q.waiters.Front(), 0; e != nil && tried < handTries; e, tried = e.Next(), tried+1 {
 		next := e.Value.(*Waiter)
 		if next.N == w.N && !w.due.After(next.end) {
 			q.remove(next)
 			next.permit, next.due = w.Asker.Permit(), w.due
-			next.call()
+			next.signal()
 			q.wakeOrRemove()
 			return true
 		}
