@@ -96,7 +96,7 @@ type Batch struct {
 	Err      error
 	Panicked any // what the store panicked with
 
-	alone struct { // Requests and Parts for a single key
+	single struct { // Requests and Parts for a single key
 		requests [1]store.Request
 		parts    [1]Part
 	}
@@ -105,7 +105,7 @@ type Batch struct {
 // Make prepares b for claims on so many keys. The caller sets the Requests.
 func (b *Batch) Make(keys int, claims []Claim, p *pending.Patience) {
 	b.Claims, b.Patience = claims, p
-	if b.Requests, b.Parts = b.alone.requests[:], b.alone.parts[:]; keys > 1 {
+	if b.Requests, b.Parts = b.single.requests[:], b.single.parts[:]; keys > 1 {
 		b.Requests, b.Parts = make([]store.Request, keys), make([]Part, keys)
 	}
 	for i := range b.Parts {

@@ -120,7 +120,7 @@ func (s *Store) decide(ctx context.Context, requests []store.Request, replies []
 		return err
 	}
 	err := store.ErrTimeout // if the store panics, it has not answered
-	defer func() { s.goOn(k, requests, nil, err) }()
+	defer func() { s.proceed(k, requests, nil, err) }()
 	err = alone()
 	return err
 }
@@ -142,9 +142,9 @@ func (s *Store) wait(k keyhash.Hash, requests []store.Request) (w batch.Claim, l
 	return w, q.last
 }
 
-// goOn asks the store for the calls that wait on k, after a call that ended with err: first those in
+// proceed asks the store for the calls that wait on k, after a call that ended with err: first those in
 // left, then those that have arrived since. If there are none, no call is in progress any more.
-func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Claim, err error) {
+func (s *Store) proceed(k keyhash.Hash, requests []store.Request, left []batch.Claim, err error) {
 	s.mu.Lock()
 	q := s.waiters[k]
 	next, others := batch.Next(left, q.claims)
@@ -167,7 +167,7 @@ func (s *Store) goOn(k keyhash.Hash, requests []store.Request, left []batch.Clai
 func (s *Store) askFor(k keyhash.Hash, b *batch.Batch) {
 	defer func() {
 		again, given := s.answer(b)
-		s.goOn(k, b.Requests, again, b.Err) // before the refunds, in which the store may panic or end the goroutine
+		s.proceed(k, b.Requests, again, b.Err) // before the refunds, in which the store may panic or end the goroutine
 		s.giveBack(b, given)
 	}()
 	b.Ask(context.Background(), s.inner) // not a waiter's context, because the store has its own timeout

@@ -15,7 +15,7 @@ type fetch struct {
 	batch.Batch
 	misses   []miss
 	portions []portion  // one for each key
-	alone    [1]portion // the portions for a single key
+	single   [1]portion // the portions for a single key
 	sent     time.Duration
 }
 
@@ -23,8 +23,8 @@ var fetches = sync.Pool{New: func() any { return new(fetch) }}
 
 // portion is one key's part of a fetch.
 type portion struct {
-	leads bool  // whether the fetch gets a lease of the key
-	wish  int64 // events to ask for if there were enough
+	leases bool  // whether the fetch asks for a lease of the key
+	wish   int64 // events to ask for if there were enough
 	*grant
 	left int // events of the lease, and of the claims not yet answered
 }
@@ -36,21 +36,21 @@ func (d *Store) newFetch(misses []miss, claims []batch.Claim) (f *fetch, wait bo
 	f = fetches.Get().(*fetch)
 	f.misses = misses
 	f.Make(len(misses), claims, d.patience)
-	if f.portions = f.alone[:]; len(misses) > 1 {
+	if f.portions = f.single[:]; len(misses) > 1 {
 		f.portions = make([]portion, len(misses))
 	}
 	for i := range misses {
-		l := &misses[i]
-		f.Requests[i] = l.request
-		f.Requests[i].Limit = l.limits.by
-		f.Parts[i].Last = &l.entry.answered
-		l.shard.mu.Lock()
-		alone := len(claims) > 0 && len(misses) == 1 && l.entry.limits == l.limits && !d.closed.Load()
-		answered, wait := alone && l.answered(d.now(), claims[0].N[0]), alone && l.entry.fetching
+		m := &misses[i]
+		f.Requests[i] = m.request
+		f.Requests[i].Limit = m.limits.by
+		f.Parts[i].Last = &m.entry.answered
+		m.shard.mu.Lock()
+		alone := len(claims) > 0 && len(misses) == 1 && m.entry.limits == m.limits && !d.closed.Load()
+		answered, wait := alone && m.answered(d.now(), claims[0].N[0]), alone && m.entry.fetching
 		if !answered && !wait {
-			d.lead(f, i)
+			d.addLease(f, i)
 		}
-		l.shard.mu.Unlock()
+		m.shard.mu.Unlock()
 		if answered || wait {
 			return nil, !answered
 		}
@@ -59,24 +59,24 @@ func (d *Store) newFetch(misses []miss, claims []batch.Claim) (f *fetch, wait bo
 }
 
 // answered reports whether the answer to a call for n events is held or known.
-func (l *miss) answered(now time.Duration, n int64) bool {
-	e := l.entry
+func (m *miss) answered(now time.Duration, n int64) bool {
+	e := m.entry
 	return e.left >= int(n) && now < e.until || e.spare.left >= int(n) && now < e.spare.until || n == 1 && now < e.denied
 }
 
-// lead makes f the call that fetches the next lease of key i, unless another call does, or f
-// fetches ahead and nothing is needed. The caller holds the shard's lock.
-func (d *Store) lead(f *fetch, i int) {
-	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
-	e, now := l.entry, d.now()
+// addLease makes f fetch the next lease of key i, unless another call does, or f fetches ahead and
+// nothing is needed. The caller holds the shard's lock.
+func (d *Store) addLease(f *fetch, i int) {
+	m, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
+	e, now := m.entry, d.now()
 	d.tidy(e, now)
-	forgotten := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
+	forgotten := m.shard.keys[d.seeds.In(e.ns, e.key)] != e
 	needed := len(f.Claims) > 0 || e.low() && now >= e.denied || e.owed > 0
 	room := f.UpTo() || e.owed == 0 && e.spare.left == 0
-	if forgotten || e.fetching || e.limits != l.limits || !needed || !room || !d.begin() {
+	if forgotten || e.fetching || e.limits != m.limits || !needed || !room || !d.begin() {
 		return
 	}
-	e.fetching, k.leads = true, true
+	e.fetching, k.leases = true, true
 	p.Owed = int64(e.due())
 	k.wish = int64(e.ask(now, int(p.Sum), d.termsOf(e.ns))) // Owed+Sum or more, because claims find no spare lease here
 	if p.Want = k.wish; !f.UpTo() {                         // all or none, so ask for no more than there is, as far as is known
@@ -96,7 +96,7 @@ func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
 	return nil
 }
 
-// land receives the results of f, and answers its claims.
+// land takes in what the store has answered to f, and answers its claims.
 func (d *Store) land(f *fetch) (again []batch.Claim) {
 	d.stats.asked.Add(int64(f.Asked))
 	if f.Lost {
@@ -124,14 +124,14 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 // lifetime, however long the call took, so that leases work even if the store needs longer than a
 // lifetime to answer.
 func (d *Store) takeIn(f *fetch, i int) {
-	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
-	rule, by := l.request.Namespace.Rule, l.limits.by
-	says := p.Reply.Report(rule, by, p.Granted, p.Granted)
-	k.grant = &grant{at: p.Reply.X, reset: says.Reset, room: int(says.Remaining), limits: l.limits}
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	e, now := l.entry, d.now()
-	if k.leads {
+	m, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
+	rule, by := m.request.Namespace.Rule, m.limits.by
+	report := p.Reply.Report(rule, by, p.Granted, p.Granted)
+	k.grant = &grant{at: p.Reply.X, reset: report.Reset, room: int(report.Remaining), limits: m.limits}
+	m.shard.mu.Lock()
+	defer m.shard.mu.Unlock()
+	e, now := m.entry, d.now()
+	if k.leases {
 		defer d.running.Done()
 		defer d.wake(e)
 		e.fetching = false
@@ -143,7 +143,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 		if f.Lost {
 			e.failed()
 		}
-		if p.Forced > 0 && (f.Next == nil || l.limits != e.limits) {
+		if p.Forced > 0 && (f.Next == nil || m.limits != e.limits) {
 			e.full = max(e.full, now+lengthened(refill(by.Burst, by))) // it is not known for how long, but for no longer
 		}
 	}
@@ -151,20 +151,20 @@ func (d *Store) takeIn(f *fetch, i int) {
 		return
 	}
 	f.Next[i] = f.Next[i].Plainly(rule, by, f.NextN[i], 0)
-	if l.limits == e.limits { // otherwise it says nothing about the current limit
+	if m.limits == e.limits { // otherwise it says nothing about the current limit
 		f.Next[i] = d.learn(e, f.Next[i], f.NextN[i], f.sent, now)
 	}
 }
 
 // takeLease receives what was granted for key i, minus what the claims need.
 func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
-	l, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
-	e := l.entry
+	m, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
+	e := m.entry
 	d.stats.granted.Add(p.Granted)
 	owed := e.owed
 	held := e.receive(grants{
 		granted: int(p.Granted), want: int(k.wish), owed: int(p.Owed), room: k.room,
-		sent: f.sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, k.reset, l.limits.by),
+		sent: f.sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, k.reset, m.limits.by),
 	}, d.termsOf(e.ns))
 	held.grant = k.grant
 	if n := owed - e.owed; n > 0 {
@@ -176,7 +176,7 @@ func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 	if held != &e.lease && held != &e.spare { // there is no room for it
 		d.giveBack(e, held.grant, held.left)
 	}
-	if l.limits != e.limits { // the limit has changed in the meantime
+	if m.limits != e.limits { // the limit has changed in the meantime
 		d.giveUp(e)
 	}
 }
@@ -209,9 +209,9 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 	d.do(func(ctx context.Context) error {
 		s.mu.Lock()
 		e.queued = false
-		l := miss{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
+		m := miss{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
 		s.mu.Unlock()
-		if f, _ := d.newFetch([]miss{l}, nil); f.portions[0].leads {
+		if f, _ := d.newFetch([]miss{m}, nil); f.portions[0].leases {
 			d.run(ctx, f)
 		}
 		return nil

@@ -76,9 +76,9 @@ func (h *holding[G]) borrow(now time.Duration, t *terms) bool {
 	return true
 }
 
-// settle reports whether it is time to ask in order to pay what is owed. Less than that can wait
+// mustPay reports whether it is time to ask in order to pay what is owed. Less than that can wait
 // for a sweep.
-func (h *holding[G]) settle(t *terms) bool { return 2*h.owed >= t.overdraft }
+func (h *holding[G]) mustPay(t *terms) bool { return 2*h.owed >= t.overdraft }
 
 // lapse ends a grant that has lapsed, and returns how many of its events were not spent. There may
 // be a second one.

@@ -248,7 +248,7 @@ func TestALongLineIsDecidedOnInParts(t *testing.T) {
 			ln.claims = append(ln.claims, batch.Claim{Call: pending.New[batch.Verdict](), N: []int64{n}})
 		}
 		claims := slices.Clone(ln.claims)
-		d.goOn(ln, nil)
+		d.proceed(ln, nil)
 		for _, c := range claims {
 			_, err := c.Wait(t.Context(), d.patience, &e.answered)
 			require.NoError(t, err)

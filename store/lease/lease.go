@@ -185,7 +185,7 @@ type paid struct {
 // remembered is a plain reply of the store.
 type remembered struct {
 	reply store.Reply
-	told  time.Duration
+	at    time.Duration
 }
 
 // Option configures a [Store].

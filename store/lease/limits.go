@@ -95,10 +95,10 @@ func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecon
 // inMicros returns d in µs, rounded up.
 func inMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
-// limits are a limit as callers ask for it, and as the store is asked for it.
+// limits are the limit of callers, and the strict one that the store is asked for.
 type limits struct {
 	rule     *store.Rule
-	own, by  store.Limit
+	own, by  store.Limit // of callers, and strict
 	leasable bool
 }
 
@@ -108,9 +108,9 @@ func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 	return ls
 }
 
-// told returns r, a reply under the strict limit to a call for n events, as a reply under the limit
-// that was asked for. If r admits the events, charged is how many are charged: all or none.
-func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
+// underOwn returns r, a reply under the strict limit to a call for n events, as a reply under the limit
+// of callers. If r admits the events, charged is how many are charged: all or none.
+func (ls *limits) underOwn(r store.Reply, n, charged int64) store.Reply {
 	if ls.by == ls.own {
 		return r
 	}

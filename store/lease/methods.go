@@ -25,7 +25,7 @@ func (d *Store) takeUpTo(ctx context.Context, q *store.Request) (r store.Reply, 
 		return store.Reply{}, err
 	}
 	n := max(1, min(q.N, r.Available(ns.Rule, ls.by)))
-	return ls.told(r, n, n), nil
+	return ls.underOwn(r, n, n), nil
 }
 
 // surrender refunds everything that is held of key, and waits for it.
@@ -89,12 +89,12 @@ func (d *Store) putBackOne(r *store.Request, spent store.Reply) {
 	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)}, n)
 }
 
-// seen returns r, the store's reply to a look for n events, with the events that are held here
+// withHeld returns r, the store's reply to a look for n events, with the events that are held here
 // added.
-func (d *Store) seen(ns *store.Namespace, key string, ls *limits, r store.Reply, n int64) store.Reply {
+func (d *Store) withHeld(ns *store.Namespace, key string, ls *limits, r store.Reply, n int64) store.Reply {
 	left := d.heldOf(ns, key, ls.own)
 	if left == 0 {
-		return ls.told(r, n, 0)
+		return ls.underOwn(r, n, 0)
 	}
 	p := r.Plainly(ns.Rule, ls.by, n, 0)
 	if p.Y = min(ls.by.Burst, p.Y+left); left >= n {
@@ -130,8 +130,8 @@ func (d *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 		return r, nil
 	}
 	r.Outcome = store.Admitted
-	says := r.Report(ns.Rule, ls.by, n, n)
-	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: says.Reset}, nil
+	report := r.Report(ns.Rule, ls.by, n, n)
+	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: report.Reset}, nil
 }
 
 // noteDebt records that key was overdrawn at that time, unless it already records that an overdraft

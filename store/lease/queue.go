@@ -72,7 +72,7 @@ func (d *Store) wake(e *entry) {
 	for q := e.queues; q != nil; q = q.after {
 		if len(q.misses) == 1 && !q.busy {
 			q.busy = true
-			go d.goOn(q, nil)
+			go d.proceed(q, nil)
 		}
 	}
 }
@@ -90,12 +90,12 @@ func (e *entry) forget(q *queue) {
 // goroutine.
 func (d *Store) askFor(ctx context.Context, q *queue, f *fetch) {
 	var again []batch.Claim
-	defer func() { d.goOn(q, again) }()
+	defer func() { d.proceed(q, again) }()
 	again = d.run(ctx, f)
 }
 
-// goOn asks the store for the claims that are left in q, if any.
-func (d *Store) goOn(q *queue, left []batch.Claim) {
+// proceed asks the store for the claims that are left in q, if any.
+func (d *Store) proceed(q *queue, left []batch.Claim) {
 	if f := d.next(q, left, true); f != nil {
 		go d.askFor(context.Background(), q, f)
 	}
@@ -163,8 +163,8 @@ func (d *Store) answerHere(misses []miss, claims []batch.Claim) []batch.Claim {
 }
 
 // stale reports whether other calls now ask for the key under another limit.
-func (l miss) stale() bool {
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	return l.entry.limits != l.limits
+func (m miss) stale() bool {
+	m.shard.mu.Lock()
+	defer m.shard.mu.Unlock()
+	return m.entry.limits != m.limits
 }

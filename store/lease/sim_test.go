@@ -237,7 +237,7 @@ func (m *model) decide(p *process) {
 	case now < p.denied:
 	case p.borrow(now, &m.terms):
 		m.admit(m.now)
-		if p.settle(&m.terms) {
+		if p.mustPay(&m.terms) {
 			m.doFetch(p)
 		}
 	default:

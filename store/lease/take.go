@@ -57,14 +57,14 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 }
 
 // takeOne decides on r. If l is not nil, none of the events of r are held.
-func (d *Store) takeOne(ctx context.Context, r store.Request, l *miss) (store.Reply, error) {
+func (d *Store) takeOne(ctx context.Context, r store.Request, m *miss) (store.Reply, error) {
 	requests, replies := [1]store.Request{r}, [1]store.Reply{}
-	if l == nil {
+	if m == nil {
 		err := d.takeMisses(ctx, requests[:], replies[:], d.decideHere(requests[:], replies[:]))
 		return replies[0], err
 	}
-	l.request = r
-	_, err := d.claim(ctx, []miss{*l}, replies[:])
+	m.request = r
+	_, err := d.claim(ctx, []miss{*m}, replies[:])
 	return replies[0], err
 }
 
@@ -141,20 +141,20 @@ func (d *Store) takeMisses(ctx context.Context, requests []store.Request, replie
 }
 
 // alone reports whether l must be asked for in a call of its own.
-func (l miss) alone() bool {
-	return l.entry == nil || !l.request.Votes() || l.request.N > batch.MostEvents
+func (m miss) alone() bool {
+	return m.entry == nil || !m.request.Votes() || m.request.N > batch.MostEvents
 }
 
 // decideHere decides on requests by what is held and known, if it can. Otherwise, it returns what
 // to ask for, and has spent the events that are held for the rest.
 func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (misses []miss) {
 	for i := range requests {
-		if l, held := d.spendFor(&requests[i], &replies[i]); !held {
-			l.at, l.request = i, requests[i]
-			if l.limits == nil {
-				l.limits = newLimits(l.request.Namespace.Rule, l.request.Limit, d.terms.life)
+		if m, held := d.spendFor(&requests[i], &replies[i]); !held {
+			m.at, m.request = i, requests[i]
+			if m.limits == nil {
+				m.limits = newLimits(m.request.Namespace.Rule, m.request.Limit, d.terms.life)
 			}
-			misses = append(misses, l)
+			misses = append(misses, m)
 		}
 	}
 	switch {
@@ -171,44 +171,44 @@ func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (mis
 
 // spendFor spends the events of r if they are held. If they are not, but the store's answer is
 // known, it sets reply.
-func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l miss, held bool) {
+func (d *Store) spendFor(r *store.Request, reply *store.Reply) (m miss, held bool) {
 	own := r.Limit.TurnBefore(0)
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo          // otherwise events of a bucket are due if they are held
 	if r.Looks() || r.Reserved > 0 || leaseless && s.keys[id] == nil { // only the store knows what remains
-		return l, false
+		return m, false
 	}
 	e := d.entry(s, id, r.Namespace, r.Key, own)
 	if e == nil {
-		return l, false
+		return m, false
 	}
 	now := d.now()
 	if held := d.spend(e, now, r.N); held != nil {
 		*reply = d.admit(held, r.N)
-		return l, true
+		return m, true
 	}
 	if leaseless {
-		return l, false
+		return m, false
 	}
-	l.shard, l.entry, l.limits = s, e, e.limits
+	m.shard, m.entry, m.limits = s, e, e.limits
 	switch {
 	case r.N > 1:
 	case now < e.denied:
-		l.known, *reply = true, d.deny(e, now)
-	case e.last != nil && e.last.reply.OK() && now-e.last.told < d.terms.life/2:
-		l.known, *reply = true, e.last.reply
+		m.known, *reply = true, d.deny(e, now)
+	case e.last != nil && e.last.reply.OK() && now-e.last.at < d.terms.life/2:
+		m.known, *reply = true, e.last.reply
 	}
-	return l, false
+	return m, false
 }
 
 // lendAll admits all of misses before the store knows them, if it may.
 func (d *Store) lendAll(misses []miss, replies []store.Reply) bool {
 	for i := range misses {
-		if l := &misses[i]; d.terms.overdraft == 0 || !d.lendFor(l, &replies[l.at]) {
-			for _, l := range misses[:i] {
-				d.putBackOne(&l.request, replies[l.at])
+		if m := &misses[i]; d.terms.overdraft == 0 || !d.lendFor(m, &replies[m.at]) {
+			for _, m := range misses[:i] {
+				d.putBackOne(&m.request, replies[m.at])
 			}
 			return false
 		}
@@ -216,13 +216,13 @@ func (d *Store) lendAll(misses []miss, replies []store.Reply) bool {
 	return true
 }
 
-func (d *Store) lendFor(l *miss, reply *store.Reply) (lent bool) {
-	if e := l.entry; e != nil && l.request.N == 1 {
-		l.shard.mu.Lock()
-		defer l.shard.mu.Unlock()
+func (d *Store) lendFor(m *miss, reply *store.Reply) (lent bool) {
+	if e := m.entry; e != nil && m.request.N == 1 {
+		m.shard.mu.Lock()
+		defer m.shard.mu.Unlock()
 		now := d.now()
-		if lent = e.limits == l.limits && e.borrow(now, &d.terms); lent {
-			*reply = d.lend(l.shard, e, now)
+		if lent = e.limits == m.limits && e.borrow(now, &d.terms); lent {
+			*reply = d.lend(m.shard, e, now)
 		}
 	}
 	return lent
@@ -235,7 +235,7 @@ func (d *Store) lend(s *shard, e *entry, now time.Duration) store.Reply {
 	if e.owed == 1 {
 		e.owes = at
 	}
-	if e.settle(&d.terms) {
+	if e.mustPay(&d.terms) {
 		d.fetchAhead(s, e)
 	}
 	return store.Reply{Outcome: store.AdmittedByLease, X: at, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
@@ -245,11 +245,11 @@ func (d *Store) lend(s *shard, e *entry, now time.Duration) store.Reply {
 func denyAll(misses []miss, replies []store.Reply) bool {
 	denied := false
 	for i := range misses {
-		l := &misses[i]
-		if !l.known {
+		m := &misses[i]
+		if !m.known {
 			return false
 		}
-		denied = denied || l.request.Votes() && !replies[l.at].OK()
+		denied = denied || m.request.Votes() && !replies[m.at].OK()
 	}
 	return denied
 }
@@ -267,31 +267,31 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, misses 
 
 // takeAlone asks the store for everything that one call lacks.
 func (d *Store) takeAlone(ctx context.Context, misses []miss, replies []store.Reply) (all bool, err error) {
-	if slices.ContainsFunc(misses, func(l miss) bool { return !l.request.Looks() }) { // the call is for events
+	if slices.ContainsFunc(misses, func(m miss) bool { return !m.request.Looks() }) { // the call is for events
 		d.stats.asked.Add(1)
 	}
-	requests, told := make([]store.Request, len(misses)), make([]store.Reply, len(misses))
+	requests, answers := make([]store.Request, len(misses)), make([]store.Reply, len(misses))
 	for i := range misses {
 		requests[i] = misses[i].request
 		requests[i].Limit = misses[i].limits.by
 	}
-	if err = d.inner.Decide(ctx, requests, told); err != nil {
+	if err = d.inner.Decide(ctx, requests, answers); err != nil {
 		return false, err
 	}
-	all = store.AllOK(requests, told)
+	all = store.AllOK(requests, answers)
 	for i := range misses {
-		l, r := &misses[i], &requests[i]
+		m, r := &misses[i], &requests[i]
 		n, charged := r.N, int64(0)
 		if r.Op == store.OpUpTo {
-			n = max(1, min(n, told[i].Available(r.Namespace.Rule, l.limits.by)-r.Reserved))
+			n = max(1, min(n, answers[i].Available(r.Namespace.Rule, m.limits.by)-r.Reserved))
 		}
 		if all && !r.Looks() {
 			charged = n
 		}
 		if r.Op == store.OpLook && r.Reserved == 0 {
-			replies[l.at] = d.seen(r.Namespace, r.Key, l.limits, told[i], n)
+			replies[m.at] = d.withHeld(r.Namespace, r.Key, m.limits, answers[i], n)
 		} else {
-			replies[l.at] = told[i].Plainly(r.Namespace.Rule, l.limits.by, n+r.Reserved, charged)
+			replies[m.at] = answers[i].Plainly(r.Namespace.Rule, m.limits.by, n+r.Reserved, charged)
 		}
 	}
 	return all, nil
@@ -307,7 +307,7 @@ func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) 
 func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64, asked *atomic.Int64) (store.Reply, error) {
 	asked.Add(1)
 	r, err := d.inner.Take(ctx, ns, key, ls.by, n)
-	return ls.told(r, n, n), err
+	return ls.underOwn(r, n, n), err
 }
 
 // entry returns the entry of key under the limit l, and makes it if needed. It returns nil if the
@@ -374,7 +374,7 @@ func (d *Store) deny(e *entry, now time.Duration) store.Reply {
 	d.stats.local.Add(1)
 	r := e.last.reply
 	r.Outcome = store.DeniedByLease
-	r.X = inMicros(max(e.last.told+micros(r.X), e.denied) - now)
-	r.Z = max(r.X, inMicros(e.last.told+micros(r.Z)-now))
+	r.X = inMicros(max(e.last.at+micros(r.X), e.denied) - now)
+	r.Z = max(r.X, inMicros(e.last.at+micros(r.Z)-now))
 	return r
 }
