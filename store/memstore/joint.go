@@ -42,15 +42,15 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 			return err
 		}
 	}
-	var few [4]claim // on the stack
+	var few [4]request // on the stack
 	list := few[:]
 	if len(requests) > len(few) {
-		list = make([]claim, len(requests))
+		list = make([]request, len(requests))
 	}
 	list = list[:len(requests)]
 	for i := range list {
-		c, r := &list[i], &requests[i]
-		c.Request, c.reply, c.hash = r, &replies[i], s.secret.hash(r.Namespace, r.Key)
+		q, r := &list[i], &requests[i]
+		q.Request, q.reply, q.hash = r, &replies[i], s.secret.hash(r.Namespace, r.Key)
 	}
 	return s.takeAll(list)
 }
@@ -100,7 +100,7 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 }
 
 // takeAll decides on requests with different keys.
-func (s *Store) takeAll(list []claim) error {
+func (s *Store) takeAll(list []request) error {
 	if s.maxKeys == 0 {
 		return errNotMade
 	}
@@ -109,23 +109,23 @@ func (s *Store) takeAll(list []claim) error {
 			return errTooManyRules
 		}
 	}
-	slices.SortFunc(list, func(a, b claim) int { return cmp.Compare(a.hash.hi, b.hash.hi) })
+	slices.SortFunc(list, func(a, b request) int { return cmp.Compare(a.hash.hi, b.hash.hi) })
 	reading := s.now()
 	var few [8]*table // on the stack
-	held := s.lockAll(few[:0], list)
-	if all := decideAll(held, list, reading); all {
+	locked := s.lockAll(few[:0], list)
+	if all := decideAll(locked, list, reading); all {
 		for i := range list {
-			if c := &list[i]; c.Op == store.OpOverdraw || c.reply.OK() && !c.Looks() {
-				held = s.charge(held, c, reading)
+			if q := &list[i]; q.Op == store.OpOverdraw || q.reply.OK() && !q.Looks() {
+				locked = s.charge(locked, q, reading)
 			}
 		}
 	}
-	s.unlockAll(held, reading)
+	s.unlockAll(locked, reading)
 	return nil
 }
 
-// claim is a Request with its outcome.
-type claim struct {
+// request is a Request, and how it was decided.
+type request struct {
 	*store.Request
 	hash  hash
 	reply *store.Reply
@@ -136,19 +136,19 @@ type claim struct {
 }
 
 // lockAll locks the tables of all requests, which are sorted.
-func (s *Store) lockAll(held []*table, list []claim) []*table {
+func (s *Store) lockAll(locked []*table, list []request) []*table {
 	for i := range list {
-		if n := len(held); n == 0 || !held[n-1].covers(list[i].hash) {
-			held = append(held, s.lock(list[i].hash))
+		if n := len(locked); n == 0 || !locked[n-1].covers(list[i].hash) {
+			locked = append(locked, s.lock(list[i].hash))
 		}
 	}
-	return held
+	return locked
 }
 
 // unlockAll unlocks the tables, and sweeps if a sweep is due.
-func (s *Store) unlockAll(held []*table, reading int64) {
+func (s *Store) unlockAll(locked []*table, reading int64) {
 	due := false
-	for _, t := range held {
+	for _, t := range locked {
 		due = t.tick() == sweepDue || due
 		t.mu.Unlock()
 	}
@@ -160,9 +160,9 @@ func (s *Store) unlockAll(held []*table, reading int64) {
 	}
 }
 
-// tableOf returns the table among held that covers h.
-func tableOf(held []*table, h hash) *table {
-	for _, t := range held {
+// tableOf returns the table among locked that covers h.
+func tableOf(locked []*table, h hash) *table {
+	for _, t := range locked {
 		if t.covers(h) {
 			return t
 		}
@@ -170,89 +170,89 @@ func tableOf(held []*table, h hash) *table {
 	return nil // not reached, because lockAll has locked the table of each request
 }
 
-// decideAll decides on each claim, and reports whether all that vote are OK.
-func decideAll(held []*table, list []claim, reading int64) bool {
+// decideAll decides on each request, and reports whether all that vote are OK.
+func decideAll(locked []*table, list []request, reading int64) bool {
 	all := true
 	for i := range list {
-		c := &list[i]
-		t := tableOf(held, c.hash)
-		c.table, c.slot, c.n = t, t.find(c.hash), c.N
+		q := &list[i]
+		t := tableOf(locked, q.hash)
+		q.table, q.slot, q.n = t, t.find(q.hash), q.N
 		now := max(reading, t.horizon)
-		c.step(now)
-		if c.Op == store.OpUpTo && c.n > 1 && !c.reply.OK() {
-			c.n = max(1, c.Namespace.Rule.Available(c.Limit, *c.reply)-c.Reserved)
-			c.step(now)
+		q.step(now)
+		if q.Op == store.OpUpTo && q.n > 1 && !q.reply.OK() {
+			q.n = max(1, q.Namespace.Rule.Available(q.Limit, *q.reply)-q.Reserved)
+			q.step(now)
 		}
-		all = all && (c.reply.OK() || !c.Votes())
+		all = all && (q.reply.OK() || !q.Votes())
 	}
 	return all
 }
 
-// step decides on the claim's events together with its reserved ones, and makes next the state in
-// which only the claim's events are charged.
-func (c *claim) step(now int64) {
-	if log := c.table.log(c.slot); log != nil {
-		*c.reply = log.Step(c.Limit, now, c.n+c.Reserved)
+// step decides on q's events together with its reserved ones, and makes next the state in which
+// only q's events are charged.
+func (q *request) step(now int64) {
+	if log := q.table.log(q.slot); log != nil {
+		*q.reply = log.Step(q.Limit, now, q.n+q.Reserved)
 		return
 	}
-	rule := c.Namespace.Rule
-	s := c.table.stateUnder(c.slot, rule, c.Limit, now)
-	c.next, *c.reply = rule.Step(s, c.Limit, now, c.n+c.Reserved)
+	rule := q.Namespace.Rule
+	s := q.table.stateUnder(q.slot, rule, q.Limit, now)
+	q.next, *q.reply = rule.Step(s, q.Limit, now, q.n+q.Reserved)
 	switch {
-	case c.reply.OK() && c.Reserved > 0:
-		c.next, _ = rule.Step(s, c.Limit, now, c.n)
-	case !c.reply.OK() && c.Op == store.OpOverdraw:
-		c.reply.X, c.next = c.next.At, c.over()
+	case q.reply.OK() && q.Reserved > 0:
+		q.next, _ = rule.Step(s, q.Limit, now, q.n)
+	case !q.reply.OK() && q.Op == store.OpOverdraw:
+		q.reply.X, q.next = q.next.At, q.overdrawn()
 	}
 }
 
-// over returns the state to keep for a claim that is charged although it is not OK.
-func (c *claim) over() store.State {
-	if c.Namespace.Rule.Overdrawn == nil {
+// overdrawn returns the state to keep for a request that is charged although it is not OK.
+func (q *request) overdrawn() store.State {
+	if q.Namespace.Rule.Overdrawn == nil {
 		return store.State{} // for a log
 	}
-	return c.Namespace.Rule.Overdrawn(c.next, c.Limit, c.Most)
+	return q.Namespace.Rule.Overdrawn(q.next, q.Limit, q.Most)
 }
 
-// place returns the current table and slot of c's key, because the claims before it may have moved
-// it.
-func (c *claim) place(held []*table) (*table, int) {
-	if t, i := c.table, c.slot; i >= 0 && i < len(t.slots) && t.slots[i].is(c.hash) {
+// where returns the current table and slot of q's key, because the requests before it may have
+// moved it.
+func (q *request) where(locked []*table) (*table, int) {
+	if t, i := q.table, q.slot; i >= 0 && i < len(t.slots) && t.slots[i].is(q.hash) {
 		return t, i
 	}
-	t := tableOf(held, c.hash)
-	return t, t.find(c.hash)
+	t := tableOf(locked, q.hash)
+	return t, t.find(q.hash)
 }
 
-// charge writes the decision of decideAll on c. It returns the tables that are now held, because a
+// charge writes the decision of decideAll on q. It returns the tables that are now locked, because a
 // full table may have been split.
-func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
-	rule := c.Namespace.Rule
+func (s *Store) charge(locked []*table, q *request, reading int64) []*table {
+	rule := q.Namespace.Rule
 	for {
-		t, i := c.place(held)
+		t, i := q.where(locked)
 		now := max(reading, t.horizon)
-		if i < 0 { // new, or evicted for an earlier claim
+		if i < 0 { // new, or evicted for an earlier request
 			var out outcome
-			if i, out = s.insert(t, c.hash, rule, c.Limit, now); out == tableSplit {
-				held = append(held, t.next.Load())
+			if i, out = s.insert(t, q.hash, rule, q.Limit, now); out == tableSplit {
+				locked = append(locked, t.next.Load())
 				continue
 			} else if out == storeFull { // one key too many, until unlockAll
 				s.keys.Add(1)
 				t.resize(minSlots) // it is empty
-				i = s.placeNew(t, c.hash, rule, c.Limit)
+				i = s.placeNew(t, q.hash, rule, q.Limit)
 			}
 		}
-		if t.log(i) == nil && c.next != (store.State{}) {
-			t.put(i, c.next, c.Limit.Rate)
-			return held
+		if t.log(i) == nil && q.next != (store.State{}) {
+			t.put(i, q.next, q.Limit.Rate)
+			return locked
 		}
 		if t.log(i) == nil {
 			t.setLog(i, rule.NewLog(t.state(i, rule, now)))
 		}
-		t.addToLog(i, c.Limit, now, c.n)
-		if c.Op == store.OpOverdraw {
-			c.reply.X = t.slots[i].at
+		t.addToLog(i, q.Limit, now, q.n)
+		if q.Op == store.OpOverdraw {
+			q.reply.X = t.slots[i].at
 		}
-		return held
+		return locked
 	}
 }
