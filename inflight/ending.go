@@ -60,7 +60,7 @@ func (h *hold) end(why Reason) {
 		h.mu.Unlock()
 		return
 	}
-	h.ended, h.late = true, h.late || why == TooLong
+	h.ended, h.lost = true, h.lost || why == TooLong
 	if h.cancel != nil {
 		if why == TooLong {
 			h.cancel(ErrLost)
@@ -75,7 +75,7 @@ func (h *hold) end(why Reason) {
 	h.cleanup.Stop()
 	h.yield()
 	h.mu.Unlock()
-	defer h.tell(why) // when the slots are free, whatever OnEnd does
+	defer h.notify(why) // when the slots are free, whatever OnEnd does
 	switch {
 	case busy: // the goroutine that renews will release the slots
 	case h.inMemory():
@@ -106,23 +106,23 @@ func (h *hold) lose() {
 	h.mu.Lock()
 	first := h.live()
 	if first {
-		h.late = true
+		h.lost = true
 		if h.cancel != nil {
 			h.cancel(ErrLost)
 		}
 	}
 	h.mu.Unlock()
 	if first {
-		h.tell(Lost)
+		h.notify(Lost)
 	}
 }
 
-// told reports whether anything is notified of the end.
-func (h *hold) told() bool { return h.onEnd != nil || h.counters != nil }
+// notifies reports whether a function or Counters are notified of the end.
+func (h *hold) notifies() bool { return h.onEnd != nil || h.counters != nil }
 
-// tell notifies of a loss or of the end.
-func (h *hold) tell(why Reason) {
-	if !h.told() {
+// notify notifies them of a loss or of the end.
+func (h *hold) notify(why Reason) {
+	if !h.notifies() {
 		return
 	}
 	e := Ending{h.key, time.Since(h.since), why}

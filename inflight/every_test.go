@@ -271,7 +271,7 @@ func (w *world) String() string {
 		if p.slot != nil {
 			h := p.slot.hold
 			h.mu.Lock()
-			fmt.Fprint(&b, h.ended, h.late, h.busy, h.pause)
+			fmt.Fprint(&b, h.ended, h.lost, h.busy, h.pause)
 			for _, one := range h.taken {
 				fmt.Fprint(&b, one.until.Sub(w.start), one.core.ChargedAt(one.answer))
 			}

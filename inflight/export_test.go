@@ -18,7 +18,7 @@ func Queues() int {
 	for _, of := range queues.bySlots {
 		n = max(n, of.queues.Len())
 	}
-	if queues.some.Load() != (len(queues.bySlots) > 0) || len(queues.byID) > 0 && len(queues.bySlots) == 0 {
+	if queues.anyShares.Load() != (len(queues.bySlots) > 0) || len(queues.byID) > 0 && len(queues.bySlots) == 0 {
 		return -1
 	}
 	return n

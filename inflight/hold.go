@@ -65,7 +65,7 @@ type hold struct {
 	heldSlots      // the goroutine that has set busy may change them, under mu
 	events    int  // charged together with the slots, and not settled yet
 	busy      bool // a goroutine renews or releases the slots
-	late      bool // the slot was lost, or had expired before its Release
+	lost      bool // the slot was lost, or had expired before its Release
 	ended     bool
 	forgotten bool          // the next tick ends it
 	yields    bool          // leave its slots to other processes after the Release
@@ -136,7 +136,7 @@ func (h *hold) gone() bool {
 
 // acquire takes the slot, and schedules what follows.
 func (h *hold) acquire(ctx context.Context) (*Slot, ratelimit.Result, error) {
-	if h.longest > 0 || h.told() || !h.atHand() {
+	if h.longest > 0 || h.notifies() || !h.atHand() {
 		h.since = time.Now()
 	}
 	r, err := h.take(ctx, h.core == nil && !see.Fixed(h.limiter))

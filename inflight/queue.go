@@ -30,7 +30,7 @@ const mostOffers = 4
 var queues = allQueues{byID: map[queueID]*queue{}, bySlots: map[slotsID]*share{}}
 
 type allQueues struct {
-	some atomic.Bool // whether there are shares; set under mu, but read without it, because each Release reads it
+	anyShares atomic.Bool // whether there are shares; set under mu, but read without it, because each Release reads it
 
 	mu      sync.Mutex // protects all below, the queues and the shares
 	byID    map[queueID]*queue
@@ -82,14 +82,14 @@ type offer struct {
 
 // waiter is one waiter of a queue.
 type waiter struct {
-	queue   *queue
-	arrived int
-	until   time.Time     // when it leaves at the latest; zero if never
-	place   *list.Element // among the idle ones; nil while it is asking
-	ask     chan struct{} // of capacity 1: tells the waiter to ask
-	offer   offer         // the slot that it asks for
-	served  bool
-	rated   bool // whether slots were left, but rates had no room for another call
+	queue     *queue
+	arrived   int
+	until     time.Time     // when it leaves at the latest; zero if never
+	place     *list.Element // among the idle ones; nil while it is asking
+	ask       chan struct{} // of capacity 1: tells the waiter to ask
+	offer     offer         // the slot that it asks for
+	served    bool
+	ratesFull bool // whether slots were left, but rates had no room for another call
 
 	deferred  bool // see hold
 	impatient bool // whether an error ends the wait
@@ -117,7 +117,7 @@ func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Sl
 			return nil, ratelimit.Result{}, err
 		}
 		if s, r, err = h.acquire(ctx); s != nil {
-			w.served, w.rated = true, r.Remaining == 0 && !h.full
+			w.served, w.ratesFull = true, r.Remaining == 0 && !h.full
 			if free, next = r.Remaining, false; r.Limit == 0 { // everything is admitted, by a fallback or a shadow
 				free = math.MaxInt32
 			}
@@ -129,7 +129,7 @@ func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Sl
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		queues.back(w)
+		queues.requeue(w)
 		next = true
 	}
 }
@@ -213,13 +213,13 @@ func (a *allQueues) join(until context.Context, l ratelimit.Limiter, key string,
 		}
 	}
 	w.place = q.idle.PushBack(w)
-	a.move(q)
+	a.letAsk(q)
 	return w, nil
 }
 
 // waitedFor reports whether callers here wait for slots of key that l wants, or have left some to other processes.
 func (a *allQueues) waitedFor(l ratelimit.Limiter, key string) bool {
-	if !a.some.Load() {
+	if !a.anyShares.Load() {
 		return false
 	}
 	a.mu.Lock()
@@ -269,8 +269,8 @@ func (a *allQueues) remove(q *queue) {
 	}
 }
 
-// move wakes the waiters that may ask. If none may, one of them asks after q.rest.
-func (a *allQueues) move(q *queue) {
+// letAsk lets those waiters ask that may. If none may, one of them asks after q.rest.
+func (a *allQueues) letAsk(q *queue) {
 	for q.free+len(q.offers) > 0 && q.asking < mostAsking && q.idle.Len() > 0 {
 		w := q.idle.Remove(q.idle.Front()).(*waiter)
 		w.place = nil
@@ -294,20 +294,20 @@ func (a *allQueues) move(q *queue) {
 	if q.armed = rests; q.asking+q.idle.Len() == 0 {
 		a.remove(q)
 		for _, o := range q.offers {
-			a.tell(o)
+			a.offer(o)
 		}
 	}
 }
 
-// tell offers a slot to one queue, which then becomes the last to be offered the next slot.
-func (a *allQueues) tell(o offer) {
+// offer offers a slot to one queue, which then becomes the last to be offered the next slot.
+func (a *allQueues) offer(o offer) {
 	for of := a.bySlots[o.slots]; of != nil && o.offersLeft > 0 && of.queues.Len() > 0; {
 		o.offersLeft--
 		q := of.queues.Front().Value.(*queue)
 		of.queues.MoveToBack(of.queues.Front())
 		if len(q.offers) < q.asking+q.idle.Len() {
 			q.offers = append(q.offers, o)
-			a.move(q)
+			a.letAsk(q)
 			return
 		}
 	}
@@ -323,12 +323,12 @@ func (a *allQueues) rested(q *queue) {
 		q.timer.Reset(q.rest)
 	default:
 		q.free = max(q.free, 1)
-		a.move(q)
+		a.letAsk(q)
 	}
 }
 
-// back returns w, which was denied, to its place in the queue.
-func (a *allQueues) back(w *waiter) {
+// requeue returns w, which was denied, to its place in the queue.
+func (a *allQueues) requeue(w *waiter) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q := w.queue
@@ -356,8 +356,8 @@ func (a *allQueues) back(w *waiter) {
 	if lacks && w.asked {
 		a.found(w.offer, -1)
 	}
-	if a.move(q); !lacks { // other queues may use the slot
-		a.tell(w.offer)
+	if a.letAsk(q); !lacks { // other queues may use the slot
+		a.offer(w.offer)
 	}
 }
 
@@ -369,7 +369,7 @@ func (a *allQueues) leave(w *waiter, free int, next bool) {
 	q := w.queue
 	if w.place != nil {
 		q.idle.Remove(w.place)
-		a.move(q)
+		a.letAsk(q)
 		return
 	}
 	q.asking--
@@ -378,7 +378,7 @@ func (a *allQueues) leave(w *waiter, free int, next bool) {
 		a.found(w.offer, free)
 	}
 	q.pause = min(q.pause, a.longest(q))
-	if q.rest = q.pause - rand.N(q.pause/4); !w.served || w.rated {
+	if q.rest = q.pause - rand.N(q.pause/4); !w.served || w.ratesFull {
 		q.rest = leastPause // to find out the current state
 	}
 	q.free = max(q.free, free-q.asking-a.left(q))
@@ -388,7 +388,7 @@ func (a *allQueues) leave(w *waiter, free int, next bool) {
 	case next:
 		q.free++
 	}
-	a.move(q)
+	a.letAsk(q)
 }
 
 // last returns the last denial of w or in its queue, as it would be now, or nil.

@@ -48,7 +48,7 @@ func (h *hold) plan() {
 }
 
 // live reports whether the slot is neither lost nor ended.
-func (h *hold) live() bool { return !h.late && !h.ended }
+func (h *hold) live() bool { return !h.lost && !h.ended }
 
 // tooLong reports whether the slot has been held for longer than it may be.
 func (h *hold) tooLong(now time.Time) bool { return h.longest > 0 && now.Sub(h.since) >= h.longest }

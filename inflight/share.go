@@ -56,7 +56,7 @@ func (a *allQueues) shareOf(slots slotsID) *share {
 	if of == nil {
 		of = &share{turn: leastTurn}
 		a.bySlots[slots] = of
-		a.some.Store(true)
+		a.anyShares.Store(true)
 	}
 	return of
 }
@@ -71,7 +71,7 @@ func (a *allQueues) forget(slots slotsID, of *share) {
 		return
 	}
 	delete(a.bySlots, slots)
-	a.some.Store(len(a.bySlots) > 0)
+	a.anyShares.Store(len(a.bySlots) > 0)
 }
 
 // ring calls a.ended after d.
@@ -123,7 +123,7 @@ func (a *allQueues) contended(q *queue) bool {
 // here, the slots are left with a small probability, because waiters elsewhere are not known here.
 func (a *allQueues) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
 	probe := full && rand.N(mostTurn*longestPause(held)) < min(held, longestWork)
-	if !probe && !a.some.Load() {
+	if !probe && !a.anyShares.Load() {
 		return false
 	}
 	a.mu.Lock()
@@ -191,7 +191,7 @@ func (a *allQueues) hurry(slots slotsID, of *share, w *waiter) {
 // wake notifies a queue that waits for a slot of core and key that one was released. If the slot is
 // left to other processes, it does so later.
 func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
-	if !a.some.Load() {
+	if !a.anyShares.Load() {
 		return
 	}
 	a.mu.Lock()
@@ -200,7 +200,7 @@ func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	switch of := a.bySlots[slots]; {
 	case of == nil:
 	case !left || of.left == 0:
-		a.tell(offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)})
+		a.offer(offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)})
 	case !of.open:
 		of.open = true
 		a.askAgain(slots, of, longestPause(of.work))
@@ -224,7 +224,7 @@ func (a *allQueues) ended(slots slotsID, of *share) {
 			if i == 0 {
 				o.leftToOthers = n
 			}
-			a.tell(o)
+			a.offer(o)
 		}
 	}
 	a.forget(slots, of)

@@ -40,7 +40,7 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 	case s != nil && actual < 0:
 		return fmt.Errorf("%w: an actual cost of %d, want 0 or more", ratelimit.ErrInvalidN, actual)
 	}
-	h, estimate, err := s.settle()
+	h, estimate, err := s.takeUnsettled()
 	if err != nil {
 		return err
 	}
@@ -57,15 +57,15 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 
 // refund refunds all events that were charged together with the slot, but not the slot.
 func (s *Slot) refund(ctx context.Context) error {
-	h, events, err := s.settle()
+	h, events, err := s.takeUnsettled()
 	if err != nil || h.alone {
 		return err
 	}
 	return h.limiter.Refund(see.Only(context.WithoutCancel(ctx), see.Rates), h.key, h.charged, events)
 }
 
-// settle returns the events that are not settled yet, and marks them as settled.
-func (s *Slot) settle() (h *hold, events int, err error) {
+// takeUnsettled returns the events that are not settled yet, and settles them.
+func (s *Slot) takeUnsettled() (h *hold, events int, err error) {
 	if s == nil {
 		return nil, 0, fmt.Errorf("%w: the Slot is nil: the call was denied or failed, or its limiter counts no slots", ratelimit.ErrInvalidOption)
 	}
@@ -88,7 +88,7 @@ func (s *Slot) Lost() bool {
 	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.late || !h.ended && h.passed(time.Now())
+	return h.lost || !h.ended && h.passed(time.Now())
 }
 
 // Context returns a context that ends with the Slot, with the cause [ErrLost] if the slot is lost.
@@ -107,7 +107,7 @@ func (s *Slot) Context() context.Context {
 		switch {
 		case h.ended:
 			h.cancel(context.Canceled)
-		case h.late:
+		case h.lost:
 			h.cancel(ErrLost)
 		}
 	}

@@ -87,7 +87,7 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		h.begin(ctx, l, key, n)
 		h.settings = set
 		h.core, _ = l.(*ratelimit.Custom)
-		if s, r, err = h.pass(ctx, denial); s == nil {
+		if s, r, err = h.withoutPlace(ctx, denial); s == nil {
 			return nil, none, cmp.Or(ctx.Err(), ErrFull)
 		}
 	}
@@ -114,7 +114,7 @@ func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	defer cancel()
 	w, denial := queues.join(until, h.limiter, h.key, h.n, h.most)
 	if w == nil {
-		return h.pass(ctx, denial)
+		return h.withoutPlace(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true
 	s, r, err := w.acquire(ctx, until, h.n, h.settings)
@@ -128,9 +128,9 @@ func (h *hold) wait(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	return s, r, err
 }
 
-// pass is for a caller that finds no place in the queue, whose last denial is denial. If nobody was denied, those in
+// withoutPlace is for a caller that finds no place in the queue, whose last denial is denial. If nobody was denied, those in
 // it may only wait for an answer, and if there is room for them as well, the caller overtakes nobody.
-func (h *hold) pass(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
+func (h *hold) withoutPlace(ctx context.Context, denial *ratelimit.Result) (*Slot, ratelimit.Result, error) {
 	if denial != nil {
 		return nil, *denial, nil
 	}

@@ -134,13 +134,13 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	room := d.Remaining >= events // if there is room, only the scheduled time is too far away
 	switch {
 	case errors.Is(err, queue.ErrFull) && !d.Asked:
-		return w.look(ctx, key, n, ahead)
+		return w.withoutPlace(ctx, key, n, ahead)
 	case errors.Is(err, queue.ErrFull): // even calls that a sleep would help are denied
 		return w.denial(r, room, 0), nil
 	case !errors.Is(err, queue.ErrTooLate) && !errors.Is(err, queue.ErrNever):
 		return ratelimit.Result{}, err
 	case !d.Asked:
-		return w.behind(d, patience), nil
+		return w.notAsked(d, patience), nil
 	}
 	if !r.Allowed {
 		r.RetryAfter = d.RetryAfter
@@ -151,10 +151,10 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (r ratelimit.Res
 	return w.denial(r, room, patience), nil
 }
 
-// look decides on a call that finds no place. It must not take the events that other callers wait for, ahead in all.
-// They may only wait for an answer, so if there is room for them as well, the limiter decides now. Otherwise look
+// withoutPlace decides on a call that finds no place. It must not take the events that other callers wait for, ahead in all.
+// They may only wait for an answer, so if there is room for them as well, the limiter decides now. Otherwise withoutPlace
 // returns a denial, with the wait behind the others.
-func (w *Waiter) look(ctx context.Context, key string, call, ahead int) (ratelimit.Result, error) {
+func (w *Waiter) withoutPlace(ctx context.Context, key string, call, ahead int) (ratelimit.Result, error) {
 	r, err := w.limiter.Peek(ctx, key)
 	n := see.Events(w.limiter, call)
 	if err == nil && r.Allowed && r.Delay <= 0 && w.fits(&r, call, ahead) {
@@ -190,9 +190,9 @@ func (w *Waiter) fits(r *ratelimit.Result, call, ahead int) bool {
 	return true
 }
 
-// behind returns the denial of a call that stood behind others in the queue, and for which l was
+// notAsked returns the denial of a call that waited behind others in the queue, and for which l was
 // not asked.
-func (w *Waiter) behind(d queue.Answer, patience time.Duration) ratelimit.Result {
+func (w *Waiter) notAsked(d queue.Answer, patience time.Duration) ratelimit.Result {
 	if w.queues().Kind == queue.Leaky && d.RetryAfter != ratelimit.Never {
 		d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 	}
