@@ -11,15 +11,15 @@ import (
 // call is a group of requests, of which all are charged or none. A call for one limit is a group
 // of one.
 type call struct {
-	script *script
-	first  request
-	more   []request
-	slot   int  // of its first key, on a cluster
-	apart  bool // must not share a script with other calls
-	asking bool // goes to the server that its slot is moving to, after an ASKING
-	sent   int  // how many times nodes of a cluster have sent it to another node
-	around bool // is made by the client itself, which finds the server
-	rested int  // how many connections it has found closed
+	script    *script
+	first     request
+	more      []request
+	slot      int  // of its first key, on a cluster
+	apart     bool // must not share a script with other calls
+	asking    bool // goes to the server that its slot is moving to, after an ASKING
+	sent      int  // how many times nodes of a cluster have sent it to another node
+	viaClient bool // is made by the client itself, which finds the server
+	rested    int  // how many connections it has found closed
 
 	values []int64 // of the reply
 	err    error
@@ -31,7 +31,7 @@ func (c *call) size() int { return 1 + len(c.more) }
 
 // alternative returns how many requests of c, from the i-th on, are one alternative.
 func (c *call) alternative(i int) (n int) {
-	for n = 1; i+n < c.size() && !c.request(i+n).otherwise; n++ {
+	for n = 1; i+n < c.size() && !c.request(i+n).orElse; n++ {
 	}
 	return n
 }
@@ -43,21 +43,21 @@ func (c *call) request(i int) *request {
 	return &c.more[i-1]
 }
 
-// asks reports whether c and d differ only in their keys.
-func (c *call) asks(d *call) bool {
+// differsInKeysOnly reports whether c and d differ only in their keys.
+func (c *call) differsInKeysOnly(d *call) bool {
 	if c.size() != d.size() {
 		return false
 	}
 	for i := range c.size() {
-		if q, r := c.request(i), d.request(i); q.number != r.number || q.op != r.op || q.n != r.n || q.reserved != r.reserved || q.limit != r.limit || q.otherwise || r.otherwise {
+		if q, r := c.request(i), d.request(i); q.number != r.number || q.op != r.op || q.n != r.n || q.reserved != r.reserved || q.limit != r.limit || q.orElse || r.orElse {
 			return false
 		}
 	}
 	return true
 }
 
-// meets reports whether c and d have a key in common.
-func (c *call) meets(d *call) bool {
+// sharesKey reports whether c and d have a key in common.
+func (c *call) sharesKey(d *call) bool {
 	for i := range c.size() {
 		for j := range d.size() {
 			if c.request(i).key == d.request(j).key {
@@ -77,8 +77,8 @@ type request struct {
 	limit  store.Limit
 	n      int64
 
-	reserved  int64
-	otherwise bool // begins an alternative
+	reserved int64
+	orElse   bool // begins an alternative
 }
 
 // count returns n as an argument, with the reserved events if there are any.
@@ -140,8 +140,8 @@ func (r *request) what() any {
 // renews reports whether a take under l renews a slot.
 func renews(ns *store.Namespace, l store.Limit) bool { return ns.Rule.Held && l.Before() > 0 }
 
-// attempt has what a command for one key needs, in one allocation.
-type attempt struct {
+// loneCommand has what a command for one key needs, in one allocation.
+type loneCommand struct {
 	writing carrier.Writing
 	waits   waves.EarlyDone // the context of the command, if the caller's has no end
 	op      operation

@@ -21,7 +21,7 @@ func (c client) Process(ctx context.Context, cmd redis.Cmder) error { return c(c
 func TestThePatienceOfAWaveEndsWithinAQuarterAndASixtyFourthOfTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, timeout := range []time.Duration{time.Microsecond, time.Millisecond, 50 * time.Millisecond, time.Minute} {
-			var a attempt
+			var a loneCommand
 			var over time.Time
 			process := inline(client(func(ctx context.Context, _ redis.Cmder) error {
 				<-ctx.Done()

@@ -107,7 +107,7 @@ func deadlines(c *redis.Client, most time.Duration) *redis.Client {
 
 // process runs cmd, which belongs to a, and returns by b's end. If it returns an error, the client may still
 // own cmd and its arguments: do not read or use them again.
-type process func(b carrier.Budget, cmd redis.Cmder, a *attempt) error
+type process func(b carrier.Budget, cmd redis.Cmder, a *loneCommand) error
 
 // earlyDone is a context whose Done comes before its Deadline. A go-redis client waits for a connection until
 // Done, and for a server until Deadline.
@@ -141,7 +141,7 @@ func contextOf(b carrier.Budget) (context.Context, context.CancelFunc) {
 // inline returns the process of a client that keeps to the deadlines of contexts.
 func inline(client Client, timeout time.Duration) process {
 	w := waves.New(timeout)
-	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
+	return func(b carrier.Budget, cmd redis.Cmder, a *loneCommand) error {
 		if b.Own && b.Done() == nil {
 			a.waits = waves.EarlyDone{Context: b.Context, End: b.End, Wave: w.After(b.End.Add(-time.Until(b.End) / 4))}
 			return client.Process(&a.waits, cmd)
@@ -157,7 +157,7 @@ var errPanic = errors.New("a hook of the client panicked")
 // onGoroutine returns the process of any other client. Its goroutine lasts as long as the client's own
 // timeouts. ctx ends before that, so an abandoned command that still waits for a connection is not sent.
 func onGoroutine(client Client, within func(carrier.Budget) (context.Context, context.CancelFunc)) process {
-	return func(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
+	return func(b carrier.Budget, cmd redis.Cmder, a *loneCommand) error {
 		ctx, cancel := within(b)
 		defer cancel()
 		var err error
@@ -239,7 +239,7 @@ type lateCall struct {
 }
 
 // process is the [process] of the client.
-func (p *pipeliner) process(b carrier.Budget, cmd redis.Cmder, a *attempt) error {
+func (p *pipeliner) process(b carrier.Budget, cmd redis.Cmder, a *loneCommand) error {
 	if l := p.late.Load(); l != nil {
 		switch {
 		case l.ended():
@@ -261,7 +261,7 @@ func (p *pipeliner) process(b carrier.Budget, cmd redis.Cmder, a *attempt) error
 }
 
 // submit is the process in the asynchronous mode, which needs no goroutine.
-func (p *pipeliner) submit(b carrier.Budget, cmd redis.Cmder, _ *attempt) error {
+func (p *pipeliner) submit(b carrier.Budget, cmd redis.Cmder, _ *loneCommand) error {
 	ctx, cancel := contextOf(b)
 	defer cancel()
 	future := p.client.Submit(ctx, cmd)

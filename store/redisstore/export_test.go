@@ -80,7 +80,7 @@ func (s *Store) Batch(ns *store.Namespace) *Batch { return &Batch{s: s, ns: ns} 
 
 func (b *Batch) add(key, op string, l store.Limit, n int64) {
 	c := new(call)
-	b.s.ask(&c.first, "", b.ns, key, op, l, n)
+	b.s.fill(&c.first, "", b.ns, key, op, l, n)
 	b.calls = append(b.calls, c)
 }
 

@@ -46,8 +46,8 @@ func (s *Store) group(c *call, requests []store.Request, in string) {
 	for i := range requests {
 		of := &requests[i]
 		r := c.request(i)
-		s.ask(r, in, of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
-		r.reserved, r.otherwise = of.Reserved, i > 0 && of.Else
+		s.fill(r, in, of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
+		r.reserved, r.orElse = of.Reserved, i > 0 && of.Else
 		in = ""
 	}
 }

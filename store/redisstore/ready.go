@@ -64,8 +64,8 @@ func classed(err error) error {
 // warmAll calls [Store.warm] for each client, for one caller at a time.
 func (s *Store) warmAll(ctx context.Context) error {
 	select {
-	case s.link.turn <- struct{}{}:
-		defer func() { <-s.link.turn }()
+	case s.link.readying <- struct{}{}:
+		defer func() { <-s.link.readying }()
 	case <-ctx.Done(): // the calls below return the error
 	}
 	clients, err := s.link.clients(ctx)
@@ -91,7 +91,7 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) || rejected(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
-	ends := make([]func(), min(mostTrips, poolSize(c)))
+	ends := make([]func(), min(mostConns, poolSize(c)))
 	errs := make([]error, len(ends))
 	var made sync.WaitGroup
 	for i := range ends {
@@ -147,7 +147,7 @@ func (s *Store) load(ctx context.Context, conn session) error {
 
 // command runs a command other than a decision on the server of c, or on one that the client itself chooses if c is nil.
 func (l *link) command(ctx context.Context, c *redis.Client, args ...any) (any, error) {
-	cmd, b, a := command{redis.NewCmd(ctx, args...)}, carrier.Budget{Context: ctx}, new(attempt)
+	cmd, b, a := command{redis.NewCmd(ctx, args...)}, carrier.Budget{Context: ctx}, new(loneCommand)
 	b.End, _ = ctx.Deadline()
 	a.writing.Begin() // so that the call waits for its answer
 	if err := l.of(c).process(b, cmd, a); err != nil {

@@ -249,16 +249,16 @@ func (s *Store) one(ctx context.Context, ahead bool, ns *store.Namespace, key, o
 	defer b.Leave()
 	var c call
 	var reply [1]store.Reply
-	s.ask(&c.first, in, ns, key, op, l, n)
+	s.fill(&c.first, in, ns, key, op, l, n)
 	if err = s.decide(b, v, &c, reply[:]); err != nil {
 		return store.Reply{}, s.failed(in, err)
 	}
 	return reply[0], nil
 }
 
-// ask fills in the request r. in is the key in Redis, or empty if it was not needed before. A Before is among the
+// fill makes r the request for n events of key. in is the key in Redis, or empty if it was not needed before. A Before is among the
 // arguments of the operation.
-func (s *Store) ask(r *request, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) {
+func (s *Store) fill(r *request, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) {
 	if in == "" {
 		in = s.key(ns, key)
 	}

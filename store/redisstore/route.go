@@ -21,17 +21,17 @@ import (
 // link is a client, as the store uses it.
 type link struct {
 	kind
-	client Client
-	store  *Store
-	whole  *server       // the server of a *redis.Client; for others all servers, among which the client itself chooses
-	known  sync.Map      // *server by *redis.Client, if the kind of client has an owner for each key
-	turn   chan struct{} // held by one Ready, because two could wait for each other's connections
+	client   Client
+	store    *Store
+	whole    *server       // the server of a *redis.Client; for others all servers, among which the client itself chooses
+	known    sync.Map      // *server by *redis.Client, if the kind of client has an owner for each key
+	readying chan struct{} // held by one Ready, because two could wait for each other's connections
 
 	overloaded, tooShort atomic.Int64 // of servers that are gone
 }
 
 func newLink(s *Store, client Client) *link {
-	l := &link{kind: kindOf(client, s.timeout), client: client, store: s, turn: make(chan struct{}, 1)}
+	l := &link{kind: kindOf(client, s.timeout), client: client, store: s, readying: make(chan struct{}, 1)}
 	if l.single != nil {
 		l.whole = s.server(l.single)
 	} else {
@@ -80,16 +80,16 @@ func (l *link) of(c *redis.Client) *server {
 	return now.(*server)
 }
 
-// mostSent is how many times a call goes where the nodes of a cluster send it, before it goes around. go-redis has the same
-// number.
+// mostSent is how many times a call goes where the nodes of a cluster send it, before the client itself finds its server.
+// go-redis has the same number.
 const mostSent = 3
 
 // redirected returns the server that c goes to after a node of a cluster has sent it there, or nil if err is not such an answer,
-// or the server is not known. It then goes together with other calls, unlike a call that goes around.
+// or the server is not known. It then goes together with other calls, unlike a call that the client makes.
 func (l *link) redirected(c *call, err error) (v *server) {
 	c.asking = false
 	host, port, asks := redirection(err)
-	if l.slots == nil || port == "" || c.around || c.sent == mostSent {
+	if l.slots == nil || port == "" || c.viaClient || c.sent == mostSent {
 		return nil
 	}
 	if host == "" { // it is that of all nodes
@@ -191,7 +191,7 @@ type slots struct {
 	failing atomic.Bool   // whether there is a failure to remember
 
 	mu     sync.Mutex    // protects what follows; never held during I/O
-	first  *answer       // the answer that calls wait for while no slots are known, or nil
+	first  *slotsAnswer  // the answer that calls wait for while no slots are known, or nil
 	key    string        // of the latest call that failed
 	addr   string        // of the node that got it
 	until  time.Time     // when to stop asking
@@ -201,7 +201,7 @@ type slots struct {
 	asking int // requests for the slots in progress
 }
 
-type answer struct {
+type slotsAnswer struct {
 	known chan struct{} // closed when err is known
 	err   error
 }
@@ -211,7 +211,7 @@ type answer struct {
 func (s *slots) learn(b carrier.Budget) error {
 	s.mu.Lock()
 	if s.first == nil {
-		s.first = &answer{known: make(chan struct{})}
+		s.first = &slotsAnswer{known: make(chan struct{})}
 		s.want(max(s.timeout/16, time.Millisecond))
 	}
 	first := s.first
@@ -260,7 +260,7 @@ func (s *slots) answered(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if addr == s.addr {
-		s.rest(nil)
+		s.stop(nil)
 	}
 }
 
@@ -278,8 +278,8 @@ func (s *slots) want(pause time.Duration) {
 	}
 }
 
-// rest stops asking for the slots, and gives err to the calls that wait. Call it with the lock held.
-func (s *slots) rest(err error) {
+// stop stops asking for the slots, and gives err to the calls that wait. Call it with the lock held.
+func (s *slots) stop(err error) {
 	s.failing.Store(false)
 	s.pause, s.until = 0, time.Time{}
 	if s.timer != nil {
@@ -303,7 +303,7 @@ func (s *slots) ask() {
 		s.mu.Unlock()
 		return
 	case s.first == nil && now.After(s.until):
-		s.rest(nil)
+		s.stop(nil)
 		s.mu.Unlock()
 		return
 	}
@@ -329,7 +329,7 @@ func (s *slots) ask() {
 	s.asking--
 	known := s.first != nil && (err == nil || s.asking == 0)
 	if known || errors.Is(err, redis.ErrClosed) || key == s.key && addr != s.addr {
-		s.rest(err)
+		s.stop(err)
 	}
 }
 

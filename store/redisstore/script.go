@@ -154,13 +154,13 @@ func (s *Store) arguments(args []any, calls []*call, name any, op *operation) ([
 	args = append(args, op, clock)
 	for from, to := 0, 0; from < len(calls); from = to {
 		c := calls[from]
-		for to++; to < len(calls) && c.asks(calls[to]); {
+		for to++; to < len(calls) && c.differsInKeysOnly(calls[to]); {
 			to++
 		}
 		args = append(args, to-from, c.alternative(0))
 		for i := range c.size() {
 			r := c.request(i)
-			if i > 0 && r.otherwise {
+			if i > 0 && r.orElse {
 				args = append(args, 1, -c.alternative(i))
 			}
 			args = s.appendLimit(append(args, r.what()), sc, i, r)
@@ -174,7 +174,7 @@ func gather(calls []*call) {
 	for from := 0; from < len(calls); {
 		to := from + 1
 		for i := to; i < len(calls); i++ {
-			if c := calls[i]; calls[from].asks(c) && !slices.ContainsFunc(calls[to:i], c.meets) {
+			if c := calls[i]; calls[from].differsInKeysOnly(c) && !slices.ContainsFunc(calls[to:i], c.sharesKey) {
 				copy(calls[to+1:i+1], calls[to:i])
 				calls[to] = c
 				to++
@@ -196,27 +196,27 @@ func (s *Store) run(b carrier.Budget, v *server, c *call, replies []store.Reply)
 			b.Together = true // a call that goes alone has no ASKING
 			continue
 		}
-		if s.otherwise(b, c, f) {
+		if s.anotherWay(b, c, f) {
 			continue
 		}
-		if c.around, c.sent = false, 0; !b.Again(f) {
+		if c.viaClient, c.sent = false, 0; !b.Again(f) {
 			return b.Fail(f)
 		}
 	}
 }
 
-// otherwise reports whether c is tried again without a pause, because there is another way to make it.
-func (s *Store) otherwise(b carrier.Budget, c *call, f *fault) bool {
+// anotherWay reports whether c is tried again without a pause, because there is another way to make it.
+func (s *Store) anotherWay(b carrier.Budget, c *call, f *fault) bool {
 	switch {
-	case errors.Is(f.Err, errApart):
+	case errors.Is(f.Err, errRefusedBundle):
 		c.apart = true
 	case c.size() > 1 && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // their slot is moving, so the node can tell only where each single key is
 		f.Err, f.Again = fmt.Errorf("%w: %w", see.ErrApart, f.Err), false
 		return false
 	case !c.apart && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // other keys of its script are on their way
 		c.apart = true
-	case s.link.slots != nil && !c.around && elsewhere(f.Err):
-		c.around = true
+	case s.link.slots != nil && !c.viaClient && elsewhere(f.Err):
+		c.viaClient = true
 	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so the attempts end
 		c.rested++
 		return time.Now().Before(b.End)
@@ -238,7 +238,7 @@ func (s *Store) hasMoved(c *call, v *server) bool {
 // try makes one attempt.
 func (s *Store) try(b carrier.Budget, v *server, c *call) (_ []int64, f *fault) {
 	var err error
-	if c.around {
+	if c.viaClient {
 		v = s.link.whole
 	} else if v == nil {
 		v, err = s.link.server(b, c.first.key)

@@ -26,8 +26,8 @@ type server struct {
 	apart  time.Time       // until then each call has a script of its own
 }
 
-// mostTrips is how many connections a carrier uses at the same time.
-const mostTrips = 16
+// mostConns is how many connections a carrier uses at the same time.
+const mostConns = 16
 
 // lasting is the least time that a connection may wait for the server, whatever the timeout.
 const lasting = time.Second
@@ -57,7 +57,7 @@ func (s *Store) server(c *redis.Client) *server {
 // unknown returns all servers behind a client, each call to which is made by process.
 func (s *Store) unknown(process process) *server {
 	v := &server{store: s, process: process}
-	v.carry(carrier.Config[call]{Conns: mostTrips})
+	v.carry(carrier.Config[call]{Conns: mostConns})
 	return v
 }
 
@@ -84,7 +84,7 @@ func poolSize(c *redis.Client) int {
 // meaning returns the [carrier.Meaning] of an error of a client.
 func meaning(err error) carrier.Meaning {
 	switch {
-	case isAnswer(err), errors.Is(err, errApart):
+	case isAnswer(err), errors.Is(err, errRefusedBundle):
 		return carrier.Answered
 	case busy(err):
 		return carrier.Busy
@@ -106,7 +106,7 @@ func (v *server) alone(b carrier.Budget, c call) (call, bool, error) {
 }
 
 func (v *server) aloneBy(b carrier.Budget, c *call, name any) (sent bool, err error) {
-	a := new(attempt) // if the call fails, the client may keep it
+	a := new(loneCommand) // if the call fails, the client may keep it
 	a.op.writing = &a.writing
 	calls := [1]*call{c}
 	args, err := v.store.arguments(a.args[:0], calls[:], name, &a.op)

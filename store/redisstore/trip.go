@@ -32,7 +32,7 @@ func (g *bundle) fail(err error) {
 	}
 }
 
-var errApart = errors.New("the server refused a script with several calls")
+var errRefusedBundle = errors.New("the server refused a script with several calls")
 
 const (
 	// mostTogether is the most requests in a script, unless a single call has more. 64 requests
@@ -44,10 +44,10 @@ const (
 	notTogether = time.Minute
 )
 
-// refusesBatches reports whether err is the answer of a server that may accept one key but not
+// refusesBundles reports whether err is the answer of a server that may accept one key but not
 // several, because the keys are on different nodes, or because the user may not use all of them. Such
 // an answer proves that nothing ran.
-func refusesBatches(err error) bool {
+func refusesBundles(err error) bool {
 	return redis.HasErrorPrefix(err, "CROSSSLOT") || redis.HasErrorPrefix(err, "NOPERM")
 }
 
@@ -142,11 +142,11 @@ func (v *server) exec(ctx context.Context, bundles []bundle, run func(context.Co
 				g.end(cmds[i])
 			case name == evalsha && redis.HasErrorPrefix(err, "NOSCRIPT"):
 				again = append(again, *g)
-			case len(g.calls) > 1 && refusesBatches(err):
+			case len(g.calls) > 1 && refusesBundles(err):
 				v.mu.Lock()
 				v.apart = time.Now().Add(notTogether)
 				v.mu.Unlock()
-				g.fail(errApart)
+				g.fail(errRefusedBundle)
 			default:
 				g.end(cmds[i])
 			}
@@ -209,7 +209,7 @@ func (g *bundle) read(reply []byte) error {
 		for i := range c.values {
 			v, text, ok := r.next(':')
 			switch {
-			case !ok || text != "" && i > 0 && (i%4 > 0 || !c.request(i/4).otherwise):
+			case !ok || text != "" && i > 0 && (i%4 > 0 || !c.request(i/4).orElse):
 				return fmt.Errorf("%w: element %d is not an integer: %.100q", errReply, at+i, reply)
 			case text != "" && c.err == nil:
 				c.err = refusal(text)

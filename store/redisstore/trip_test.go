@@ -134,7 +134,7 @@ func TestAReplyThatIsNotOneIsAnError(t *testing.T) {
 func TestAnAlternativeMayFailAfterOthers(t *testing.T) {
 	for at, want := range map[int]string{4: "", 8: "element 8 ", 12: "", 13: "element 13 ", 14: "element 14 "} {
 		calls := []*call{{}, {more: make([]request, 2)}}
-		calls[1].more[1].otherwise = true
+		calls[1].more[1].orElse = true
 		reply := "*16\r\n"
 		for i := range 16 {
 			if i == at {
@@ -430,7 +430,7 @@ func TestEachScriptOfATripIsAnswered(t *testing.T) {
 		for i := range all {
 			want := told[i]
 			if len(all[i].calls) > 1 && (redis.HasErrorPrefix(want, "CROSSSLOT") || redis.HasErrorPrefix(want, "NOPERM")) {
-				want, apart = errApart, true
+				want, apart = errRefusedBundle, true
 			}
 			at := int64(0)
 			for j, c := range all[i].calls {
@@ -597,7 +597,7 @@ func TestAHookThatEndsItsGoroutineEndsOneTrip(t *testing.T) {
 		})
 		ns := store.NewNamespace(&store.Rule{Name: "rule", Script: ScriptOf("")}, "name")
 		takes := func() { _, _ = s.Take(t.Context(), ns, "k", store.Limit{}, 1) }
-		for range 2 * mostTrips {
+		for range 2 * mostConns {
 			require.PanicsWithError(t, carrier.ErrExit.Error(), takes)
 		}
 		ends = false
