@@ -64,17 +64,17 @@ func (n *Near) Decided(ctx context.Context, key string, _ int, r ratelimit.Resul
 	}
 	parts := r.Parts()
 	if parts == nil {
-		n.look(ctx, key, &r, 0)
+		n.check(ctx, key, &r, 0)
 	}
 	for i := range parts {
 		if !see.Held(parts[i].Limiter) { // slots are used up whenever they are in use
-			n.look(ctx, key, &parts[i].Result, i)
+			n.check(ctx, key, &parts[i].Result, i)
 		}
 	}
 }
 
-// look calls tell with r, the Result of limit i, if the limit is nearly used up and this is new.
-func (n *Near) look(ctx context.Context, key string, r *ratelimit.Result, i int) {
+// check calls tell with r, the Result of limit i, if the limit is nearly used up and this is new.
+func (n *Near) check(ctx context.Context, key string, r *ratelimit.Result, i int) {
 	used := int64(r.Limit) - int64(r.Remaining)
 	if r.Limit <= 0 || 100*used < n.percent*int64(r.Limit) || !n.isNew(key, i, r.ResetAfter) {
 		return

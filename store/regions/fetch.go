@@ -22,12 +22,12 @@ func (s *Store) now() time.Duration { return time.Since(s.base) }
 
 // fetch is a fetch for a key that lacks room.
 type fetch struct {
-	ns    *store.Namespace
-	key   string
-	limit store.Limit // the limit of all regions together
-	share store.Limit // the share of the local region
-	own   look        // the key before the fetch, minus what has been fetched
-	lacks int64       // events; 0 or less if there is room
+	ns      *store.Namespace
+	key     string
+	limit   store.Limit // the limit of all regions together
+	share   store.Limit // the share of the local region
+	own     keyState    // the key before the fetch, minus what has been fetched
+	missing int64       // events for which there is no room; 0 or less if there is
 	*patience
 }
 
@@ -45,9 +45,9 @@ func (s *Store) patience(ctx context.Context) *patience {
 	return p
 }
 
-// goesOn reports whether to ask another region.
-func (f *fetch) goesOn(ctx context.Context) bool {
-	return f.lacks > 0 && f.lacks <= f.own.credit && ctx.Err() == nil && time.Now().Before(f.deadline)
+// continues reports whether to ask another region.
+func (f *fetch) continues(ctx context.Context) bool {
+	return f.missing > 0 && f.missing <= f.own.credit && ctx.Err() == nil && time.Now().Before(f.deadline)
 }
 
 // fetch moves room for want events of key to the local share if r denies them, as far as there is
@@ -71,14 +71,14 @@ func (s *Store) fetch(ctx context.Context, p *patience, ns *store.Namespace, key
 	l, share = l.TurnBefore(0), share.TurnBefore(0)
 	f := &fetch{ns: ns, key: key, limit: l, share: share, patience: p}
 	var err error
-	if f.own, err = s.own.look(ctx, ns, key, share); err != nil {
+	if f.own, err = s.own.peek(ctx, ns, key, share); err != nil {
 		s.failed.Add(1)
 		return false
 	}
-	f.lacks = want - f.own.left
-	again = f.lacks <= 0
-	first := int(s.turn.Add(1) % uint32(len(s.others)))
-	for i := 0; i < len(s.others) && f.goesOn(ctx); i++ {
+	f.missing = want - f.own.left
+	again = f.missing <= 0
+	first := int(s.nextRegion.Add(1) % uint32(len(s.others)))
+	for i := 0; i < len(s.others) && f.continues(ctx); i++ {
 		if o := s.others[(first+i)%len(s.others)]; !o.rests(s.now()) {
 			again = s.move(ctx, f, o) || again
 		}
@@ -114,7 +114,7 @@ func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 		return false
 	}
 	s.moved.Add(debit.N)
-	f.lacks, f.own.credit = f.lacks-debit.N, f.own.credit-debit.N
+	f.missing, f.own.credit = f.missing-debit.N, f.own.credit-debit.N
 	return true
 }
 
@@ -128,24 +128,24 @@ func ofTheRegion(err error) bool {
 		!errors.Is(err, store.ErrOverloaded)
 }
 
-// look is the current state of a key.
-type look struct {
+// keyState is what a region currently counts for a key.
+type keyState struct {
 	left   int64 // events that would be admitted now
 	credit int64 // events that can be refunded
 	window int64 // when the current window began, Unix µs; 0 without windows
 }
 
-// look looks at a key under the share by. It changes nothing.
-func (r *region) look(ctx context.Context, ns *store.Namespace, key string, by store.Limit) (look, error) {
-	told, err := store.Peek(ctx, r.bottom, ns, key, by, 1)
+// peek returns the state of a key under the share by.
+func (r *region) peek(ctx context.Context, ns *store.Namespace, key string, by store.Limit) (keyState, error) {
+	reply, err := store.Peek(ctx, r.bottom, ns, key, by, 1)
 	if err != nil {
-		return look{}, err
+		return keyState{}, err
 	}
-	l := look{left: told.Available(ns.Rule, by), credit: credit.Most(ns.Rule, by, told)}
-	if !ns.Rule.Burst && told.Y >= 0 { // X is the time
-		l.window, _ = by.Window(told.X)
+	st := keyState{left: reply.Available(ns.Rule, by), credit: credit.Most(ns.Rule, by, reply)}
+	if !ns.Rule.Burst && reply.Y >= 0 { // X is the time
+		st.window, _ = by.Window(reply.X)
 	}
-	return l, nil
+	return st, nil
 }
 
 // rests reports whether r failed recently. The first caller that finds the rest over asks r, which
@@ -167,11 +167,11 @@ func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err 
 	asked := time.Now()
 	short, cancel := context.WithDeadline(ctx, f.deadline)
 	defer cancel()
-	there, err := r.look(short, f.ns, f.key, by)
+	there, err := r.peek(short, f.ns, f.key, by)
 	if err != nil {
 		return debit, err
 	}
-	n := min(max(f.lacks, there.left-there.left/2), there.left, f.own.credit)
+	n := min(max(f.missing, there.left-there.left/2), there.left, f.own.credit)
 	if n == 0 || there.window != f.own.window { // a credit in another window refunds nothing
 		return debit, nil
 	}
@@ -182,12 +182,12 @@ func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err 
 	}
 	take, cancel := context.WithDeadline(context.WithoutCancel(ctx), f.deadline)
 	defer cancel()
-	told, err := store.TakeUpTo(take, r.Store, f.ns, f.key, by, n)
-	if err != nil || !told.OK() {
+	reply, err := store.TakeUpTo(take, r.Store, f.ns, f.key, by, n)
+	if err != nil || !reply.OK() {
 		return debit, err
 	}
-	n = min(n, told.Available(f.ns.Rule, by))
-	return told.Receipt(f.ns.Rule, by, n, n), nil
+	n = min(n, reply.Available(f.ns.Rule, by))
+	return reply.Receipt(f.ns.Rule, by, n, n), nil
 }
 
 // pauses remembers for which keys not to fetch, and until when.

@@ -60,10 +60,10 @@ type Store struct {
 	others []*region // by name
 	wait   time.Duration
 
-	base   time.Time // the origin of all times
-	seeds  keyhash.Seeds
-	pauses pauses
-	turn   atomic.Uint32
+	base       time.Time // the origin of all times
+	seeds      keyhash.Seeds
+	pauses     pauses
+	nextRegion atomic.Uint32
 
 	moved, fetches, failed atomic.Int64
 }
