@@ -136,7 +136,7 @@ func (s *Service) results(a *asking, whole ratelimit.Result) error {
 			continue
 		}
 		if failed == nil {
-			p.result, failed = s.look(a, p)
+			p.result, failed = s.peek(a, p)
 		}
 		switch {
 		case failed == nil:
@@ -149,8 +149,8 @@ func (s *Service) results(a *asking, whole ratelimit.Result) error {
 	return nil
 }
 
-// look returns what the part's limiter would answer alone.
-func (s *Service) look(a *asking, p *part) (ratelimit.Result, error) {
+// peek returns what the part's limiter would answer alone.
+func (s *Service) peek(a *asking, p *part) (ratelimit.Result, error) {
 	one := ratelimit.Ask{Limiter: p.limiter, Key: p.key, Look: true}
 	r, err := s.alone(a, p, one)
 	if err != nil || p.back || p.n <= 1 || r.Remaining >= p.n {
@@ -197,7 +197,7 @@ func (s *Service) askShadows(a *asking, denied bool) {
 			_, err = s.alone(a, p, a.q.asks[p.ask], only...)
 			p.result = only[0].result
 		case denied && !a.q.domain.each:
-			p.result, err = s.look(a, p)
+			p.result, err = s.peek(a, p)
 		default:
 			p.result, err = s.alone(a, p, a.q.asks[p.ask])
 		}
@@ -220,8 +220,8 @@ func (q *question) judge() {
 		p.over = p.decided() && !p.result.Allowed && !p.back
 		switch {
 		case !p.quota():
-			q.over = q.over || p.told()
-		case p.told():
+			q.over = q.over || p.denies()
+		case p.denies():
 			quotas, spent = quotas+1, spent+1
 		case p.decided():
 			quotas++
@@ -291,7 +291,7 @@ func (q *question) worst() *part {
 	var worst *part
 	for i := range q.parts {
 		p := &q.parts[i]
-		if p.shown == nil || p.limiter == nil || q.over && !p.told() {
+		if p.shown == nil || p.limiter == nil || q.over && !p.denies() {
 			continue
 		}
 		if worst == nil || q.over && p.result.RetryAfter > worst.result.RetryAfter || !q.over && p.result.Remaining < worst.result.Remaining {

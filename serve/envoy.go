@@ -94,7 +94,7 @@ func (p *part) status() *pb.RateLimitResponse_DescriptorStatus {
 	case !p.decided():
 		return st
 	}
-	if p.told() {
+	if p.denies() {
 		st.Code = pb.RateLimitResponse_OVER_LIMIT
 	}
 	if st.CurrentLimit = p.shown; p.shown != nil {
@@ -131,7 +131,7 @@ func (q *question) metadata(req *pb.RateLimitRequest) *structpb.Struct {
 	}
 	passed := &structpb.Struct{Fields: map[string]*structpb.Value{}}
 	for i := range q.parts {
-		if p := &q.parts[i]; p.decided() && p.rule != nil && !p.told() {
+		if p := &q.parts[i]; p.decided() && p.rule != nil && !p.denies() {
 			merge(passed, p.rule.metadata)
 		}
 	}

@@ -88,7 +88,7 @@ func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
 	return err
 }
 
-// locally are observers that are told that this process has decided in place of the store.
+// locally are observers of decisions that this process makes in place of the store.
 type locally []ratelimit.Observer
 
 var inPlaceOfStore = ratelimit.NewMark(nil, ratelimit.SourceLocal, nil)
@@ -111,7 +111,7 @@ func (q *question) fail(res ratelimit.Result) error {
 			continue
 		}
 		p.over = !p.back && (closed || p.limit.Rate == 0)
-		q.over = q.over || p.told()
+		q.over = q.over || p.denies()
 		p.result = ratelimit.Result{Allowed: !p.over, RetryAfter: res.RetryAfter}
 		p.shown = nil // nothing is known about it
 	}

@@ -191,7 +191,7 @@ func (s *Service) fields(h http.Header, q *question) {
 // retryAfter returns how long the part that denies longest does so, or 0 if the whole is admitted.
 func (q *question) retryAfter() (longest time.Duration) {
 	for i := range q.parts {
-		if p := &q.parts[i]; q.over && p.told() {
+		if p := &q.parts[i]; q.over && p.denies() {
 			longest = max(longest, p.result.RetryAfter)
 		}
 	}
@@ -391,7 +391,7 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
 	}
 	for i := range q.parts {
 		p := &q.parts[i]
-		st := verdict{Allowed: !p.told(), NoRule: p.rule == nil}
+		st := verdict{Allowed: !p.denies(), NoRule: p.rule == nil}
 		if p.decided() && p.shown != nil {
 			st.Limit, st.Remaining, st.ResetAfter = new(p.result.Limit), new(p.result.Remaining), p.result.ResetAfter.Seconds()
 		}

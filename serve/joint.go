@@ -119,10 +119,10 @@ func answered(r ratelimit.Result, i int) bool {
 	return parts == nil || parts[i].Result != (ratelimit.Result{})
 }
 
-// silence is how long a server must not have answered before late calls count as failures of the
+// leastSilence is how long a server must not have answered before late calls count as failures of the
 // server. A shorter silence may be caused by a busy machine or by an impatient caller, and must not
 // open the breaker for everyone.
-const silence = time.Second
+const leastSilence = time.Second
 
 var errLate = fmt.Errorf("%w: no reply within four fifths of the caller's time, so the outcome is unknown", store.ErrTimeout)
 
@@ -174,14 +174,14 @@ func (j *joint) heard(a *asking, asks []ratelimit.Ask, r ratelimit.Result, err e
 	switch late := err != nil && a.Err() != nil && a.caller.Err() == nil; {
 	case err == nil:
 		if s := r.Source(); s == ratelimit.SourceStore || s == ratelimit.SourceUnlimited { // SourceUnlimited comes from looks alone
-			j.speak(asks, r)
+			j.recordAnswers(asks, r)
 			if !j.answered.Load() { // a load does not slow down other processors
 				j.answered.Store(true)
 			}
 		}
 	case late:
 		a.q.cause = errLate
-		if server, long := j.silence(missing(asks, r)); long {
+		if server, long := j.recordLate(missing(asks, r)); long {
 			err = ofServer{errLate, server}
 		} else {
 			err = store.ErrOverloaded // the fallback answers it, but does not count it as a failure
@@ -203,8 +203,8 @@ func missing(asks []ratelimit.Ask, r ratelimit.Result) []ratelimit.Ask {
 	return asks
 }
 
-// speak records that the servers of r have answered.
-func (j *joint) speak(asks []ratelimit.Ask, r ratelimit.Result) {
+// recordAnswers records that the servers of r have answered.
+func (j *joint) recordAnswers(asks []ratelimit.Ask, r ratelimit.Result) {
 	if !j.late.Load() {
 		return
 	}
@@ -218,9 +218,9 @@ func (j *joint) speak(asks []ratelimit.Ask, r ratelimit.Result) {
 	j.late.Store(len(j.silent) > 0)
 }
 
-// silence records that the servers of asks have not answered in time. It returns the one that has been silent for the
+// recordLate records that the servers of asks have not answered in time. It returns the one that has been silent for the
 // longest time, and whether that is too long.
-func (j *joint) silence(asks []ratelimit.Ask) (longest string, long bool) {
+func (j *joint) recordLate(asks []ratelimit.Ask) (longest string, long bool) {
 	now := time.Since(j.base)
 	first := now
 	j.mu.Lock()
@@ -235,7 +235,7 @@ func (j *joint) silence(asks []ratelimit.Ask) (longest string, long bool) {
 		}
 	}
 	j.late.Store(true)
-	return longest, now-first >= silence
+	return longest, now-first >= leastSilence
 }
 
 func (*joint) Refund(context.Context, string, ratelimit.Result, int) error {

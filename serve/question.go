@@ -78,8 +78,8 @@ type part struct {
 // decided reports whether the part has a decision by its limit.
 func (p *part) decided() bool { return p.limiter != nil }
 
-// told reports whether callers are told that the part is over its limit.
-func (p *part) told() bool { return p.over && p.counts() }
+// denies reports whether callers are denies that the part is over its limit.
+func (p *part) denies() bool { return p.over && p.counts() }
 
 // counts reports whether the part can deny the whole. Shadows cannot.
 func (p *part) counts() bool { return p.rule == nil || !p.rule.shadow }
