@@ -17,17 +17,17 @@ type policyText struct {
 }
 
 // policyTexts are the recently used texts, so that a text is not made for each request. Policies
-// with the same place replace each other, which only costs making a text again.
+// with the same index replace each other, which only costs making a text again.
 type policyTexts [64]atomic.Pointer[policyText]
 
 func (t *policyTexts) of(p *ratelimit.Policy) *policyText {
 	const prime = 0x9E3779B97F4A7C15
-	place := (uint64(p.Quota)*prime ^ uint64(p.Window)) * prime >> 58
-	if known := t[place].Load(); known != nil && known.policy == *p {
+	i := (uint64(p.Quota)*prime ^ uint64(p.Window)) * prime >> 58
+	if known := t[i].Load(); known != nil && known.policy == *p {
 		return known
 	}
 	text := newPolicyText(*p)
-	t[place].Store(text)
+	t[i].Store(text)
 	return text
 }
 

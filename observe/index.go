@@ -17,8 +17,8 @@ func (x index) home(id keyhash.Hash) int { return int(id.Lo & uint64(len(x)-1)) 
 
 func (x index) next(i int) int { return (i + 1) & (len(x) - 1) }
 
-// place returns the slot that holds id, or the slot where it would be inserted.
-func (x index) place(id keyhash.Hash) int {
+// find returns the slot that holds id, or the slot where it would be inserted.
+func (x index) find(id keyhash.Hash) int {
 	i := x.home(id)
 	for x[i] != nil && x[i].id != id {
 		i = x.next(i)
@@ -26,13 +26,13 @@ func (x index) place(id keyhash.Hash) int {
 	return i
 }
 
-func (x index) of(id keyhash.Hash) *counter { return x[x.place(id)] }
+func (x index) of(id keyhash.Hash) *counter { return x[x.find(id)] }
 
-func (x index) put(c *counter) { x[x.place(c.id)] = c }
+func (x index) put(c *counter) { x[x.find(c.id)] = c }
 
 // drop removes id, and moves counters behind it closer to their home slots.
 func (x index) drop(id keyhash.Hash) {
-	gap := x.place(id)
+	gap := x.find(id)
 	for i := x.next(gap); x[i] != nil; i = x.next(i) {
 		probed := (i - x.home(x[i].id)) & (len(x) - 1) // how far x[i] is from its home
 		if probed >= (i-gap)&(len(x)-1) {
