@@ -144,9 +144,9 @@ local function open(key)
   return log
 end
 
--- holder returns the number of the block whose range contains n. It is below log.first if that
+-- covering returns the number of the block whose range contains n. It is below log.first if that
 -- block was forgotten.
-local function holder(log, n)
+local function covering(log, n)
   while n >= log.first and not log.block(n) do
     n = n - lowbit(n)
   end
@@ -157,7 +157,7 @@ end
 -- log.last + 1 if there is none.
 local function later(log, t)
   local function begins(n)
-    n = holder(log, n)
+    n = covering(log, n)
     return n >= log.first and log.block(n).base > t
   end
   local before, n = log.first, log.first + 1 -- it is nearly always one of the next
@@ -172,7 +172,7 @@ end
 local function after(log, t)
   local b = log.last
   if log.first < b then
-    b = holder(log, later(log, t) - 1)
+    b = covering(log, later(log, t) - 1)
   end
   if b >= log.first then
     local at = log.block(b)
@@ -366,7 +366,7 @@ elseif op == 'refund' then
   -- if no block has any.
   local function shrink(log, changed)
     while log.tail.len == 0 do
-      local old, b = log.tail, holder(log, log.last - 1)
+      local old, b = log.tail, covering(log, log.last - 1)
       if b < log.first then
         return false
       end
@@ -398,9 +398,9 @@ elseif op == 'refund' then
     return b
   end
 
-  -- take removes at most n events of at from block b, the last ones first, and looks at
+  -- take removes at most n events of at from block b, the last ones first, and examines
   -- no more than most entries. It returns how many events it removed, how many entries it
-  -- looked at, and whether the block before may have more.
+  -- examined, and whether the block before may have more.
   local function take(b, at, n, most)
     local to = search(1, b.len, function(i)
       return time(b, i) > at
@@ -443,11 +443,11 @@ elseif op == 'refund' then
       return
     end
     local changed, left, most, more, last = {}, c.n, BLOCK, true, log.last
-    local b = holder(log, later(log, at) - 1)
+    local b = covering(log, later(log, at) - 1)
     while more and left > 0 and most > 0 and b >= log.first do
-      local block, events, tried = log.block(b)
-      events, tried, more = take(block, at, left, most)
-      left, most = left - events, most - tried
+      local block, events, examined = log.block(b)
+      events, examined, more = take(block, at, left, most)
+      left, most = left - events, most - examined
       if events > 0 then
         changed[b] = true
         if b < log.last then
@@ -461,7 +461,7 @@ elseif op == 'refund' then
           b = merge(log, changed, b)
         end
       end
-      b = holder(log, min(b, log.last + 1) - 1)
+      b = covering(log, min(b, log.last + 1) - 1)
     end
     for n in pairs(changed) do
       local block = log.block(n)

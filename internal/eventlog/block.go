@@ -88,7 +88,7 @@ func (b *block) cut(n int) {
 // take removes at most n events of the instant at from b, last entries first, and examines at most
 // most entries. It returns how many events it removed, how many entries it examined, and whether
 // the block before may have more.
-func (b *block) take(at, n int64, most int) (events int64, tried int, more bool) {
+func (b *block) take(at, n int64, most int) (events int64, examined int, more bool) {
 	to := b.after(at)
 	i, kept := to, to // entries up to kept stay, the last of them in part
 	for i > 0 && events < n && to-i < most && b.time(i-1) == at {

@@ -20,9 +20,9 @@ func (g *Log) block(n int64) *block {
 // lowbit returns the largest power of 2 that divides n.
 func lowbit(n int64) int64 { return n & -n }
 
-// holder returns the number of the block whose range contains n. It is below g.number if that block
+// covering returns the number of the block whose range contains n. It is below g.number if that block
 // was forgotten.
-func (g *Log) holder(n int64) int64 {
+func (g *Log) covering(n int64) int64 {
 	for n >= g.number && g.block(n) == nil {
 		n -= lowbit(n)
 	}
@@ -41,7 +41,7 @@ func (g *Log) following(n int64) int64 {
 // g.last()+1 if there is none.
 func (g *Log) later(t int64) int64 {
 	return g.number + 1 + int64(sort.Search(len(g.older), func(i int) bool {
-		n := g.holder(g.number + 1 + int64(i))
+		n := g.covering(g.number + 1 + int64(i))
 		return n >= g.number && g.block(n).base > t
 	}))
 }
@@ -67,7 +67,7 @@ func (g *Log) firstAfter(t int64) (b int64, i int) {
 			}
 		}
 	}
-	b = g.holder(g.later(t) - 1)
+	b = g.covering(g.later(t) - 1)
 	if b >= g.number {
 		if i = g.block(b).after(t); i < g.block(b).len() || b == g.last() {
 			return b, i

@@ -574,7 +574,7 @@ func requireBlocks(t *testing.T, g *Log) {
 		blocks++
 		held += b.len()
 		require.LessOrEqual(t, b.len(), blockLen)
-		if b.len() == 0 && g.holder(n) == n { // no two halves are empty
+		if b.len() == 0 && g.covering(n) == n { // no two halves are empty
 			span := g.following(n) - n
 			other := n ^ span
 			if other >= g.number && other+span <= g.last() && g.block(other) != nil && g.following(other)-other == span {

@@ -13,11 +13,11 @@ func (g *Log) Refund(l store.Limit, now int64, c store.Receipt) {
 		return
 	}
 	left, most, more := c.N, blockLen, true
-	for b := g.holder(g.later(c.At) - 1); more && left > 0 && most > 0 && b >= g.number; {
+	for b := g.covering(g.later(c.At) - 1); more && left > 0 && most > 0 && b >= g.number; {
 		var events int64
-		var tried int
-		events, tried, more = g.block(b).take(c.At, left, most)
-		left, most = left-events, most-tried
+		var examined int
+		events, examined, more = g.block(b).take(c.At, left, most)
+		left, most = left-events, most-examined
 		switch {
 		case events == 0:
 		case b == g.last():
@@ -31,7 +31,7 @@ func (g *Log) Refund(l store.Limit, now int64, c store.Receipt) {
 				b = g.merge(b)
 			}
 		}
-		b = g.holder(min(b, g.last()+1) - 1)
+		b = g.covering(min(b, g.last()+1) - 1)
 	}
 	g.newest, g.total = g.tail.time(g.tail.len()-1), g.tail.through(g.tail.len())
 }
@@ -47,7 +47,7 @@ func (g *Log) count(b int64, n uint64) {
 // no block has any.
 func (g *Log) shrink() bool {
 	for g.tail.len() == 0 {
-		b := g.holder(g.last() - 1)
+		b := g.covering(g.last() - 1)
 		if b < g.number {
 			g.chain = alone
 			return false
