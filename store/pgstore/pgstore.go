@@ -60,11 +60,11 @@ type Store struct {
 	sql      statements
 	carrier  *carrier.Carrier[*call]
 
-	renewed  atomic.Int64  // when the pool was last reset, Unix ns
-	waits    atomic.Int64  // when trips may wait again for rows that others hold, Unix ns
-	prepares atomic.Bool   // whether some statements are prepared
-	written  atomic.Uint64 // rows written so far: see sweep
-	page     atomic.Uint64 // the next page to sweep
+	renewed     atomic.Int64  // when the pool was last reset, Unix ns
+	noWaitUntil atomic.Int64  // when trips may wait again for rows that others hold, Unix ns
+	prepares    atomic.Bool   // whether some statements are prepared
+	written     atomic.Uint64 // rows written so far: see sweep
+	page        atomic.Uint64 // the next page to sweep
 }
 
 // Option is an optional setting of [New].

@@ -99,12 +99,12 @@ func (s *Store) decide(conn *pgxpool.Conn, calls []*call, waits bool) (twice boo
 	}
 	for range mostAttempts {
 		now := time.Now().UnixNano()
-		mayWait := waits && now >= s.waits.Load()
+		mayWait := waits && now >= s.noWaitUntil.Load()
 		err = s.locked(conn.Conn().PgConn(), b, mayWait)
 		switch code := codeOf(err); {
 		// A short statement_timeout ends a wait first. From now on, only calls whose rows are held fail.
 		case code == lockNotAvailable, code == queryCanceled && mayWait:
-			s.waits.Store(now + held*int64(s.timeout))
+			s.noWaitUntil.Store(now + retryWaitAfter*int64(s.timeout))
 		case errors.Is(err, errRaced), code == deadlockDetected, code == serializationFailure:
 		default:
 			return twice, s.failed(err)
@@ -118,9 +118,9 @@ const (
 	// mostAttempts is how often a trip tries to decide before its calls are sent again.
 	mostAttempts = 4
 
-	// held is the number of timeouts for which no trip waits for rows, once a trip has waited without success. Otherwise,
-	// repeated calls for a row that a stranger holds would delay all other calls, trip after trip.
-	held = 8
+	// retryWaitAfter is the number of timeouts for which no trip waits for rows, once a trip has waited without success.
+	// Otherwise, repeated calls for a row that a stranger holds would delay all other calls, trip after trip.
+	retryWaitAfter = 8
 )
 
 // failed returns err. If the server is a standby, or read-only, another server may have taken over, so failed resets the
@@ -206,7 +206,7 @@ func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 			rollback(conn)
 		}
 	}()
-	at, err := s.hold(conn, b, waits)
+	at, err := s.lockRows(conn, b, waits)
 	if err != nil {
 		return beforeWriting(err)
 	}
@@ -225,8 +225,8 @@ func (s *Store) locked(conn *pgconn.PgConn, b *batch, waits bool) (err error) {
 	return nil
 }
 
-// hold begins a transaction, reads the rows, which it locks unless the calls only look, and then reads the time.
-func (s *Store) hold(conn *pgconn.PgConn, b *batch, waits bool) (at int64, err error) {
+// lockRows begins a transaction, reads the rows, which it locks unless the calls only look, and then reads the time.
+func (s *Store) lockRows(conn *pgconn.PgConn, b *batch, waits bool) (at int64, err error) {
 	var p pipeline
 	all := keys(b.rows)
 	p.add(begin, nil)
