@@ -107,7 +107,11 @@ func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Sl
 	defer func() { queues.leave(w, free, next) }()
 	l, key := w.queue.id.limiter, w.queue.id.key
 	for {
-		if err := w.awaitTurn(until); err != nil {
+		select {
+		case <-w.ask:
+		case <-until.Done():
+		}
+		if err := until.Err(); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
 		h := new(hold)
@@ -132,15 +136,6 @@ func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Sl
 		queues.requeue(w)
 		next = true
 	}
-}
-
-// awaitTurn waits until w may ask.
-func (w *waiter) awaitTurn(ctx context.Context) error {
-	select {
-	case <-w.ask:
-	case <-ctx.Done():
-	}
-	return ctx.Err()
 }
 
 // denied sets when the queue asks again if nothing else happens, or returns the reason why w stops

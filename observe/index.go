@@ -28,8 +28,6 @@ func (x index) find(id keyhash.Hash) int {
 
 func (x index) of(id keyhash.Hash) *counter { return x[x.find(id)] }
 
-func (x index) put(c *counter) { x[x.find(c.id)] = c }
-
 // drop removes id, and moves counters behind it closer to their home slots.
 func (x index) drop(id keyhash.Hash) {
 	gap := x.find(id)

@@ -40,7 +40,7 @@ func (s *sketch) add(id keyhash.Hash, key string) {
 	if c == nil {
 		c = s.free()
 		c.id, c.key = id, append(c.key[:0], shown(key)...)
-		s.index.put(c)
+		s.index[s.index.find(c.id)] = c
 	}
 	c.count++
 	s.sink(c)

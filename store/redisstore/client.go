@@ -305,10 +305,6 @@ func (numbers) NoRetry() bool { return true }
 // Clone keeps the type, and with it NoRetry.
 func (c numbers) Clone() redis.Cmder { return numbers{c.IntSliceCmd.Clone().(*redis.IntSliceCmd)} }
 
-func newNumbers(ctx context.Context, args []any) numbers {
-	return onKey(numbers{redis.NewIntSliceCmd(ctx, args...)})
-}
-
 // list is a command whose reply is integers, except that an alternative that failed begins with a text, its error.
 type list struct{ *redis.SliceCmd }
 
@@ -321,7 +317,7 @@ func (c list) Clone() redis.Cmder { return list{c.SliceCmd.Clone().(*redis.Slice
 // newAlone returns a command for c alone, of a type whose errors a ClusterClient sees.
 func newAlone(ctx context.Context, args []any, c *call) redis.Cmder {
 	if c.alternative(0) == c.size() {
-		return newNumbers(ctx, args)
+		return onKey(numbers{redis.NewIntSliceCmd(ctx, args...)})
 	}
 	return onKey(list{redis.NewSliceCmd(ctx, args...)})
 }
