@@ -39,8 +39,8 @@ import (
 // charge may stand. Denials, invalid input, errors of a limit function and the end of the caller's
 // ctx are not failures. A limit function should keep working while its database fails, as with
 // package plancache. Give the store a shorter timeout than the callers' deadlines, because until
-// the breaker opens, and in a probe, a call takes that long. Failures of calls beside which others
-// succeed do not count, so that a connection that breaks under many calls does not open the breaker.
+// the breaker opens, and in a probe, a call takes that long. Failures do not count while other calls
+// succeed, so that a connection that breaks under many calls does not open the breaker.
 //
 // Three errors are replaced by the answer and are not failures: [store.ErrCorrupt], which concerns
 // one key, [store.ErrClock], and [store.ErrOverloaded], because the store still decides other

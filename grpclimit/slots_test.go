@@ -54,7 +54,7 @@ var (
 	errTrouble = status.Error(codes.Internal, "trouble")
 )
 
-// With WaitUpTo a call waits for a slot, and those that find the line full are refused at once.
+// With WaitUpTo a call waits for a slot, and those that find the queue full are refused at once.
 func TestACallMayWaitForASlot(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
@@ -78,7 +78,7 @@ func TestACallMayWaitForASlot(t *testing.T) {
 			}
 			<-inside
 			refused := <-ends
-			require.Equal(t, codes.ResourceExhausted, refused.code(), "of two, one finds the line full")
+			require.Equal(t, codes.ResourceExhausted, refused.code(), "of two, one finds the queue full")
 			require.Equal(t, time.Second, refused.retryInfo())
 			close(leave)
 			calls.Wait()

@@ -88,7 +88,7 @@ func holding(t testing.TB, s store.Store) (l *ratelimit.Custom, all map[string]r
 	}
 }
 
-// With WaitUpTo a request waits for a slot, and those that find the line full are refused at once.
+// With WaitUpTo a request waits for a slot, and those that find the queue full are refused at once.
 func TestARequestMayWaitForASlot(t *testing.T) {
 	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {
 		l, all := holding(t, s)
@@ -112,7 +112,7 @@ func TestARequestMayWaitForASlot(t *testing.T) {
 				}
 				get()
 				get()
-				require.Equal(t, http.StatusTooManyRequests, <-codes, "of two, one finds the line full")
+				require.Equal(t, http.StatusTooManyRequests, <-codes, "of two, one finds the queue full")
 				require.EqualValues(t, 2, counters.Stats().Held)
 
 				close(leave)
@@ -127,7 +127,7 @@ func TestARequestMayWaitForASlot(t *testing.T) {
 	}
 }
 
-// A request leaves the line when its client hangs up, and when it has waited for long enough.
+// A request leaves the queue when its client hangs up, and when it has waited for long enough.
 func TestARequestDoesNotWaitForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, elsewhere(t), 1)

@@ -145,7 +145,7 @@ func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
 }
 
 // A queue that finds many slots does not ask for all of them at once: there may be a thousand.
-func TestNotAllOfALineAskAtOnce(t *testing.T) {
+func TestNotAllOfAQueueAskAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = 10 * time.Millisecond
@@ -247,7 +247,7 @@ func TestAWaiterThatLosesASlotAsksOnce(t *testing.T) {
 }
 
 // As many slots as are given back at once are asked for at once, whichever queues they are offered to first.
-func TestMoreSlotsThanALineCanUseGoToAnother(t *testing.T) {
+func TestMoreSlotsThanAQueueCanUseGoToAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = 10 * time.Millisecond

@@ -195,7 +195,7 @@ func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 	return r, err
 }
 
-// abandon gives back what r, an admission, has charged, because its caller has left.
+// abandon releases the slots of r, an admission, and refunds its events, because the caller has left.
 func (h *hold) abandon(r ratelimit.Result) {
 	_ = unlessItPanics(func() error {
 		if !h.noted(r) {

@@ -503,7 +503,7 @@ func waitFor(t *testing.T, ctx context.Context, l ratelimit.Limiter, key string)
 }
 
 // a2 waits for its own key's slot; c waits for the total. b gives back a slot of the total: c should have it at once.
-func TestAReleaseWakesALineThatCanUseTheSlot(t *testing.T) {
+func TestAReleaseWakesAQueueThatCanUseTheSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer synctest.Wait()

@@ -179,7 +179,7 @@ func TestFarSlotsAreInUse(t *testing.T) {
 }
 
 // A caller that finds the queue full gets the last denial, because the store is busy enough.
-func TestAFullLineAsksNothing(t *testing.T) {
+func TestAFullQueueAsksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		l := slots(t, s, 1)
@@ -656,7 +656,7 @@ func TestAWaitIsForTheTurnToo(t *testing.T) {
 }
 
 // 1,024 wait for slots of a key, unless they are told another number.
-func TestALineHasAnEndUnlessItIsTold(t *testing.T) {
+func TestAQueueHoldsAtMost1024CallersByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t).Store, 1)
 		held := hold(t, l)

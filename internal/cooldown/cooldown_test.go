@@ -130,7 +130,7 @@ func TestThoseWhoWaitGoOnInOrderOfArrival(t *testing.T) {
 }
 
 // While a queue goes on nobody in it waits for a clock: a cooldown that begins then is told.
-func TestAWaitThatBecomesTooLongWhileTheLineGoesOnEndsAtOnce(t *testing.T) {
+func TestAWaitThatBecomesTooLongWhileTheQueueContinuesEndsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Set
 		s.Add("key", time.Second)

@@ -328,8 +328,8 @@ func (l *limiter) wait(ctx context.Context, n int, end time.Time, timed bool) an
 	return answer{w.Answer, err, n, end, a.held.turn, began, time.Now()}
 }
 
-// line has the calls of a limiter, in order of arrival. Use it in a bubble.
-type line struct {
+// callers has the calls of a limiter, in order of arrival. Use it in a bubble.
+type callers struct {
 	*limiter
 	began   time.Time
 	before  int // events that were charged already
@@ -338,19 +338,19 @@ type line struct {
 	wg      sync.WaitGroup
 }
 
-func newLine(l *limiter) *line { return &line{limiter: l, began: time.Now(), before: l.charged} }
+func newCallers(l *limiter) *callers { return &callers{limiter: l, began: time.Now(), before: l.charged} }
 
 // join adds a call. When join returns, the call waits in the queue, or asks.
-func (ln *line) join(ctx context.Context, n int, end time.Time, timed bool) {
-	ln.mu.Lock()
-	i := len(ln.answers)
-	ln.answers = append(ln.answers, answer{})
-	ln.mu.Unlock()
-	ln.wg.Go(func() {
-		a := ln.wait(ctx, n, end, timed)
-		ln.mu.Lock()
-		defer ln.mu.Unlock()
-		ln.answers[i] = a
+func (cs *callers) join(ctx context.Context, n int, end time.Time, timed bool) {
+	cs.mu.Lock()
+	i := len(cs.answers)
+	cs.answers = append(cs.answers, answer{})
+	cs.mu.Unlock()
+	cs.wg.Go(func() {
+		a := cs.wait(ctx, n, end, timed)
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		cs.answers[i] = a
 	})
 	synctest.Wait()
 }

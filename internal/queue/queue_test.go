@@ -69,11 +69,11 @@ func (l *limiter) jitter(random *rand.Rand, d time.Duration) {
 
 // check waits for all calls. Whatever has happened, no caller goes before its turn or after its
 // end, and the charged events were used by a caller, refunded, or lost with their answer.
-func (ln *line) check(t *testing.T) (admitted []answer) {
+func (cs *callers) check(t *testing.T) (admitted []answer) {
 	t.Helper()
-	ln.wg.Wait()
+	cs.wg.Wait()
 	events := 0
-	for i, a := range ln.answers {
+	for i, a := range cs.answers {
 		if a.err != nil {
 			continue
 		}
@@ -81,7 +81,7 @@ func (ln *line) check(t *testing.T) (admitted []answer) {
 		require.False(t, a.turn.IsZero(), "%d has no permit", i)
 		require.False(t, a.ended.Before(a.turn), "%d went %v before its turn", i, a.turn.Sub(a.ended))
 	}
-	require.Equal(t, ln.charged-ln.lost-ln.before, events)
+	require.Equal(t, cs.charged-cs.lost-cs.before, events)
 	return admitted
 }
 
@@ -99,15 +99,15 @@ func TestTurnsComeInTheOrderOfArrival(t *testing.T) {
 	for _, way := range []time.Duration{0, 2 * time.Millisecond} {
 		onEach(t, 10, time.Second, func(t *testing.T, l *limiter) {
 			l.far(way)
-			ln := newLine(l)
+			cs := newCallers(l)
 			for i := range 60 {
 				n := 1
 				if i%7 > 4 && !l.silent { // several hold up those behind them
 					n = 2
 				}
-				ln.join(t.Context(), n, time.Time{}, false)
+				cs.join(t.Context(), n, time.Time{}, false)
 			}
-			admitted := ln.check(t)
+			admitted := cs.check(t)
 			require.Len(t, admitted, 60)
 			if !l.silent || way == 0 {
 				inOrder(t, admitted, 0)
@@ -146,12 +146,12 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 			for try := 1; ; try++ { // at one instant questions may run in any order, and some orders cost more
 				l.reset()
 				least := ideal(l.name, c.rate, c.period, waiters)
-				ln := newLine(l)
+				cs := newCallers(l)
 				for range waiters {
-					ln.join(t.Context(), 1, time.Time{}, false)
+					cs.join(t.Context(), 1, time.Time{}, false)
 				}
-				require.Len(t, ln.check(t), waiters)
-				took := time.Since(ln.began)
+				require.Len(t, cs.check(t), waiters)
+				took := time.Since(cs.began)
 				t.Logf("took %.3f of the ideal, %.3f questions each", float64(took)/float64(least), float64(l.asked)/float64(waiters))
 				if took <= least*percent/100+more && l.asked <= most {
 					return
@@ -166,11 +166,11 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 func TestNoMoreThan64QuestionsAreUnderWay(t *testing.T) {
 	onEach(t, 400, time.Hour, func(t *testing.T, l *limiter) {
 		l.far(500 * time.Millisecond)
-		ln := newLine(l)
+		cs := newCallers(l)
 		for range 100 {
-			ln.join(t.Context(), 1, time.Time{}, false)
+			cs.join(t.Context(), 1, time.Time{}, false)
 		}
-		require.Len(t, ln.check(t), 100)
+		require.Len(t, cs.check(t), 100)
 		require.LessOrEqual(t, l.most, 64)
 		if !l.silent && l.name != "leaky_bucket" { // which are asked one by one
 			require.Equal(t, 64, l.most)
@@ -186,12 +186,12 @@ func TestAFastFarLimiterIsUsedInFull(t *testing.T) {
 		l := newLimiter("token_bucket", rate, period)
 		l.far(trip / 2)
 		least := ideal(l.name, rate, period, waiters)
-		ln := newLine(l)
+		cs := newCallers(l)
 		for range waiters {
-			ln.join(t.Context(), 1, time.Time{}, false)
+			cs.join(t.Context(), 1, time.Time{}, false)
 		}
-		require.Len(t, ln.check(t), waiters)
-		require.Less(t, time.Since(ln.began), least*6/5+80*time.Millisecond)
+		require.Len(t, cs.check(t), waiters)
+		require.Less(t, time.Since(cs.began), least*6/5+80*time.Millisecond)
 		require.Less(t, l.asked, waiters*6/5)
 		require.LessOrEqual(t, l.most, int(2*trip/(period/rate)), "questions for twice what the rate has in a trip")
 	})
@@ -209,11 +209,11 @@ func TestAPermitIsAskedForALittleAhead(t *testing.T) {
 				return nil
 			}
 			l.far(trip / 2)
-			ln := newLine(l)
+			cs := newCallers(l)
 			for range 3 {
-				ln.join(t.Context(), 1, time.Time{}, false)
+				cs.join(t.Context(), 1, time.Time{}, false)
 			}
-			admitted := ln.check(t)
+			admitted := cs.check(t)
 			due := admitted[0].turn.Add(20 * time.Second)
 			require.LessOrEqual(t, due.Sub(sent[len(sent)-1]), 100*time.Millisecond)
 			if trip < 100*time.Millisecond {
@@ -244,7 +244,7 @@ func TestNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
 			if seed%2 == 1 {
 				l.fail, l.lose = some(5, errAway), some(3, errLost)
 			}
-			ln := newLine(l)
+			cs := newCallers(l)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			hurried := map[int]bool{}
@@ -259,23 +259,23 @@ func TestNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
 				hurried[i] = true
 				switch {
 				case what < 2:
-					ln.join(ctx, n, time.Now().Add(some), what == 0)
+					cs.join(ctx, n, time.Now().Add(some), what == 0)
 				case what == 2:
 					leaving, leave := context.WithCancel(ctx)
 					defer leave()
 					time.AfterFunc(some, leave)
-					ln.join(leaving, n, time.Time{}, false)
+					cs.join(leaving, n, time.Time{}, false)
 				default:
 					hurried[i] = false
-					ln.join(ctx, n, time.Time{}, false)
+					cs.join(ctx, n, time.Time{}, false)
 				}
 				if i%50 == 49 {
 					l.reset()
 				}
 				time.Sleep(time.Duration(pause * float64(100*time.Millisecond) / float64(l.limit)))
 			}
-			ln.check(t)
-			for i, a := range ln.answers {
+			cs.check(t)
+			for i, a := range cs.answers {
 				switch {
 				case a.err == nil:
 					require.True(t, a.end.IsZero() || a.ended.Sub(a.end) <= 2*maxWay, "%d is late", i)
@@ -303,10 +303,10 @@ func TestLateCallersAreRefusedImmediately(t *testing.T) {
 				l := newLimiter(name, 1, 10*time.Second)
 				l.decide(1, 0)
 				l.far(time.Millisecond)
-				ln := newLine(l)
+				cs := newCallers(l)
 				ctx, cancel := context.WithCancel(t.Context())
 				for range 3 {
-					ln.join(ctx, 1, time.Time{}, false)
+					cs.join(ctx, 1, time.Time{}, false)
 				}
 				time.Sleep(100 * time.Millisecond)
 				asked, began := l.questions(), time.Now()
@@ -320,7 +320,7 @@ func TestLateCallersAreRefusedImmediately(t *testing.T) {
 				require.Equal(t, asked, l.questions(), "without a question")
 				require.Zero(t, time.Since(began))
 				cancel()
-				ln.check(t)
+				cs.check(t)
 				require.Zero(t, queue.Len())
 			})
 		})
@@ -332,18 +332,18 @@ func TestWaitersAreRefusedAsSoonAsTheyAreKnownToBeLate(t *testing.T) {
 	onEach(t, 1, time.Hour, func(t *testing.T, l *limiter) {
 		l.decide(1, 0)
 		l.far(time.Second)
-		ln := newLine(l)
+		cs := newCallers(l)
 		ctx, cancel := context.WithCancel(t.Context())
-		ln.join(ctx, 1, time.Time{}, false)
-		ln.join(t.Context(), 1, time.Now().Add(10*time.Minute), false)
-		ln.join(t.Context(), 2, time.Time{}, false)
+		cs.join(ctx, 1, time.Time{}, false)
+		cs.join(t.Context(), 1, time.Now().Add(10*time.Minute), false)
+		cs.join(t.Context(), 2, time.Time{}, false)
 		time.Sleep(10 * time.Second)
 		cancel()
-		ln.check(t)
-		require.ErrorIs(t, ln.answers[1].err, queue.ErrTooLate)
-		require.LessOrEqual(t, ln.answers[1].ended.Sub(ln.began), 4*time.Second)
-		require.ErrorIs(t, ln.answers[2].err, queue.ErrNever)
-		require.LessOrEqual(t, ln.answers[2].ended.Sub(ln.began), 4*time.Second)
+		cs.check(t)
+		require.ErrorIs(t, cs.answers[1].err, queue.ErrTooLate)
+		require.LessOrEqual(t, cs.answers[1].ended.Sub(cs.began), 4*time.Second)
+		require.ErrorIs(t, cs.answers[2].err, queue.ErrNever)
+		require.LessOrEqual(t, cs.answers[2].ended.Sub(cs.began), 4*time.Second)
 	})
 }
 
@@ -355,21 +355,21 @@ func TestCallersForMoreThanTheLimitAreRefusedAsSoonAsItIsKnown(t *testing.T) {
 			l := newLimiter("token_bucket", 3, 3*time.Hour)
 			l.decide(3, 0)
 			l.far(way)
-			ln := newLine(l)
+			cs := newCallers(l)
 			for _, n := range []int{1, 2, 4, 3, 1} { // the third finds nothing known
-				ln.join(t.Context(), n, time.Time{}, false)
+				cs.join(t.Context(), n, time.Time{}, false)
 			}
 			time.Sleep(10 * time.Second)
-			ln.mu.Lock()
-			require.ErrorIs(t, ln.answers[2].err, queue.ErrNever)
-			ln.mu.Unlock()
+			cs.mu.Lock()
+			require.ErrorIs(t, cs.answers[2].err, queue.ErrNever)
+			cs.mu.Unlock()
 			l.mu.Lock()
 			l.limit = 2
 			l.mu.Unlock()
-			ln.check(t)
-			require.ErrorIs(t, ln.answers[3].err, queue.ErrNever)
-			require.LessOrEqual(t, ln.answers[3].ended.Sub(ln.began), time.Hour+time.Minute, "by the next answer")
-			require.NoError(t, ln.answers[4].err)
+			cs.check(t)
+			require.ErrorIs(t, cs.answers[3].err, queue.ErrNever)
+			require.LessOrEqual(t, cs.answers[3].ended.Sub(cs.began), time.Hour+time.Minute, "by the next answer")
+			require.NoError(t, cs.answers[4].err)
 		})
 	}
 }
@@ -387,18 +387,18 @@ func TestWaitersTooFarBackAreRefusedAsSoonAsItIsKnown(t *testing.T) {
 				}
 				return nil
 			}
-			ln := newLine(l)
+			cs := newCallers(l)
 			ctx, cancel := context.WithCancel(t.Context())
-			ln.join(ctx, 1, time.Time{}, false)
-			ln.join(ctx, 1, time.Time{}, false)
-			ln.join(ctx, 1, ln.began.Add(150*time.Minute), false) // its turn is in 3 h
-			ln.join(ctx, 1, ln.began.Add(181*time.Minute), false) // and then it is this one's
+			cs.join(ctx, 1, time.Time{}, false)
+			cs.join(ctx, 1, time.Time{}, false)
+			cs.join(ctx, 1, cs.began.Add(150*time.Minute), false) // its turn is in 3 h
+			cs.join(ctx, 1, cs.began.Add(181*time.Minute), false) // and then it is this one's
 			time.Sleep(20 * time.Second)
 			cancel()
-			ln.check(t)
-			require.ErrorIs(t, ln.answers[2].err, queue.ErrTooLate)
-			require.LessOrEqual(t, ln.answers[2].ended.Sub(back), time.Second)
-			require.ErrorIs(t, ln.answers[3].err, context.Canceled, "it waits until all are cancelled")
+			cs.check(t)
+			require.ErrorIs(t, cs.answers[2].err, queue.ErrTooLate)
+			require.LessOrEqual(t, cs.answers[2].ended.Sub(back), time.Second)
+			require.ErrorIs(t, cs.answers[3].err, context.Canceled, "it waits until all are cancelled")
 		})
 	}
 }
@@ -409,17 +409,17 @@ func TestThoseWhoLeaveLeaveNoGap(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLimiter(name, 1, 10*time.Millisecond)
 			l.far(500 * time.Microsecond)
-			ln := newLine(l)
+			cs := newCallers(l)
 			for i := range 120 {
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
 				if i%2 == 1 && i <= 80 {
 					time.AfterFunc(time.Duration(i)*7*time.Millisecond, leave)
 				}
-				ln.join(ctx, 1, time.Time{}, false)
+				cs.join(ctx, 1, time.Time{}, false)
 			}
-			admitted := ln.check(t)
-			took := admitted[len(admitted)-1].turn.Sub(ln.began)
+			admitted := cs.check(t)
+			took := admitted[len(admitted)-1].turn.Sub(cs.began)
 			require.LessOrEqual(t, took, time.Duration(len(admitted)-1)*10*time.Millisecond*110/100, name)
 			require.Zero(t, queue.Len())
 		})
@@ -431,16 +431,16 @@ func TestAfterARefundTheTurnIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter("leaky_bucket", 4, 4*time.Second)
 		l.decide(1, 0)
-		ln := newLine(l)
-		ln.join(t.Context(), 1, time.Time{}, false)
+		cs := newCallers(l)
+		cs.join(t.Context(), 1, time.Time{}, false)
 		ctx, cancel := context.WithCancel(t.Context())
-		ln.join(ctx, 1, time.Time{}, false)
+		cs.join(ctx, 1, time.Time{}, false)
 		cancel()
 		synctest.Wait()
-		ln.join(t.Context(), 1, ln.began.Add(2500*time.Millisecond), false)
-		require.Len(t, ln.check(t), 2)
-		require.NoError(t, ln.answers[2].err)
-		require.Equal(t, 2*time.Second, ln.answers[2].ended.Sub(ln.began))
+		cs.join(t.Context(), 1, cs.began.Add(2500*time.Millisecond), false)
+		require.Len(t, cs.check(t), 2)
+		require.NoError(t, cs.answers[2].err)
+		require.Equal(t, 2*time.Second, cs.answers[2].ended.Sub(cs.began))
 	})
 }
 
@@ -458,14 +458,14 @@ func TestAfterAnOutageNobodyFailsForIt(t *testing.T) {
 			}
 			return nil
 		}
-		ln := newLine(l)
+		cs := newCallers(l)
 		for range 2 {
-			ln.join(t.Context(), 1, time.Time{}, false)
+			cs.join(t.Context(), 1, time.Time{}, false)
 		}
-		ln.join(t.Context(), 1, ln.began.Add(25*time.Second), true)
-		require.Len(t, ln.check(t), 2)
-		require.ErrorIs(t, ln.answers[2].err, queue.ErrTooLate)
-		require.Equal(t, 25*time.Second, ln.answers[2].ended.Sub(ln.began))
+		cs.join(t.Context(), 1, cs.began.Add(25*time.Second), true)
+		require.Len(t, cs.check(t), 2)
+		require.ErrorIs(t, cs.answers[2].err, queue.ErrTooLate)
+		require.Equal(t, 25*time.Second, cs.answers[2].ended.Sub(cs.began))
 	})
 }
 
@@ -478,16 +478,16 @@ func TestAStoreThatIsAwayIsAskedEverMoreRarely(t *testing.T) {
 			}
 			return nil
 		}
-		ln := newLine(l)
+		cs := newCallers(l)
 		for range 20 {
-			ln.join(t.Context(), 1, time.Time{}, false)
+			cs.join(t.Context(), 1, time.Time{}, false)
 		}
 		hasty := l.wait(t.Context(), 1, time.Now().Add(10*time.Second), true)
 		require.ErrorIs(t, hasty.err, errAway)
 		require.LessOrEqual(t, hasty.ended.Sub(hasty.began), 10*time.Second)
 		time.Sleep(time.Until(back))
 		require.LessOrEqual(t, l.questions(), 80)
-		admitted := ln.check(t)
+		admitted := cs.check(t)
 		require.Len(t, admitted, 20)
 		inOrder(t, admitted, 0)
 		require.LessOrEqual(t, admitted[0].turn.Sub(back), time.Second)

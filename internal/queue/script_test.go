@@ -703,11 +703,11 @@ func TestATurnAtTheLastMomentIsTaken(t *testing.T) {
 		l := newLimiter("token_bucket", 1, time.Second)
 		l.decide(1, 0)
 		l.far(30 * ms)
-		ln := newLine(l)
-		ln.join(t.Context(), 1, time.Time{}, false)
+		cs := newCallers(l)
+		cs.join(t.Context(), 1, time.Time{}, false)
 		time.Sleep(100 * ms)
-		ln.join(t.Context(), 1, ln.began.Add(2040*ms), false) // its turn comes at 2 s, and is heard of 30 ms later
-		require.Len(t, ln.check(t), 2)
+		cs.join(t.Context(), 1, cs.began.Add(2040*ms), false) // its turn comes at 2 s, and is heard of 30 ms later
+		require.Len(t, cs.check(t), 2)
 	})
 }
 
@@ -800,7 +800,7 @@ func TestAPermitIsHandedOn(t *testing.T) {
 	})
 	play(t, queue.Turns, []reply{
 		{Answer: ahead(5, 0, time.Second, 10*time.Second)}, {Answer: denied(5, 0, time.Second, 2*time.Second)},
-	}, func(t *testing.T, s *script) { // a leaving caller does not search a long line for one that can take the permit
+	}, func(t *testing.T, s *script) { // a leaving caller does not search a long queue for one that can take the permit
 		ctx, leave := context.WithCancel(t.Context())
 		s.join(ctx, 1)
 		for range 100 {

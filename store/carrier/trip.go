@@ -87,7 +87,7 @@ const (
 )
 
 // Begin reports whether the calls may be written, and notes that they are. If it returns false, they were given up: their
-// callers were told that nothing was sent.
+// callers have left with an error that nothing was sent.
 func (w *Writing) Begin() bool {
 	return w.state.CompareAndSwap(unsent, written) || w.state.Load() == written
 }

@@ -161,7 +161,7 @@ func eachWay(t *testing.T, test func(t *testing.T, algorithm string, of func(t *
 	}
 }
 
-func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
+func TestCallersInAQueueAreServedInTheirOrderByOneCall(t *testing.T) {
 	eachWay(t, func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter) {
 		for _, n := range []int{1, 3} {
 			s := newSlow(t)
@@ -203,7 +203,7 @@ func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
 
 // Where room comes with each round trip there is always somebody to admit, and the
 // others must be denied all the same, not be kept until it is their turn.
-func TestCallersInLineAreDeniedThoughSomeAreAdmittedEachTime(t *testing.T) {
+func TestCallersInAQueueAreDeniedThoughSomeAreAdmittedEachTime(t *testing.T) {
 	const perRoundTrip, calls = 10, 5000
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestCallersInLineAreDeniedThoughSomeAreAdmittedEachTime(t *testing.T) {
 
 // A caller that leaves while it waits does not take a permit with it: what is charged in the end is
 // what was admitted.
-func TestACallerWhoLeavesTheLineLosesNobodyAPermit(t *testing.T) {
+func TestACallerThatLeavesTheQueueLosesNobodyAPermit(t *testing.T) {
 	eachWay(t, func(t *testing.T, algorithm string, of func(t *testing.T, algorithm string, s store.Store, rate int) ratelimit.Limiter) {
 		s := newSlow(t)
 		lim := of(t, algorithm, coalesced(t, s), 1000)
@@ -465,7 +465,7 @@ func TestADenyCacheBehindSparesThoseWhoAreDenied(t *testing.T) {
 }
 
 // Events of callers that have left are refunded through the cache, which forgets its denials.
-func TestADenyCacheBehindDeniesNothingThatTheLineGaveBack(t *testing.T) {
+func TestADenyCacheBehindDeniesNothingThatTheQueueRefunded(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			cache, err := denycache.New(newSlow(t))

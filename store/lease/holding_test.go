@@ -222,8 +222,8 @@ func (s *generous) TakeAll(_ context.Context, requests []store.Request, replies 
 	return nil
 }
 
-// However many stand in line, no call is for more of a key than may be held, and each of them is charged once.
-func TestALongLineIsDecidedOnInParts(t *testing.T) {
+// However many wait in the queue, no call is for more of a key than may be held, and each of them is charged once.
+func TestALongQueueIsDecidedOnInParts(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	of := &seen{Store: mem}

@@ -421,9 +421,9 @@ func TestABatchReplacesWhatWasKnownOfALimit(t *testing.T) {
 	})
 }
 
-// A key may be forgotten while a line is under way of which it is not the first. No lease is then put where nobody
+// A key may be forgotten while a queue is served of which it is not the first. No lease is then put where nobody
 // finds it.
-func TestAKeyOfALineIsForgottenMeanwhile(t *testing.T) {
+func TestAKeyOfAQueueIsForgottenMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, s := onStopped(t, 10*time.Millisecond)
 		first := newLimiter(t, "fixed_window", d, ratelimit.PerDay(7200))
@@ -456,7 +456,7 @@ func TestAKeyOfALineIsForgottenMeanwhile(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 		s.set(200*time.Millisecond, nil)
 		ask(2, first, second)
-		ask(2, first, second) // stands in line meanwhile
+		ask(2, first, second) // waits in the queue meanwhile
 		wg.Wait()
 		s.set(0, nil)
 		time.Sleep(time.Minute)
