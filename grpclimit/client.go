@@ -149,7 +149,7 @@ var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call woul
 func (c client) denied(ctx context.Context, key string, r ratelimit.Result) error {
 	a := c.answer(ctx, key, r, false)
 	defer a.free()
-	return denial(&a.Decision).Err()
+	return denial(&a.Values).Err()
 }
 
 // heeds reports whether responses of servers can make later calls wait.

@@ -32,7 +32,7 @@ func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelim
 }
 
 // report returns the part of d that is reported to clients.
-func (d *Decision) report() report.Decision {
+func (d *Decision) report() report.Values {
 	return report.Known(d.Result, d.Policies, d.limiter, d.slotRetry)
 }
 

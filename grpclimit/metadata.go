@@ -23,7 +23,7 @@ const unnamed = "default"
 
 // answer is the report of one decision, and memory for it.
 type answer struct {
-	report.Decision
+	report.Values
 	kept bool // Policies are used after the answer
 	text []byte
 }
@@ -48,7 +48,7 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 // and [grpc.SetTrailer] in handlers without an interceptor, or if the counts have changed since, as
 // after [ratelimit.Reservation.Settle].
 func Metadata(d Decision) metadata.MD {
-	a := answer{Decision: d.report()}
+	a := answer{Values: d.report()}
 	return a.metadata()
 }
 
@@ -58,7 +58,7 @@ func (a *answer) free() {
 		a.Policies = nil
 	}
 	clear(a.Policies)
-	*a = answer{Decision: report.Decision{Policies: a.Policies[:0]}, text: a.text[:0]}
+	*a = answer{Values: report.Values{Policies: a.Policies[:0]}, text: a.text[:0]}
 	answers.Put(a)
 }
 

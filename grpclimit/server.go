@@ -192,7 +192,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	case s.denied != nil:
 		return charge{Decision: d}, s.denied(ctx, fullMethod, d)
 	}
-	return charge{}, denial(&a.Decision).Err()
+	return charge{}, denial(&a.Values).Err()
 }
 
 // serverStream is a stream whose handler finds its decision, and whose messages may be counted.

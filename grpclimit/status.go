@@ -58,7 +58,7 @@ func DeniedStatus(d Decision) *status.Status {
 }
 
 // denial returns the status of a denied call.
-func denial(d *report.Decision) *status.Status {
+func denial(d *report.Values) *status.Status {
 	switch {
 	case d.ByList():
 		return notAdmitted

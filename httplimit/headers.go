@@ -76,7 +76,7 @@ const (
 )
 
 // report adds the fields of styles.
-func (f *fields) report(styles HeaderStyle, d *report.Decision, texts *policyTexts) {
+func (f *fields) report(styles HeaderStyle, d *report.Values, texts *policyTexts) {
 	if !d.Counted() {
 		return
 	}
@@ -121,7 +121,7 @@ func (f *fields) legacy(r *ratelimit.Result, t time.Duration, timed bool) {
 	f.end(xReset)
 }
 
-func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
+func (f *fields) draft10(d *report.Values, texts *policyTexts) {
 	if f.only != nil && report.Limits(&f.only.policy) {
 		f.add(rateLimitPolicy, f.only.draft10)
 		f.item(f.only.name, d, &d.Result, &d.Policies[0])
@@ -152,7 +152,7 @@ func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
 }
 
 // item appends an item of draft 10 for part of d, whose policy is p, or nil if that is not known.
-func (f *fields) item(name string, d *report.Decision, part *ratelimit.Result, p *ratelimit.Policy) {
+func (f *fields) item(name string, d *report.Values, part *ratelimit.Result, p *ratelimit.Policy) {
 	f.comma()
 	f.string(name)
 	f.string(";r=")

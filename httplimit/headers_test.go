@@ -34,7 +34,7 @@ var (
 )
 
 // header returns what an answer that reports t has.
-func header(styles HeaderStyle, t report.Decision) http.Header {
+func header(styles HeaderStyle, t report.Values) http.Header {
 	var f fields
 	f.report(styles, &t, new(policyTexts))
 	if !t.Result.Allowed {
@@ -48,7 +48,7 @@ func header(styles HeaderStyle, t report.Decision) http.Header {
 func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // which begins at 2000-01-01 00:00:00 UTC
 		now := time.Now().Unix()
-		admitted := report.Decision{
+		admitted := report.Values{
 			Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: 29*time.Second + time.Microsecond},
 			Policies: []ratelimit.Policy{burst},
 		}
@@ -97,7 +97,7 @@ func TestThePoliciesAreThoseOfTheLimiter(t *testing.T) {
 
 func TestARefusalHasTheTimeToComeBackInEachStyle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := header(Legacy|Draft10, report.Decision{
+		h := header(Legacy|Draft10, report.Values{
 			Result:   ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
 			Policies: []ratelimit.Policy{burst},
 		})
@@ -110,19 +110,19 @@ func TestARefusalHasTheTimeToComeBackInEachStyle(t *testing.T) {
 func TestTheLegacyResetIsRoundedUpToAWholeSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for d, want := range map[time.Duration]int64{0: 0, 1: 1, time.Second - 1: 1, time.Second: 1, time.Second + 1: 2} {
-			h := header(Legacy, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 5, ResetAfter: d}})
+			h := header(Legacy, report.Values{Result: ratelimit.Result{Allowed: true, Limit: 5, ResetAfter: d}})
 			require.Equal(t, strconv.FormatInt(time.Now().Unix()+want, 10), h.Get("X-RateLimit-Reset"), d)
 		}
 	})
 }
 
 func TestTheLegacyLimitIsThatOfTheDecision(t *testing.T) {
-	local := report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 25, Remaining: 24}, Policies: []ratelimit.Policy{burst}}
+	local := report.Values{Result: ratelimit.Result{Allowed: true, Limit: 25, Remaining: 24}, Policies: []ratelimit.Policy{burst}}
 	require.Equal(t, "25", header(Legacy, local).Get("X-RateLimit-Limit"), "not that of the policy")
 }
 
 func TestNoStyleHasATimeWhereNoWaitingHelps(t *testing.T) {
-	never := report.Decision{Result: ratelimit.Result{Limit: 100, Remaining: 42, RetryAfter: ratelimit.Never}, Policies: []ratelimit.Policy{burst}}
+	never := report.Values{Result: ratelimit.Result{Limit: 100, Remaining: 42, RetryAfter: ratelimit.Never}, Policies: []ratelimit.Policy{burst}}
 	h := header(Legacy|Draft10, never)
 	require.Equal(t, `"burst";r=42`, h.Get("RateLimit"))
 	for _, field := range []string{xReset, retryAfter} {
@@ -136,19 +136,19 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 		{Allowed: true, Limit: 100, Remaining: 50, ResetAfter: 30 * time.Second},
 		{Allowed: true, Limit: 1000, Remaining: 7, ResetAfter: 23 * time.Hour},
 	}
-	h := header(Draft10, report.Decision{Result: admitted[1], Parts: testkit.Parts(admitted...), Policies: policies})
+	h := header(Draft10, report.Values{Result: admitted[1], Parts: testkit.Parts(admitted...), Policies: policies})
 	require.Equal(t, `"burst";q=100;w=60,"daily";q=1000;w=86400`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=50;t=30,"daily";r=7;t=82800`, h.Get("RateLimit"))
 
 	denied := []ratelimit.Result{{Limit: 100, RetryAfter: time.Second, ResetAfter: time.Minute}, admitted[1]}
-	one := report.Decision{Result: denied[0], Parts: testkit.Parts(denied...), DeniedBy: "burst", Policies: policies}
+	one := report.Values{Result: denied[0], Parts: testkit.Parts(denied...), DeniedBy: "burst", Policies: policies}
 	h = header(Draft10, one)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=7`, h.Get("RateLimit"), "no time is later than Retry-After")
 	require.Equal(t, "1", h.Get("Retry-After"))
 	require.Contains(t, problemOf(one), `"violated-policies":["burst"]`)
 
 	denied[1] = ratelimit.Result{Limit: 1000, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
-	both := report.Decision{Result: denied[1], Parts: testkit.Parts(denied...), DeniedBy: "daily", Policies: policies}
+	both := report.Values{Result: denied[1], Parts: testkit.Parts(denied...), DeniedBy: "daily", Policies: policies}
 	h = header(Draft10, both)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=0;t=3600`, h.Get("RateLimit"))
 	require.Equal(t, "3600", h.Get("Retry-After"))
@@ -168,7 +168,7 @@ func TestOfADenialTheOneLimitIsThatWhichDeniedLongest(t *testing.T) {
 		{Allowed: true, Limit: 10, Remaining: 0, ResetAfter: time.Hour}, // of a limiter that is not ours
 	}
 	whole := ratelimit.Result{Limit: 10, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
-	d := report.Decision{Result: whole, Parts: testkit.Parts(parts...), DeniedBy: "daily", Policies: []ratelimit.Policy{burst, daily, burst}}
+	d := report.Values{Result: whole, Parts: testkit.Parts(parts...), DeniedBy: "daily", Policies: []ratelimit.Policy{burst, daily, burst}}
 	h := header(Legacy, d)
 	require.Equal(t, "1000", h.Get("X-RateLimit-Limit"))
 	require.Equal(t, "4", h.Get("X-RateLimit-Remaining"))
@@ -177,23 +177,23 @@ func TestOfADenialTheOneLimitIsThatWhichDeniedLongest(t *testing.T) {
 
 func TestOfSeveralLimitsWithoutTheirPartsOnlyTheOneThatDeniedIsReported(t *testing.T) {
 	policies := []ratelimit.Policy{burst, daily}
-	one := report.Decision{Result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, DeniedBy: "daily", Policies: policies}
+	one := report.Values{Result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, DeniedBy: "daily", Policies: policies}
 	require.Equal(t, `"daily";r=0;t=3600`, header(Draft10, one).Get("RateLimit"))
 	require.Contains(t, problemOf(one), `"violated-policies":["daily"]`)
 	one.DeniedBy = ""
 	require.NotContains(t, header(Draft10, one), "Ratelimit")
 	require.NotContains(t, problemOf(one), "violated-policies")
-	one = report.Decision{Result: one.Result, DeniedBy: "local"}
+	one = report.Values{Result: one.Result, DeniedBy: "local"}
 	require.Contains(t, problemOf(one), `"violated-policies":["local"]`)
 }
 
-func problemOf(t report.Decision) string {
+func problemOf(t report.Values) string {
 	return string(appendProblem(nil, http.StatusTooManyRequests, &t, new(policyTexts)))
 }
 
 func TestUnlimitedLimitsAreNotReported(t *testing.T) {
 	unlimited := ratelimit.Policy{Name: "unlimited", Limit: ratelimit.Unlimited(), Quota: 1<<31 - 1}
-	h := header(Draft10, report.Decision{
+	h := header(Draft10, report.Values{
 		Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},
 		Parts:    testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 42}, {Allowed: true, Limit: 1<<31 - 1}}...),
 		Policies: []ratelimit.Policy{burst, unlimited},
@@ -201,9 +201,9 @@ func TestUnlimitedLimitsAreNotReported(t *testing.T) {
 	require.Equal(t, `"burst";q=100;w=60`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=42;t=0`, h.Get("RateLimit"))
 
-	h = header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}, Policies: []ratelimit.Policy{unlimited}})
+	h = header(Draft10, report.Values{Result: ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}, Policies: []ratelimit.Policy{unlimited}})
 	require.NotContains(t, h, rateLimitPolicy)
-	require.NotContains(t, header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true}, Policies: []ratelimit.Policy{unlimited}}), rateLimit)
+	require.NotContains(t, header(Draft10, report.Values{Result: ratelimit.Result{Allowed: true}, Policies: []ratelimit.Policy{unlimited}}), rateLimit)
 
 	mem, err := memstore.New()
 	require.NoError(t, err)
@@ -219,13 +219,13 @@ func TestUnlimitedLimitsAreNotReported(t *testing.T) {
 }
 
 func TestALimiterThatDescribesNothingHasADefaultPolicy(t *testing.T) {
-	h := header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 10, Remaining: 9, ResetAfter: time.Second}})
+	h := header(Draft10, report.Values{Result: ratelimit.Result{Allowed: true, Limit: 10, Remaining: 9, ResetAfter: time.Second}})
 	require.Equal(t, `"default";q=10`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"default";r=9;t=1`, h.Get("RateLimit"))
 }
 
 func TestNumbersAreThoseOfRFC9651(t *testing.T) {
-	h := header(Legacy|Draft10, report.Decision{
+	h := header(Legacy|Draft10, report.Values{
 		Result:   ratelimit.Result{Allowed: true, Limit: math.MaxInt, Remaining: -1, ResetAfter: ratelimit.Never},
 		Policies: []ratelimit.Policy{{Name: "x", Quota: math.MaxInt, Window: time.Millisecond}},
 	})
@@ -243,7 +243,7 @@ func TestFieldsParseAsStructuredFields(t *testing.T) {
 		for _, two := range names {
 			policies := []ratelimit.Policy{policy(one, ratelimit.PerMinute(100)), policy(two, ratelimit.PerDay(0))}
 			parts := []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 4, ResetAfter: time.Hour}, {Limit: 1000, RetryAfter: time.Minute}}
-			h := header(Draft10, report.Decision{Result: parts[1], Parts: testkit.Parts(parts...), Policies: policies})
+			h := header(Draft10, report.Values{Result: parts[1], Parts: testkit.Parts(parts...), Policies: policies})
 			checkList(t, h, rateLimitPolicy, []string{one, two}, map[string][2]any{"q": {int64(100), int64(0)}, "w": {int64(60), int64(86400)}})
 			checkList(t, h, rateLimit, []string{one, two}, map[string][2]any{"r": {int64(4), int64(0)}, "t": {nil, int64(60)}})
 		}
@@ -294,13 +294,13 @@ func TestAPolicyTextIsThatOfThePolicyHoweverManyThereAre(t *testing.T) {
 }
 
 func TestAHandlerCanChangeFieldsWithoutTouchingOthers(t *testing.T) {
-	h := header(Legacy|Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
+	h := header(Legacy|Draft10, report.Values{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
 	before := h.Clone()
 	h.Add(xLimit, "more")
 	before.Add(xLimit, "more")
 	h[rateLimitPolicy][0] = "changed"
 	before[rateLimitPolicy][0] = "changed"
 	require.Equal(t, before, h)
-	again := header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
+	again := header(Draft10, report.Values{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
 	require.Equal(t, `"burst";q=100;w=60`, again.Get(rateLimitPolicy))
 }

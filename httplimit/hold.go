@@ -22,7 +22,7 @@ type deferring struct {
 }
 
 // holding answers a request that holds a slot, and releases the slot.
-func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Decision) {
+func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Values) {
 	w, taken := watch(w, t.Slot)
 	defer func() { // even if the handler panics; the panic continues
 		if taken == nil || !taken.Load() {

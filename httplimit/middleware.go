@@ -158,7 +158,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.fail(w, r, h.keyFailed, err)
 		return
 	}
-	var d report.Decision
+	var d report.Values
 	ctx, t := h.context(r), guard.Charge{Limiter: h.Limiter, N: n}
 	t.Slot, d.Result, err = h.Take(ctx, key, n)
 	switch {
@@ -230,7 +230,7 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer reports the decision, and lets the request through or refuses it.
-func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Decision) {
+func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t guard.Charge, d *report.Values) {
 	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
 	d.Split()
 	d.Limiter = h.Limiter
@@ -262,7 +262,7 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 }
 
 // refuse writes the problem for d.
-func (h *handler) refuse(w http.ResponseWriter, f *fields, d *report.Decision, s *scratch) {
+func (h *handler) refuse(w http.ResponseWriter, f *fields, d *report.Values, s *scratch) {
 	f.add(contentType, problemJSON)
 	f.set(w.Header(), &s.supply)
 	code := status(d)

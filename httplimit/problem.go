@@ -22,7 +22,7 @@ const (
 
 // status returns the status of a refusal: 403 if a list denies, 503 if the limiter is closed
 // because its store is down, and otherwise 429.
-func status(d *report.Decision) int {
+func status(d *report.Values) int {
 	switch {
 	case d.ByList():
 		return http.StatusForbidden
@@ -60,7 +60,7 @@ var tooCostlyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequ
 	"The request costs more than the limit ever admits, so waiting will not help."))
 
 // appendProblem appends the body of a refusal.
-func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) []byte {
+func appendProblem(b []byte, code int, d *report.Values, texts *policyTexts) []byte {
 	switch code {
 	case http.StatusForbidden:
 		return append(appendHead(b, "about:blank", code, "The client is not admitted."), '}')
@@ -104,7 +104,7 @@ func appendHead(b []byte, problem string, code int, detail string) []byte {
 }
 
 // appendViolated appends the names of the limits that denied.
-func appendViolated(b []byte, d *report.Decision, texts *policyTexts) []byte {
+func appendViolated(b []byte, d *report.Values, texts *policyTexts) []byte {
 	const member = `,"violated-policies":[`
 	start := len(b)
 	b = append(b, member...)

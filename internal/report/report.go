@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Decision is a Result with what is known about the limits behind it.
-type Decision struct {
+// Values are what servers report about a decision: its Result, and what is known about the limits behind it.
+type Values struct {
 	Result   ratelimit.Result
 	Parts    []ratelimit.Part // of Result
 	DeniedBy string           // of Result
@@ -22,16 +22,16 @@ type Decision struct {
 	Limiter  ratelimit.Limiter // which has decided
 }
 
-// Of returns the Decision of r, with what r itself contains.
-func Of(r ratelimit.Result) Decision {
-	d := Decision{Result: r}
+// Of returns the Values of r, with what r itself contains.
+func Of(r ratelimit.Result) Values {
+	d := Values{Result: r}
 	d.Split()
 	return d
 }
 
-// Known returns what to report about a decision of l whose policies [Decision.Describe] has found.
-// slotRetry is as for [Decision.Shorten].
-func Known(r ratelimit.Result, policies []ratelimit.Policy, l ratelimit.Limiter, slotRetry time.Duration) Decision {
+// Known returns what to report about a decision of l whose policies [Values.Describe] has found.
+// slotRetry is as for [Values.Shorten].
+func Known(r ratelimit.Result, policies []ratelimit.Policy, l ratelimit.Limiter, slotRetry time.Duration) Values {
 	d := Of(r)
 	d.Policies, d.Limiter = policies, l
 	if r.Source() == ratelimit.SourceLocal {
@@ -43,11 +43,11 @@ func Known(r ratelimit.Result, policies []ratelimit.Policy, l ratelimit.Limiter,
 }
 
 // Split fills in the parts of the Result.
-func (d *Decision) Split() { d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy() }
+func (d *Values) Split() { d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy() }
 
 // Describe appends the policies of l for key to dst, and keeps them. After an error there are none.
 // The decision still stands, because a limit function that fails now has answered before.
-func (d *Decision) Describe(ctx context.Context, l ratelimit.Limiter, key string, dst []ratelimit.Policy) {
+func (d *Values) Describe(ctx context.Context, l ratelimit.Limiter, key string, dst []ratelimit.Policy) {
 	policies, err := ratelimit.AppendPolicies(ctx, dst, l, key)
 	if err == nil {
 		d.Policies = policies
@@ -56,7 +56,7 @@ func (d *Decision) Describe(ctx context.Context, l ratelimit.Limiter, key string
 }
 
 // drains reports whether part, which is d.Result or one of its parts, is known to be of a bucket.
-func (d *Decision) drains(part *ratelimit.Result) bool {
+func (d *Values) drains(part *ratelimit.Result) bool {
 	l := d.Limiter
 	for i := range d.Parts {
 		if part == &d.Parts[i].Result {
@@ -78,12 +78,12 @@ func (d *Decision) drains(part *ratelimit.Result) bool {
 
 // ByList reports whether a list of clients has denied. A list is not a limit, and waiting
 // does not help.
-func (d *Decision) ByList() bool { return d.deniedBy(ratelimit.SourceList) }
+func (d *Values) ByList() bool { return d.deniedBy(ratelimit.SourceList) }
 
 // ByBan reports whether a ban has denied.
-func (d *Decision) ByBan() bool { return d.deniedBy(ratelimit.SourceBan) }
+func (d *Values) ByBan() bool { return d.deniedBy(ratelimit.SourceBan) }
 
-func (d *Decision) deniedBy(s ratelimit.Source) bool {
+func (d *Values) deniedBy(s ratelimit.Source) bool {
 	if d.Result.Allowed {
 		return false
 	}
@@ -96,7 +96,7 @@ func (d *Decision) deniedBy(s ratelimit.Source) bool {
 }
 
 // Counted reports whether there are numbers to report, which come from limits and not from a list.
-func (d *Decision) Counted() bool { return d.Result.Counted() && !d.ByList() }
+func (d *Values) Counted() bool { return d.Result.Counted() && !d.ByList() }
 
 // Local returns the policies of the local limiter inside l, if it has made the decision r on key
 // while the store failed, and if they are known. It looks inside wrappers that have a method
@@ -126,7 +126,7 @@ func Local(ctx context.Context, l ratelimit.Limiter, key string, r *ratelimit.Re
 // Follow changes the policies if a local limiter decided while the store failed. Their quotas
 // become those of the Result. Their windows become those of the policies of [Local], if these
 // have that quota, and are not known otherwise.
-func (d *Decision) Follow(local []ratelimit.Policy) {
+func (d *Values) Follow(local []ratelimit.Policy) {
 	if d.Result.Source() != ratelimit.SourceLocal {
 		return
 	}
@@ -151,7 +151,7 @@ func Slots(p *ratelimit.Policy) bool { return p != nil && p.Unit == concurrent }
 
 // Shorten sets the RetryAfter of slots to retry, or to 1 s if that is 0. The limiter's own
 // RetryAfter is when a slot expires that is never released, which may be in years.
-func (d *Decision) Shorten(to time.Duration) {
+func (d *Values) Shorten(to time.Duration) {
 	if d.Result.Allowed || !d.Result.Counted() || !slices.ContainsFunc(d.Policies, func(p ratelimit.Policy) bool { return Slots(&p) }) {
 		return
 	}
@@ -186,7 +186,7 @@ func (d *Decision) Shorten(to time.Duration) {
 // [ratelimit.First]. After an admission, it is the limit with the fewest events left and, among
 // several of these, the one with the longest time. Limits of slots come after limits of requests,
 // because most clients expect the latter.
-func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
+func (d *Values) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	one = &d.Result
 	if len(d.Policies) == 1 {
 		p = &d.Policies[0]
@@ -208,7 +208,7 @@ func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 // policy returns the policy of part i, or nil if it is not known. For a part that has decided for
 // several limits, it is the first of their policies. Parts that are as many as the policies need not be in the same
 // places, because one part may stand for several policies, and another for none.
-func (d *Decision) policy(i int) *ratelimit.Policy {
+func (d *Values) policy(i int) *ratelimit.Policy {
 	var same *ratelimit.Policy // in the place of the part
 	if len(d.Policies) == len(d.Parts) {
 		same = &d.Policies[i]
@@ -229,7 +229,7 @@ func (d *Decision) policy(i int) *ratelimit.Policy {
 }
 
 // tighter reports whether part, of policy p, comes before other, of policy o.
-func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *ratelimit.Result, o *ratelimit.Policy) bool {
+func (d *Values) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *ratelimit.Result, o *ratelimit.Policy) bool {
 	switch {
 	case !part.Allowed:
 		decides, decided := part.RetryAfter == d.Result.RetryAfter, other.RetryAfter == d.Result.RetryAfter
@@ -248,13 +248,13 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 // charged may have fewer events left. Numbers are compared, and not what was charged, because a Peek charges
 // nothing, and the limiters of other packages do not report it. If a limit that was not charged has the same numbers
 // by chance, only the name and the window that are reported may be its own.
-func (d *Decision) has(part *ratelimit.Result) bool {
+func (d *Values) has(part *ratelimit.Result) bool {
 	return part.Remaining == d.Result.Remaining && part.Limit == d.Result.Limit
 }
 
 // Part returns the decision of the i-th policy, if it is known. A limit that was not asked, because
 // another one had denied before, has a zero Result.
-func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
+func (d *Values) Part(i int) (part *ratelimit.Result, ok bool) {
 	for j := range d.Parts {
 		if d.policy(j) == &d.Policies[i] {
 			part = &d.Parts[j].Result
@@ -271,7 +271,7 @@ func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 // Time returns the time to report for part and its policy p, which may be nil. part is d.Result or
 // one of its parts. A limit that has not denied does not affect when to come back. If waiting will
 // not help, ok is false.
-func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Duration, ok bool) {
+func (d *Values) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Duration, ok bool) {
 	r := &d.Result
 	switch {
 	case part.Allowed != r.Allowed, !r.Allowed && r.RetryAfter == ratelimit.Never:
@@ -291,7 +291,7 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 // contains the time until the next event is possible, it is that time. Otherwise it is the time
 // until the full reset. For a window, ResetAfter is both, or the time until the next event is not
 // known. A bucket has room for one event when all but Quota-1 events have drained.
-func (d *Decision) admitted(part *ratelimit.Result, p *ratelimit.Policy) time.Duration {
+func (d *Values) admitted(part *ratelimit.Result, p *ratelimit.Policy) time.Duration {
 	reset := max(part.ResetAfter, 0)
 	if part.Remaining > 0 || p == nil || p.Quota < 1 || p.Quota != part.Limit || part.Source() != ratelimit.SourceStore || reset == ratelimit.Never ||
 		p.Limit.Burst == 0 && !d.drains(part) { // windows have no Burst

@@ -29,16 +29,16 @@ func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 	denied := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
 	open := outage(t, fallback.FailOpen())
 	for name, c := range map[string]struct {
-		d     report.Decision
+		d     report.Values
 		known []bool // of each policy
 	}{
-		"one limit":                        {report.Decision{Result: denied, Policies: policies("a")}, []bool{true}},
-		"one limit, and its store is down": {report.Decision{Result: open, Policies: policies("a")}, []bool{false}},
-		"two limits":                       {report.Decision{Result: denied, Parts: testkit.Parts([]ratelimit.Result{denied, denied}...), Policies: policies("a", "b")}, []bool{true, true}},
-		"the second was not asked":         {report.Decision{Result: denied, Parts: testkit.Parts([]ratelimit.Result{denied, {}}...), Policies: policies("a", "b")}, []bool{true, false}},
-		"the store of the first is down":   {report.Decision{Result: denied, Parts: testkit.Parts([]ratelimit.Result{open, denied}...), Policies: policies("a", "b")}, []bool{false, true}},
-		"only who denied is known":         {report.Decision{Result: denied, DeniedBy: "b", Policies: policies("a", "b")}, []bool{false, true}},
-		"nothing is known":                 {report.Decision{Result: denied, Policies: policies("", "b")}, []bool{false, false}},
+		"one limit":                        {report.Values{Result: denied, Policies: policies("a")}, []bool{true}},
+		"one limit, and its store is down": {report.Values{Result: open, Policies: policies("a")}, []bool{false}},
+		"two limits":                       {report.Values{Result: denied, Parts: testkit.Parts([]ratelimit.Result{denied, denied}...), Policies: policies("a", "b")}, []bool{true, true}},
+		"the second was not asked":         {report.Values{Result: denied, Parts: testkit.Parts([]ratelimit.Result{denied, {}}...), Policies: policies("a", "b")}, []bool{true, false}},
+		"the store of the first is down":   {report.Values{Result: denied, Parts: testkit.Parts([]ratelimit.Result{open, denied}...), Policies: policies("a", "b")}, []bool{false, true}},
+		"only who denied is known":         {report.Values{Result: denied, DeniedBy: "b", Policies: policies("a", "b")}, []bool{false, true}},
+		"nothing is known":                 {report.Values{Result: denied, Policies: policies("", "b")}, []bool{false, false}},
 	} {
 		for i, want := range c.known {
 			_, known := c.d.Part(i)
@@ -54,13 +54,13 @@ func TestAPartHasThePolicyOfItsName(t *testing.T) {
 	both := ratelimittest.All(t, a, named(t, "b"))
 	undescribed := struct{ ratelimit.Limiter }{named(t, "c")}
 	admitted := ratelimit.Result{Allowed: true, Limit: 7}
-	d := report.Decision{Result: admitted, Policies: policies("plan", "a", "b"),
+	d := report.Values{Result: admitted, Policies: policies("plan", "a", "b"),
 		Parts: []ratelimit.Part{{Result: admitted, Limiter: plan}, {Limiter: both}, {Result: admitted, Limiter: undescribed}}}
 	for i, want := range []bool{true, false, false} {
 		_, known := d.Part(i)
 		require.Equal(t, want, known, d.Policies[i].Name)
 	}
-	d = report.Decision{Result: admitted, Policies: policies("b", "a"),
+	d = report.Values{Result: admitted, Policies: policies("b", "a"),
 		Parts: []ratelimit.Part{{Result: ratelimit.Result{Limit: 1}, Limiter: a}, {Result: admitted, Limiter: undescribed}}}
 	part, _ := d.Part(1)
 	require.Equal(t, 1, part.Limit)
@@ -107,7 +107,7 @@ func TestNoTimeIsLaterThanThatToComeBack(t *testing.T) {
 		{ratelimit.Result{}, ratelimit.Result{}, 1, true}, // which is 1 s
 		{ratelimit.Result{Allowed: true, ResetAfter: ratelimit.Never}, admitted, time.Hour, true},
 	} {
-		d := report.Decision{Result: c.whole}
+		d := report.Values{Result: c.whole}
 		got, ok := d.Time(&c.part, nil)
 		require.Equal(t, c.ok, ok)
 		require.Equal(t, c.want, got)
@@ -143,7 +143,7 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 	} {
 		all := policies("a", "b", "c")[:len(c.parts)]
 		for _, known := range [][]ratelimit.Policy{all, nil} {
-			d := report.Decision{Result: c.whole, Parts: testkit.Parts(c.parts...), Policies: known}
+			d := report.Values{Result: c.whole, Parts: testkit.Parts(c.parts...), Policies: known}
 			one, p := d.One()
 			if c.want < 0 {
 				require.Same(t, &d.Result, one, name)
@@ -167,20 +167,20 @@ func TestInAnOutageThePoliciesHaveTheQuotasOfTheLocalLimits(t *testing.T) {
 		return slices.Repeat([]ratelimit.Policy{{Quota: quota, Window: time.Hour}}, n)
 	}
 	for name, c := range map[string]struct {
-		d     report.Decision
+		d     report.Values
 		local []ratelimit.Policy
 		want  string // of each policy
 	}{
-		"one limit":                 {report.Decision{Result: local, Policies: policies("a")}, nil, "2"},
-		"its share":                 {report.Decision{Result: local, Policies: policies("a")}, shares(2, 1), "2;w=3600"},
-		"another share":             {report.Decision{Result: local, Policies: policies("a")}, shares(3, 1), "2"},
-		"two":                       {report.Decision{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, nil, "2"},
-		"their shares":              {report.Decision{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, shares(2, 2), "2;w=3600"},
-		"one share":                 {report.Decision{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, shares(2, 1), "2"},
-		"the same quota":            {report.Decision{Result: local, Parts: testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 5}}...), Policies: policies("a")}, nil, "5;w=60"},
-		"a share of the same quota": {report.Decision{Result: local, Parts: testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 5}}...), Policies: policies("a")}, shares(5, 1), "5;w=3600"},
-		"the store has decided":     {report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 2}, Policies: policies("a")}, shares(2, 1), "5;w=60"},
-		"nothing is known":          {report.Decision{Result: local, Policies: policies("a", "b")}, nil, "5;w=60"},
+		"one limit":                 {report.Values{Result: local, Policies: policies("a")}, nil, "2"},
+		"its share":                 {report.Values{Result: local, Policies: policies("a")}, shares(2, 1), "2;w=3600"},
+		"another share":             {report.Values{Result: local, Policies: policies("a")}, shares(3, 1), "2"},
+		"two":                       {report.Values{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, nil, "2"},
+		"their shares":              {report.Values{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, shares(2, 2), "2;w=3600"},
+		"one share":                 {report.Values{Result: local, Parts: testkit.Parts(two...), Policies: policies("a", "b")}, shares(2, 1), "2"},
+		"the same quota":            {report.Values{Result: local, Parts: testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 5}}...), Policies: policies("a")}, nil, "5;w=60"},
+		"a share of the same quota": {report.Values{Result: local, Parts: testkit.Parts([]ratelimit.Result{{Allowed: true, Limit: 5}}...), Policies: policies("a")}, shares(5, 1), "5;w=3600"},
+		"the store has decided":     {report.Values{Result: ratelimit.Result{Allowed: true, Limit: 2}, Policies: policies("a")}, shares(2, 1), "5;w=60"},
+		"nothing is known":          {report.Values{Result: local, Policies: policies("a", "b")}, nil, "5;w=60"},
 	} {
 		c.d.Follow(c.local)
 		for i := range c.d.Policies {
@@ -221,16 +221,16 @@ func TestADenialByAListIsOneWhereverItIs(t *testing.T) {
 	limit := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
 	admitted := ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}
 	for name, c := range map[string]struct {
-		d             report.Decision
+		d             report.Values
 		list, counted bool
 	}{
-		"a list":                 {report.Decision{Result: list}, true, false},
-		"a limit":                {report.Decision{Result: limit}, false, true},
-		"nothing":                {report.Decision{Result: admitted}, false, true},
-		"a list that lets pass":  {report.Decision{Result: exempt}, false, false},
-		"one of several":         {report.Decision{Result: limit, Parts: testkit.Parts([]ratelimit.Result{admitted, list}...)}, true, false},
-		"besides a limit":        {report.Decision{Result: limit, Parts: testkit.Parts([]ratelimit.Result{limit, list}...)}, true, false},
-		"a limit besides a list": {report.Decision{Result: limit, Parts: testkit.Parts([]ratelimit.Result{exempt, limit, {}}...)}, false, true},
+		"a list":                 {report.Values{Result: list}, true, false},
+		"a limit":                {report.Values{Result: limit}, false, true},
+		"nothing":                {report.Values{Result: admitted}, false, true},
+		"a list that lets pass":  {report.Values{Result: exempt}, false, false},
+		"one of several":         {report.Values{Result: limit, Parts: testkit.Parts([]ratelimit.Result{admitted, list}...)}, true, false},
+		"besides a limit":        {report.Values{Result: limit, Parts: testkit.Parts([]ratelimit.Result{limit, list}...)}, true, false},
+		"a limit besides a list": {report.Values{Result: limit, Parts: testkit.Parts([]ratelimit.Result{exempt, limit, {}}...)}, false, true},
 	} {
 		require.Equal(t, c.list, c.d.ByList(), name)
 		require.Equal(t, c.counted, c.d.Counted(), name)
@@ -284,7 +284,7 @@ func TestAFullBucketTellsWhenItsNextPlaceComes(t *testing.T) {
 		"as if never seen":        {with(func(r *ratelimit.Result) { r.ResetAfter = 0 }), nil, true, 0, true},
 		"slots":                   {full, &ratelimit.Policy{Quota: 10, Unit: "concurrent-requests"}, false, 0, false},
 	} {
-		d := report.Decision{Result: c.part}
+		d := report.Values{Result: c.part}
 		if c.bucket {
 			d.Limiter = new(ratelimit.TokenBucket)
 		}
@@ -321,32 +321,32 @@ func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
 	denied := func(after time.Duration) ratelimit.Result { return ratelimit.Result{Limit: 3, RetryAfter: after} }
 	admitted := ratelimit.Result{Allowed: true, Limit: 3, Remaining: 1}
 	for name, c := range map[string]struct {
-		d     report.Decision
+		d     report.Values
 		want  time.Duration
 		parts []time.Duration
 	}{
-		"slots":                   {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots}}, 5 * time.Second, nil},
-		"no slots":                {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate}}, time.Hour, nil},
-		"no slots at all":         {report.Decision{Result: denied(ratelimit.Never), Policies: []ratelimit.Policy{slots}}, ratelimit.Never, nil},
-		"an admission":            {report.Decision{Result: admitted, Policies: []ratelimit.Policy{slots}}, 0, nil},
-		"an outage":               {report.Decision{Result: outage(t, fallback.FailClosed()), Policies: []ratelimit.Policy{slots}}, time.Second, nil},
-		"which of two is unknown": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}}, time.Hour, nil},
-		"slots beside a rate": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{admitted, denied(time.Hour)}...)},
+		"slots":                   {report.Values{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots}}, 5 * time.Second, nil},
+		"no slots":                {report.Values{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate}}, time.Hour, nil},
+		"no slots at all":         {report.Values{Result: denied(ratelimit.Never), Policies: []ratelimit.Policy{slots}}, ratelimit.Never, nil},
+		"an admission":            {report.Values{Result: admitted, Policies: []ratelimit.Policy{slots}}, 0, nil},
+		"an outage":               {report.Values{Result: outage(t, fallback.FailClosed()), Policies: []ratelimit.Policy{slots}}, time.Second, nil},
+		"which of two is unknown": {report.Values{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}}, time.Hour, nil},
+		"slots beside a rate": {report.Values{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{admitted, denied(time.Hour)}...)},
 			5 * time.Second, []time.Duration{0, 5 * time.Second}},
-		"both": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots, rate}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Hour), denied(time.Minute)}...)},
+		"both": {report.Values{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots, rate}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Hour), denied(time.Minute)}...)},
 			time.Minute, []time.Duration{5 * time.Second, time.Minute}},
-		"the rate alone": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Minute), {}}...)},
+		"the rate alone": {report.Values{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Minute), {}}...)},
 			time.Minute, []time.Duration{time.Minute, 0}},
-		"a First beside slots": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Hour), denied(time.Minute), admitted}...)},
+		"a First beside slots": {report.Values{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(time.Hour), denied(time.Minute), admitted}...)},
 			time.Minute, []time.Duration{time.Hour, time.Minute, 0}},
-		"more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), admitted}...)},
+		"more than a local share": {report.Values{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), admitted}...)},
 			time.Second, []time.Duration{ratelimit.Never, 0}},
-		"slots and more than a local share": {report.Decision{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), denied(time.Hour)}...)},
+		"slots and more than a local share": {report.Values{Result: denied(time.Second), Policies: []ratelimit.Policy{rate, slots}, Parts: testkit.Parts([]ratelimit.Result{denied(ratelimit.Never), denied(time.Hour)}...)},
 			time.Second, []time.Duration{ratelimit.Never, 5 * time.Second}},
-		"slots beside a wrapper of two limits": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, rate, slots},
+		"slots beside a wrapper of two limits": {report.Values{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, rate, slots},
 			Parts: []ratelimit.Part{{Result: outage(t, fallback.FailOpen())}, {Result: denied(time.Hour), Limiter: named(t, "slots")}}},
 			5 * time.Second, []time.Duration{0, 5 * time.Second}},
-		"a wrapper of slots that is closed": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{slots, rate},
+		"a wrapper of slots that is closed": {report.Values{Result: denied(time.Minute), Policies: []ratelimit.Policy{slots, rate},
 			Parts: []ratelimit.Part{{Result: outage(t, fallback.FailClosed())}, {Result: denied(time.Minute)}}},
 			time.Minute, []time.Duration{time.Second, time.Minute}},
 	} {
@@ -359,7 +359,7 @@ func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
 		}
 		require.Equal(t, before, shared, "%s: the Parts of a Result are not changed", name)
 	}
-	d := report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots}}
+	d := report.Values{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots}}
 	d.Shorten(0)
 	require.Equal(t, time.Second, d.Result.RetryAfter)
 }
