@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// call is a group of requests, of which all are charged or none. A call for one limit is a group
-// of one.
+// call is a list of requests, of which all are charged or none: a group of scripts/groups.lua. A call for
+// one limit has one request.
 type call struct {
 	script    *script
 	first     request
@@ -126,7 +126,7 @@ func refund(c store.Receipt) string {
 // takes has the texts of plain takes by the first rules.
 var takes = [...]any{"0", "1", "2", "3", "4"}
 
-// what returns the text for r's rule and operation in a group.
+// what returns the text for r's rule and operation in scripts/groups.lua.
 func (r *request) what() any {
 	switch {
 	case r.op != "take":

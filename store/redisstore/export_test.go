@@ -95,7 +95,7 @@ func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, 
 // All adds a TakeAll.
 func (b *Batch) All(requests []store.Request) {
 	c := new(call)
-	b.s.group(c, requests, "")
+	b.s.fillAll(c, requests, "")
 	b.calls = append(b.calls, c)
 }
 

@@ -19,7 +19,7 @@ func (s *Store) Together(key, other string) bool {
 	return single || key == other || s.tags != nil && tagOf(s.tags, key) == tagOf(s.tags, other)
 }
 
-// Decide implements [store.Store]. The requests are a group in a script of their rules.
+// Decide implements [store.Store]. The requests are a call, in a script of their rules.
 func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	switch {
 	case s.link == nil:
@@ -34,12 +34,12 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	}
 	defer b.Leave()
 	var c call
-	s.group(&c, requests, in)
+	s.fillAll(&c, requests, in)
 	return s.failed(in, s.decide(b, v, &c, replies))
 }
 
-// group makes c the call of a Decide. in is where returned for the first key.
-func (s *Store) group(c *call, requests []store.Request, in string) {
+// fillAll makes c the call for requests. in is the first key in Redis.
+func (s *Store) fillAll(c *call, requests []store.Request, in string) {
 	if len(requests) > 1 {
 		c.more = make([]request, len(requests)-1)
 	}

@@ -34,7 +34,7 @@ type script struct {
 	limits    [mostKept]atomic.Pointer[boxed]
 }
 
-// mostKept is the number of requests of a group whose limits are kept as arguments.
+// mostKept is the number of requests of a call whose limits are kept as arguments.
 const mostKept = 4
 
 // boxed is a limit as arguments. Most calls of a script have the limits of the call before.
@@ -44,7 +44,7 @@ type boxed struct {
 	rate, period, burst any
 }
 
-// appendLimit appends to args the arguments of the i-th request of a group that follow its what.
+// appendLimit appends to args the arguments of the i-th request of a call that follow its what.
 func (s *Store) appendLimit(args []any, sc *script, i int, r *request) []any {
 	var kept *atomic.Pointer[boxed]
 	var b *boxed
@@ -87,7 +87,7 @@ func (sc *script) each(f func(*script)) {
 	})
 }
 
-// scriptOf returns the script of a group of requests, and gives each the number of its rule. The
+// scriptOf returns the script of c, and gives each of its requests the number of its rule. The
 // rules are in the order of their names, so that the order of the requests does not matter.
 func (s *Store) scriptOf(c *call) (*script, error) {
 	if len(c.more) == 0 && c.first.rule.Script != nil {
