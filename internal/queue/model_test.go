@@ -338,7 +338,9 @@ type callers struct {
 	wg      sync.WaitGroup
 }
 
-func newCallers(l *limiter) *callers { return &callers{limiter: l, began: time.Now(), before: l.charged} }
+func newCallers(l *limiter) *callers {
+	return &callers{limiter: l, began: time.Now(), before: l.charged}
+}
 
 // join adds a call. When join returns, the call waits in the queue, or asks.
 func (cs *callers) join(ctx context.Context, n int, end time.Time, timed bool) {
