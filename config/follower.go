@@ -12,7 +12,7 @@ import (
 
 // follower is a part of limiter i, according to the text that is in force when it is called.
 type follower struct {
-	see.Wrapper // LooksOn for the parts inside a fallback: they change neither keys nor costs
+	see.Wrapper // Observes, for the parts inside a fallback: they change neither keys nor costs
 
 	set  *Limiters
 	i    int
