@@ -790,22 +790,32 @@ func (h hesitant) Refund(ctx context.Context, ns *store.Namespace, key string, l
 	return h.Store.Refund(ctx, ns, key, l, c)
 }
 
-// A caller whose time is up does not wait until what was charged has gone back.
+// A caller whose time is up does not wait until what was charged has gone back, except to a limiter of another package.
 func TestACallReturnsInTimeAlthoughItsChargesHaveToGoBack(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		mem := ratelimit.Must(memstore.New())
-		first := ratelimit.Must(ratelimit.NewFixedWindow(hesitant{Store: mem, refunds: true}, ratelimit.PerHour(9)))
-		all := ratelimit.Must(ratelimit.NewAll(first, ratelimit.Must(ratelimit.NewFixedWindow(hesitant{Store: mem, decides: true}, ratelimit.PerDay(9)))))
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		start := time.Now()
-		_, err := all.AllowN(ctx, "key", 3)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 100*time.Millisecond, time.Since(start))
-		time.Sleep(2 * time.Second)
-		r, err := first.Peek(t.Context(), "key")
-		require.NoError(t, err)
-		require.Equal(t, 9, r.Remaining)
-	})
+	mem := memory(t, newClock())
+	for name, foreign := range map[string]bool{"built in": false, "another one": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				slow, last := hesitant{Store: mem, refunds: true}, hesitant{Store: mem, decides: true}
+				day, err := ratelimit.NewFixedWindow(slow, ratelimit.PerDay(9), ratelimit.WithName(name))
+				require.NoError(t, err)
+				second := ratelimit.Limiter(day)
+				if foreign {
+					second = opened{day}
+				}
+				first := ratelimit.Must(ratelimit.NewFixedWindow(slow, ratelimit.PerHour(9), ratelimit.WithName(name)))
+				all := all(t, first, second, ratelimit.Must(ratelimit.NewFixedWindow(last, ratelimit.PerMinute(9))))
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				start := time.Now()
+				_, err = all.AllowN(ctx, "key", 3)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, foreign, time.Since(start) > 100*time.Millisecond)
+				time.Sleep(3 * time.Second)
+				require.Equal(t, 9, peek(t, first, "key").Remaining)
+				require.Equal(t, 9, peek(t, day, "key").Remaining)
+			})
+		})
+	}
 }
