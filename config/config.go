@@ -227,10 +227,14 @@ func (s *spec) newSlots(on store.Store) (ratelimit.Limiter, error) {
 	return inflight.New(on, s.slots, s.life, opts...)
 }
 
-// checkLease checks the lease with the limit, and then whether any tier can be leased.
-func (s *spec) checkLease() error {
-	err := s.tryLease(s.limits[0])
-	if err == nil || s.tiers == nil {
+// checkLease checks the lease with each limit, and if that fails, whether any tier can be leased.
+func (s *spec) checkLease() (err error) {
+	for _, l := range s.limits {
+		if err = s.tryLease(l); err != nil {
+			break
+		}
+	}
+	if err == nil || s.tiers == nil { // tiers have a single limit
 		return err
 	}
 	noTier := func(context.Context, string) (string, error) { return "", nil }

@@ -128,6 +128,21 @@ func TestALeaseOfATier(t *testing.T) {
 	build(t, memory(t), one("algorithm: sliding_log, limit: 0/m, store: {lease: 50ms}")) // nobody is admitted, for now
 }
 
+// Limits that must all admit are leased together, and counted as without a lease.
+func TestALeaseOfSeveralLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		ls := build(t, mem, one("algorithm: fixed_window, limits: [1000/d, 500/h], store: {lease: 1h}"))
+		held(t, ls, 40)
+		other := limiter(t, build(t, mem, one("algorithm: fixed_window, limits: [1000/d, 500/h]")), "a")
+		require.Less(t, peek(t, other, "key").Remaining, 460, "some are held")
+		update(t, ls, one("algorithm: fixed_window, limit: 1000/d"))
+		synctest.Wait()
+		require.Equal(t, 460, peek(t, other, "key").Remaining)
+		require.Equal(t, 960, peek(t, limiter(t, ls, "a"), "key").Remaining)
+	})
+}
+
 func peek(t *testing.T, l ratelimit.Limiter, key string) ratelimit.Result {
 	t.Helper()
 	r, err := l.Peek(t.Context(), key)

@@ -34,6 +34,9 @@ func (b *block) store(good bool) {
 	if b.spec.reserved > 0 && in.spec.front.coalescing {
 		b.Fail(fields["coalescing"].Key, "%scoalescing: has no effect beside reserved", what)
 	}
+	if b.spec.several && in.spec.front.denyCache {
+		b.Fail(fields["deny_cache"].Key, "%sdeny_cache: cannot be combined with limits, because it only repeats denials by all of them: use limit", what)
+	}
 	in.lease(good && len(b.Errors) == before)
 }
 
@@ -53,8 +56,6 @@ func (b *block) lease(good bool) {
 	switch {
 	case err != nil:
 		b.Fail(f.Value, "%slease: %s: want %s", b.what, yamltree.Quote(text), want)
-	case b.spec.several:
-		b.Fail(f.Key, "%slease: cannot be combined with limits: use limit", b.what)
 	case b.spec.front != front{}:
 		b.Fail(f.Key, "%slease: cannot be combined with deny_cache or coalescing, because a lease does both", b.what)
 	case b.spec.reserved > 0:
@@ -67,17 +68,10 @@ func (b *block) lease(good bool) {
 	}
 }
 
-// flag reads a boolean field that cannot be used with several limits.
+// flag reads a boolean field.
 func (b *block) flag(field string) bool {
 	f, found := b.fields[field]
-	if !found {
-		return false
-	}
-	on := b.Flag(f.Value, b.what+field+": ")
-	if on && b.spec.several {
-		b.Fail(f.Key, "%s%s: has no effect with limits: use limit", b.what, field)
-	}
-	return on
+	return found && b.Flag(f.Value, b.what+field+": ")
 }
 
 // onFailure reads on_failure and instances. good reports whether the limiter has no errors so far,

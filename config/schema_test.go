@@ -106,9 +106,8 @@ func limiterSchema() object {
 			"then": object{"required": []string{"instances"}},
 			"else": object{"properties": object{"instances": false}},
 		}, object{
-			"if": object{"required": []string{"limits"}},
-			"then": object{"properties": object{"store": object{"properties": object{
-				"deny_cache": object{"const": false}, "coalescing": object{"const": false}, "lease": false}}}},
+			"if":   object{"required": []string{"limits"}},
+			"then": object{"properties": object{"store": object{"properties": object{"deny_cache": object{"const": false}}}}},
 		}),
 	}
 }

@@ -192,7 +192,7 @@ func (f *frail) Decide(ctx context.Context, requests []store.Request, replies []
 // slow is a store whose calls of Take take a second, and are counted.
 type slow struct {
 	store.Store
-	takes atomic.Int32
+	takes, decides atomic.Int32
 }
 
 func (s *slow) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -212,6 +212,28 @@ func TestCoalescedCallersAskTheStoreTogether(t *testing.T) {
 			}
 			wg.Wait()
 			require.Equal(t, takes, s.takes.Load(), "the others come by one TakeUpTo")
+		})
+	}
+}
+
+func (s *slow) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.decides.Add(1)
+	time.Sleep(time.Second)
+	return s.Store.Decide(ctx, requests, replies)
+}
+
+func TestCoalescedCallersOfSeveralLimitsAskTheStoreTogether(t *testing.T) {
+	for fields, decides := range map[string]int32{"": 8, ", store: {coalescing: true}": 2} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &slow{Store: memory(t)}
+			l := limiter(t, build(t, s, one("algorithm: token_bucket, limits: [100/d, 50/h]"+fields)), "a")
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() { _, _ = l.Allow(t.Context(), "key") })
+			}
+			wg.Wait()
+			require.Equal(t, decides, s.decides.Load(), "the others come by one call")
+			require.Equal(t, 42, peek(t, l, "key").Remaining)
 		})
 	}
 }

@@ -71,6 +71,8 @@ func TestTheSchemaTakesTheFilesThatAreGood(t *testing.T) {
 		"shared":    "algorithm: token_bucket, limit: 9/s}, b: {shares: a, reserved: 5, on_failure: open, store: {deny_cache: true}",
 		"reserved":  "algorithm: fixed_window, limits: [6/s, 9/m], reserved: 5",
 		"lease off": "algorithm: fixed_window, limit: 100000/s, store: {lease: 50ms, coalescing: false}",
+		"leases":    "algorithm: fixed_window, limits: [100000/s, 9/m], store: {lease: 50ms}",
+		"together":  "algorithm: fixed_window, limits: [1/s, 9/m], store: {coalescing: true}",
 	} {
 		good[name] = "limiters: {a: {" + fields + "}}"
 	}
@@ -115,7 +117,6 @@ func TestTheSchemaRefusesWhatParseRefuses(t *testing.T) {
 		"a flag as text":         `algorithm: fixed_window, limit: 1/s, store: {deny_cache: "true"}`,
 		"a lease of nothing":     "algorithm: fixed_window, limit: 100000/s, store: {lease: 50}",
 		"a lease and a cache":    "algorithm: fixed_window, limit: 100000/s, store: {lease: 50ms, deny_cache: true}",
-		"a lease of several":     "algorithm: fixed_window, limits: [100000/s], store: {lease: 50ms}",
 		"no slots":               "in_flight: 0",
 		"slots as text":          `in_flight: "5"`,
 		"a life alone":           "algorithm: fixed_window, limit: 1/s, life: 30s",
