@@ -196,6 +196,63 @@ func TestAServerIsNotBlamedForAnother(t *testing.T) {
 	}
 }
 
+// hung is a store whose servers that are down hang.
+type hung struct{ *servers }
+
+const hungFor = 250 * time.Millisecond
+
+func (h hung) Timeout() time.Duration { return hungFor }
+
+func (h hung) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := h.reach(key); err != nil {
+		time.Sleep(hungFor)
+		return store.Reply{}, err
+	}
+	return h.Store.Take(ctx, ns, key, l, n)
+}
+
+func (h hung) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := h.reach(requests[0].Key); err != nil {
+		time.Sleep(hungFor)
+		return err
+	}
+	return h.Store.Decide(ctx, requests, replies)
+}
+
+// Calls that wait in a cache for a server that hangs, until their time is over, are a failure of that server too.
+func TestAServerIsNotBlamedForAnotherBehindACache(t *testing.T) {
+	fronts := map[string]func(s store.Store) store.Store{
+		"coalesce": func(s store.Store) store.Store { return ratelimit.Must(coalesce.New(s)) },
+		"lease":    func(s store.Store) store.Store { return ratelimit.Must(lease.New(s, time.Second)) },
+	}
+	for name, front := range fronts {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServers()
+				cached := front(hung{s})
+				user := ratelimit.Must(ratelimit.NewTokenBucket(cached, ratelimit.PerHour(1_000_000)))
+				tenant := ratelimit.Must(ratelimit.NewTokenBucket(cached, ratelimit.PerHour(1_000_000), ratelimit.WithName("tenant"),
+					ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[1:], nil })))
+				lim := failover(t, ratelimit.Must(ratelimit.NewAll(user, tenant)), fallback.FailClosed())
+				s.set("b", true)
+				var calls sync.WaitGroup
+				for i := range 16 {
+					calls.Go(func() {
+						time.Sleep(time.Duration(i) * time.Millisecond)
+						r, err := lim.Allow(t.Context(), "ab")
+						require.NoError(t, err)
+						require.Equal(t, ratelimit.SourceFailClosed, r.Source())
+					})
+				}
+				calls.Wait()
+				require.Equal(t, fallback.StateOpen, state(lim), "that of b")
+				require.Equal(t, ratelimit.SourceStore, allow(t, lim, "aa").Source())
+				time.Sleep(time.Minute) // leases end
+			})
+		})
+	}
+}
+
 // The server that fails may not be the one of the caller's key, because a limiter of another package has changed the key,
 // or because keys of a Ring have moved. The breaker opens even then.
 func TestAServerThatIsNotThatOfTheKeyFails(t *testing.T) {

@@ -144,7 +144,7 @@ func TestAsManyClaimsAreChargedAsFit(t *testing.T) {
 		}
 		for c, claim := range claims {
 			if claim.Done() {
-				v, err := claim.Wait(t.Context(), new(pending.Patience), nil)
+				v, err := claim.Wait(t.Context(), new(pending.Patience), "key", nil)
 				require.NoError(t, err)
 				require.Equal(t, c < fit, v.OK)
 			}
@@ -217,7 +217,7 @@ func TestNobodyIsAdmittedWithoutACharge(t *testing.T) {
 				if !c.Done() {
 					continue
 				}
-				v, err := c.Wait(t.Context(), new(pending.Patience), nil)
+				v, err := c.Wait(t.Context(), new(pending.Patience), "key", nil)
 				require.NoError(t, err)
 				if v.OK {
 					continue
@@ -353,7 +353,7 @@ func TestALookIsHeard(t *testing.T) {
 			time.Sleep(s.trip) // of the next batch
 			waiting.Answer(7, nil)
 		}()
-		got, err := waiting.Wait(t.Context(), p, last)
+		got, err := waiting.Wait(t.Context(), p, "key", last)
 		require.NoError(t, err)
 		require.Equal(t, 7, got)
 		require.Equal(t, 2, s.calls)

@@ -49,8 +49,9 @@ func (c *Call[T]) end(answer func()) bool {
 // do not count, because they may come from other servers. If the store does not report how long a
 // call may take, there is no limit.
 type Patience struct {
-	timeout time.Duration
-	waves   *waves.Waves
+	timeout  time.Duration
+	waves    *waves.Waves
+	serverOf func(key string) string // nil if the store does not tell its servers apart
 }
 
 // Answered is when a store last answered a call for a key, relative to [waves.Waves].Base.
@@ -66,7 +67,7 @@ const longest = 100 * 365 * 24 * time.Hour
 
 // PatienceWith returns the Patience for calls to s.
 func PatienceWith(s store.Store) *Patience {
-	p := &Patience{timeout: see.Timeout(s)}
+	p := &Patience{timeout: see.Timeout(s), serverOf: see.ServerIn(s)}
 	if p.timeout > 0 && p.timeout <= longest {
 		p.waves = waves.New(p.timeout)
 	}
@@ -96,8 +97,8 @@ func (p *Patience) after(since time.Time) <-chan struct{} {
 	return p.waves.After(since.Add(p.timeout + p.timeout/grace)).Over
 }
 
-// Wait returns the answer, or leaves when ctx ends or the patience is exhausted. last is of the key.
-func (c *Call[T]) Wait(ctx context.Context, p *Patience, last *Answered) (T, error) {
+// Wait returns the answer, or leaves when ctx ends or the patience is exhausted. last is of key.
+func (c *Call[T]) Wait(ctx context.Context, p *Patience, key string, last *Answered) (T, error) {
 	for since, over := time.Now(), false; !over; {
 		select {
 		case <-c.ready:
@@ -114,7 +115,11 @@ func (c *Call[T]) Wait(ctx context.Context, p *Patience, last *Answered) (T, err
 		if err := ctx.Err(); err != nil {
 			return none, err
 		}
-		return none, fmt.Errorf("%w: the store did not answer in time (timeout %v), so the outcome is unknown", store.ErrTimeout, p.timeout)
+		err := fmt.Errorf("%w: the store did not answer in time (timeout %v), so the outcome is unknown", store.ErrTimeout, p.timeout)
+		if p.serverOf != nil { // no other server is to blame
+			err = see.At(p.serverOf(key), err)
+		}
+		return none, err
 	}
 	<-c.ready // otherwise the answer is being written
 	if c.panicked != nil {

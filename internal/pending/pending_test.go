@@ -20,7 +20,7 @@ func TestACallHasTheFirstAnswer(t *testing.T) {
 	c := pending.New[int]()
 	require.True(t, c.Answer(7, wrong))
 	require.False(t, c.Answer(8, nil))
-	answer, err := c.Wait(t.Context(), new(pending.Patience), nil)
+	answer, err := c.Wait(t.Context(), new(pending.Patience), "key", nil)
 	require.Equal(t, 7, answer)
 	require.Equal(t, wrong, err)
 }
@@ -30,7 +30,7 @@ func TestACallThatHasLeftHasNoAnswer(t *testing.T) {
 		first, second := pending.New[int](), pending.New[int]()
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			_, err := first.Wait(ctx, new(pending.Patience), nil)
+			_, err := first.Wait(ctx, new(pending.Patience), "key", nil)
 			require.ErrorIs(t, err, context.Canceled)
 		}()
 		cancel()
@@ -44,7 +44,7 @@ func TestACallThatHasLeftHasNoAnswer(t *testing.T) {
 func TestAPanicIsTheCallers(t *testing.T) {
 	c := pending.New[int]()
 	c.Panic("planted")
-	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), new(pending.Patience), nil) })
+	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), new(pending.Patience), "key", nil) })
 }
 
 // A caller that waits for several calls to a store leaves when one of them should have ended.
@@ -52,20 +52,20 @@ func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, last := pending.PatienceWith(testkit.Hanging{}), new(pending.Answered)
 		c, t0 := pending.New[int](), time.Now()
-		_, err := c.Wait(t.Context(), p, last)
+		_, err := c.Wait(t.Context(), p, "key", last)
 		require.ErrorIs(t, err, store.ErrTimeout)
 		require.GreaterOrEqual(t, time.Since(t0), 170*time.Millisecond)
 		require.LessOrEqual(t, time.Since(t0), 170*time.Millisecond+160*time.Millisecond/64)
 		require.False(t, c.Answer(7, nil))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		_, err = pending.New[int]().Wait(ctx, p, last)
+		_, err = pending.New[int]().Wait(ctx, p, "key", last)
 		require.Equal(t, context.DeadlineExceeded, err)
 		c, t0 = pending.New[int](), time.Now()
 		for i := range 3 {
 			time.AfterFunc(time.Duration(i)*150*time.Millisecond, func() { p.Heard(last, nil) })
 		}
-		_, err = c.Wait(t.Context(), p, last)
+		_, err = c.Wait(t.Context(), p, "key", last)
 		require.ErrorIs(t, err, store.ErrTimeout)
 		require.GreaterOrEqual(t, time.Since(t0), 300*time.Millisecond+170*time.Millisecond, "it has answered others")
 		time.Sleep(time.Second) // the timers have run
@@ -83,7 +83,7 @@ func TestAnErrorThatIsAnAnswerIsHeard(t *testing.T) {
 			p, last, c := pending.PatienceWith(testkit.Hanging{}), new(pending.Answered), pending.New[int]()
 			time.AfterFunc(100*time.Millisecond, func() { p.Heard(last, err) })
 			time.AfterFunc(200*time.Millisecond, func() { c.Answer(7, nil) })
-			_, late := c.Wait(t.Context(), p, last)
+			_, late := c.Wait(t.Context(), p, "key", last)
 			require.Equal(t, heard, late == nil, "%v: %v", err, late)
 			time.Sleep(time.Second) // the timers have run
 		})
@@ -105,7 +105,7 @@ func TestOfATimeoutWithoutAnEndThePatienceHasNone(t *testing.T) {
 			p := pending.PatienceWith(times{out: timeout})
 			c, last := pending.New[int](), new(pending.Answered)
 			time.AfterFunc(time.Minute, func() { c.Answer(7, nil) })
-			answer, err := c.Wait(t.Context(), p, last)
+			answer, err := c.Wait(t.Context(), p, "key", last)
 			require.NoError(t, err, "%v", timeout)
 			require.Equal(t, 7, answer)
 		})
@@ -120,7 +120,7 @@ func TestAnAnswerIsGivenOrNot(t *testing.T) {
 		given := make(chan bool)
 		go func() { given <- c.Answer(7, nil) }()
 		go cancel()
-		answer, err := c.Wait(ctx, new(pending.Patience), nil)
+		answer, err := c.Wait(ctx, new(pending.Patience), "key", nil)
 		require.Equal(t, <-given, err == nil)
 		require.Equal(t, err == nil, answer == 7)
 	}

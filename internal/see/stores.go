@@ -40,6 +40,15 @@ func Timeout(s store.Store) time.Duration {
 	return 0
 }
 
+// ServerIn returns a function that names the server of a key in s, or nil if s, behind its caches, does not tell its
+// servers apart.
+func ServerIn(s store.Store) func(key string) string {
+	if of, ok := Bottom(s).(interface{ ServerOf(key string) string }); ok {
+		return of.ServerOf
+	}
+	return nil
+}
+
 // Servers calls add with the name of each server that has a state of key, for a call of n events. A
 // name is "" if the server is not known. It does no I/O.
 type Servers func(ctx context.Context, key string, n int, add func(server string))
@@ -47,19 +56,19 @@ type Servers func(ctx context.Context, key string, n int, add func(server string
 // ServersOf returns the Servers of s, which counts by the key that k makes, or by the key itself if
 // k is nil. They are nil if s, behind its caches, does not tell its servers apart.
 func ServersOf(s store.Store, k Key) Servers {
-	of, ok := Bottom(s).(interface{ ServerOf(key string) string })
-	if !ok {
+	serverOf := ServerIn(s)
+	if serverOf == nil {
 		return nil
 	}
 	return func(ctx context.Context, key string, n int, add func(string)) {
-		if k != nil && of.ServerOf(key) != "" { // most stores are a single server, and k may be slow
+		if k != nil && serverOf(key) != "" { // most stores are a single server, and k may be slow
 			made, err := k(ctx, key, n)
 			if err != nil {
 				return // the limiter returns the error
 			}
 			key = made
 		}
-		add(of.ServerOf(key))
+		add(serverOf(key))
 	}
 }
 

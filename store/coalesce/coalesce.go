@@ -115,7 +115,7 @@ func (s *Store) decide(ctx context.Context, requests []store.Request, replies []
 		return alone()
 	}
 	if w, last := s.wait(k, requests); last != nil {
-		v, err := w.Wait(ctx, s.patience, last)
+		v, err := w.Wait(ctx, s.patience, requests[0].Key, last)
 		copy(replies, v.Replies)
 		return err
 	}

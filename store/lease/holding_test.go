@@ -250,7 +250,7 @@ func TestALongQueueIsDecidedOnInParts(t *testing.T) {
 		claims := slices.Clone(ln.claims)
 		d.proceed(ln, nil)
 		for _, c := range claims {
-			_, err := c.Wait(t.Context(), d.patience, &e.answered)
+			_, err := c.Wait(t.Context(), d.patience, "key", &e.answered)
 			require.NoError(t, err)
 		}
 		require.LessOrEqual(t, s.most, int64(maxLease))

@@ -37,7 +37,7 @@ func (d *Store) claim(ctx context.Context, misses []miss, replies []store.Reply)
 			go d.askFor(context.Background(), q, f) // not a caller's context, because the store has a timeout
 		}
 	}
-	v, err := c.Wait(ctx, d.patience, &misses[0].entry.answered)
+	v, err := c.Wait(ctx, d.patience, misses[0].entry.key, &misses[0].entry.answered)
 	for i := range v.Replies {
 		replies[misses[i].at] = v.Replies[i]
 	}
