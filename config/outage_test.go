@@ -55,6 +55,35 @@ func TestADebtThatIsPaidTakesNoSlot(t *testing.T) {
 	}
 }
 
+// A call that held a slot in an outage, and nothing else, owes nothing to the rates of a later text once the slot is free.
+func TestASlotOfAnOutageIsNotOwedToARate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const slots, rates = "in_flight: 5, on_failure: local, instances: 1", "algorithm: fixed_window, limit: 100/d, "
+		s := &frail{Store: elsewhere{ratelimit.Must(memstore.New())}}
+		ls := build(t, s, one(rates+slots))
+		l := limiter(t, ls, "a")
+		holdFor := func(n int) {
+			slot, _, err := inflight.Hold(t.Context(), l, "user:ann", n)
+			require.NoError(t, err)
+			require.NotNil(t, slot)
+			slot.Release()
+			synctest.Wait()
+		}
+		holdFor(50)
+		update(t, ls, one(slots))
+		s.down = true
+		holdFor(20)
+		update(t, ls, one(rates+slots))
+		holdFor(7) // is owed
+		s.down = false
+		time.Sleep(2 * time.Second)
+		_, err := l.Peek(t.Context(), "user:ann")
+		require.NoError(t, err)
+		rate := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100), ratelimit.WithName("a")))
+		require.Equal(t, 43, peek(t, rate, "user:ann").Remaining)
+	})
+}
+
 // on_failure: closed denies every event, but not those of an unlimited tier.
 func TestClosedAdmitsAnUnlimitedTier(t *testing.T) {
 	for name, of := range map[string]func(t *testing.T, s store.Store) ratelimit.Limiter{

@@ -272,7 +272,11 @@ func (f *Limiter) answer(ctx context.Context, c circuit, q question, failed erro
 		r.RetryAfter = c.retryAfter()
 	}
 	if q.method != peek && r.Allowed && !uncounted(r) {
-		f.owed.add(q.key, charge{q.n, 1}, failed, f.breakers.now(), r.ResetAfter)
+		n := q.n
+		if see.Held(f.local) { // slots alone are charged one, which is refunded at the end
+			n = min(n, r.Charged())
+		}
+		f.owed.add(q.key, charge{n, 1}, failed, f.breakers.now(), r.ResetAfter)
 	}
 	return f.markLocal(r), nil
 }
