@@ -108,6 +108,28 @@ func TestTheFirstInLineAsksLessAndLessOften(t *testing.T) {
 	}
 }
 
+// The first job that ends shows for how long slots are held, and therefore how seldom they need to be polled for.
+func TestAQueueOfLongJobsAsksSeldomFromTheSecondOneOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := note(slots(t, newRemote(t), 1))
+		first, got := wait(t.Context(), t, l, "key"), make(chan *inflight.Slot)
+		for range 2 {
+			go func() { got <- wait(t.Context(), t, l, "key") }()
+		}
+		time.Sleep(4 * time.Second)
+		first.Release()
+		second := <-got
+		time.Sleep(2 * time.Second) // in which the pauses grow
+		before := l.asked()
+		time.Sleep(10 * time.Second)
+		asked := l.asked() - before
+		second.Release()
+		(<-got).Release()
+		synctest.Wait()
+		require.LessOrEqual(t, asked, 15) // once per second
+	})
+}
+
 // Where only a slot is known to be free, or one that an outage lets through, one asks, and not the whole queue.
 func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
 	for name, make := range map[string]func(t *testing.T) ratelimit.Limiter{
