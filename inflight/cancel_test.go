@@ -105,3 +105,20 @@ func TestCallersThatDisconnectedBeforeTakeNothing(t *testing.T) {
 		}
 	})
 }
+
+// OnEnd tells of slots. A caller that is gone when its denial arrives has had none.
+func TestADenialThatComesTooLateEndsNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 10 * time.Millisecond
+		l, ended := slots(t, s, 1), 0
+		slot := hold(t, l)
+		ctx, hangUp := context.WithTimeout(t.Context(), s.way/2)
+		defer hangUp()
+		_, _, err := inflight.Hold(ctx, l, "key", 1, inflight.OnEnd(func(inflight.Ending) { ended++ }))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		slot.Release()
+		time.Sleep(time.Second)
+		require.Zero(t, ended)
+	})
+}
