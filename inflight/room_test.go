@@ -51,8 +51,9 @@ func TestWhoNeedNotWaitTakesNoPlace(t *testing.T) {
 		waitUpTo := func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
 			return inflight.Hold(ctx, many, "key", 1, inflight.WaitUpTo(time.Second/2), most)
 		}
-		require.Equal(t, more, burst(more, wait))
 		require.Equal(t, more, burst(more, waitUpTo))
+		require.Zero(t, s.looks.Load(), "nobody waits")
+		require.Equal(t, more, burst(more, wait))
 		held := hold(t, few)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { _, _, _ = inflight.Wait(ctx, few, "key", 1) }()
