@@ -173,7 +173,7 @@ func TestAfterUnlimitedWaitersAskSeldom(t *testing.T) {
 }
 
 // For an All of tokens and 1,000 slots, a caller that wants more tokens than there are does not ask
-// 999 times in a row.
+// 999 times in a row, nor as often as it would ask for a slot.
 func TestCallersThatLackTokensAskOncePerFreeSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -197,9 +197,12 @@ func TestCallersThatLackTokensAskOncePerFreeSlot(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 		n := asked.Load()
+		time.Sleep(10 * time.Second)
+		later := asked.Load() - n
 		end()
 		all.Wait()
 		require.LessOrEqual(t, n, int64(10), "questions of 3 waiters within 1 ms")
+		require.LessOrEqual(t, later, int64(11), "one per second, because the tokens are missing for longer")
 	})
 }
 
