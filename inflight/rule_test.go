@@ -291,6 +291,24 @@ func TestTheRuleAnswersItsStores(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// Slots end a life from now if the server's clock was set back by more than a second since the last one was taken. Until
+// then those with a longer life keep it.
+func TestEndsAreLimitedAfterAClockWasSetBack(t *testing.T) {
+	const life, now = 10_000_000, 1_800_000_000_000_000
+	l := store.Limit{Rate: 3, Period: life}
+	for back, cut := range map[int64]bool{-time.Hour.Microseconds(): false, 0: false, 1_000_000: false, 1_000_001: true, time.Hour.Microseconds(): true} {
+		before := []entry{{now + back - 1, now + life - 1}, {now + back, now + life + 1}}
+		s := &slotLog{last: now + back, all: slices.Clone(before)}
+		require.Equal(t, cut, rule.SetBack(s, l, now), "by %d µs", back)
+		want := slices.Clone(before)
+		if cut {
+			want[1].end = now + life
+		}
+		require.Equal(t, want, s.all, "by %d µs", back)
+		require.False(t, rule.SetBack(s, l, now), "by %d µs: once", back)
+	}
+}
+
 // A store of bytes reads back what it has written, and refuses what nobody has.
 func TestSlotsAsBytes(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 32))
