@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -186,6 +187,36 @@ func TestAWaiterWithLittleTimeGetsALeftSlot(t *testing.T) {
 			slot.Release()
 		}
 		synctest.Wait()
+	})
+}
+
+// A slot that is left to others is asked for after that, even if the store has not answered its Release.
+func TestASlotThatIsLeftIsAskedForEvenIfItsReleaseTakesLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		var slow atomic.Bool
+		s.after = func() {
+			if slow.Load() {
+				time.Sleep(time.Hour)
+			}
+		}
+		l, got := slots(t, s, 1), make(chan *inflight.Slot)
+		for range 3 {
+			go func() { got <- wait(t.Context(), t, l, "key") }()
+		}
+		for i := range 2 {
+			slot := <-got
+			time.Sleep(10 * time.Second)
+			slow.Store(i == 1) // after two long jobs, it is the turn of others
+			slot.Release()
+		}
+		began := time.Now()
+		slot := <-got
+		took := time.Since(began)
+		slot.Release()
+		time.Sleep(2 * time.Hour)
+		require.Greater(t, took, time.Second/2, "it was left to others")
+		require.Less(t, took, 3*time.Second)
 	})
 }
 
