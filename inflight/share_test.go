@@ -235,6 +235,29 @@ func TestFreeSlotsAreNotLeftToOthers(t *testing.T) {
 	})
 }
 
+// While slots are free and only a rate is used up, none is left to others: each waiter goes on when the rate has room.
+func TestFreeSlotsBesideARateAreNotLeftToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const every = 10 * time.Second
+		s := newRemote(t)
+		rate := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: every}))
+		l, began := ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 5))), time.Now()
+		got := make(chan *inflight.Slot)
+		for range 5 {
+			go func() { got <- wait(t.Context(), t, l, "key") }()
+		}
+		var started []time.Duration
+		for range 5 {
+			slot := <-got
+			started = append(started, time.Since(began))
+			time.Sleep(every - time.Second/2)
+			slot.Release()
+		}
+		synctest.Wait()
+		require.Equal(t, []time.Duration{0, every, 2 * every, 3 * every, 4 * every}, started)
+	})
+}
+
 // Slots in memory belong to one process, so waiters do not poll more often, and no slot is left to
 // others.
 func TestSlotsInMemoryAreNotPolledFor(t *testing.T) {
