@@ -130,6 +130,41 @@ func TestProcessesGetEvenShares(t *testing.T) {
 	}
 }
 
+// While two processes take slots from each other, neither is without one for longer than a short turn of the other.
+func TestTheTurnOfAProcessIsShortWhileOthersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 500 * time.Microsecond
+		began := time.Now()
+		ctx, end := context.WithTimeout(t.Context(), 30*time.Second)
+		defer end()
+		var without [2]time.Duration // the longest, of each process
+		var workers sync.WaitGroup
+		for i := range without {
+			l, last := slots(t, s, 1, ratelimit.WithName("one")), began
+			for range 2 { // which have the slot in turn
+				workers.Go(func() {
+					for ctx.Err() == nil {
+						slot, _, _ := inflight.Wait(ctx, l, "key", 1)
+						if slot == nil {
+							continue
+						}
+						if now := time.Now(); now.Sub(began) > 10*time.Second { // until then they find each other
+							without[i] = max(without[i], now.Sub(last))
+						}
+						time.Sleep(50 * time.Millisecond)
+						last = time.Now()
+						slot.Release()
+					}
+				})
+			}
+		}
+		workers.Wait()
+		time.Sleep(time.Minute)
+		require.Less(t, slices.Max(without[:]), 2*time.Second, "some 12 jobs of 50 ms, and not 64: %v", without)
+	})
+}
+
 // Where all who wait are in one process, what it leaves to others costs little.
 func TestAProcessThatIsAloneKeepsItsSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
