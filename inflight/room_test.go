@@ -67,16 +67,32 @@ func TestWhoNeedNotWaitTakesNoPlace(t *testing.T) {
 	})
 }
 
-// Who finds no place does not overtake those that wait if there is no slot for all.
+// Who finds no place does not overtake those that wait if there is not room for all, in each of the limits.
 func TestWhoFindsNoPlaceOvertakesNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newRemote(t)
-		s.way = 20 * time.Millisecond
-		l := slots(t, s, 4)
-		require.Equal(t, 4, burst(6, func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
-			return inflight.Wait(ctx, l, "key", 1, inflight.MaxWaiting(4))
-		}))
-	})
+	for name, c := range map[string]struct {
+		slots, rate int // per hour; 0 for slots alone
+		got         int // of 6 callers, of whom 4 may wait
+	}{
+		"room for those that wait":          {slots: 4, got: 4},
+		"room for another one":              {slots: 5, got: 6},
+		"a rate for those that wait":        {slots: 100, rate: 4, got: 4},
+		"a rate for another one":            {slots: 100, rate: 5, got: 6},
+		"slots for those that wait, a rate": {slots: 4, rate: 100, got: 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newRemote(t)
+				s.way = 20 * time.Millisecond
+				var l ratelimit.Limiter = slots(t, s, c.slots)
+				if c.rate > 0 {
+					l = ratelimit.Must(ratelimit.NewAll(l, ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(c.rate)))))
+				}
+				require.Equal(t, c.got, burst(6, func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
+					return inflight.Wait(ctx, l, "key", 1, inflight.MaxWaiting(4))
+				}))
+			})
+		})
+	}
 }
 
 // A call takes one slot, however many events it is.
