@@ -86,7 +86,6 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		h := new(hold)
 		h.begin(ctx, l, key, n)
 		h.settings = set
-		h.core, _ = l.(*ratelimit.Custom)
 		if s, r, err = h.withoutPlace(ctx, denial); s == nil {
 			return nil, none, cmp.Or(ctx.Err(), ErrFull)
 		}
@@ -136,7 +135,6 @@ func (h *hold) withoutPlace(ctx context.Context, denial *ratelimit.Result) (*Slo
 	}
 	r, err := h.limiter.Peek(ctx, h.key)
 	if err == nil && r.Allowed && h.fits(&r) {
-		h.waited = true
 		return h.acquire(ctx)
 	}
 	return nil, refusal(r), err
