@@ -200,7 +200,7 @@ func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	switch of := a.bySlots[slots]; {
 	case of == nil:
 	case !left || of.left == 0:
-		a.offer(offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)})
+		a.offer(of.newOffer(slots))
 	case !of.open:
 		of.open = true
 		a.askAgain(slots, of, longestPause(of.work))
@@ -212,6 +212,11 @@ func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	}
 }
 
+// newOffer returns a slot of the share that was released. If the first queues cannot use it, not all of them are asked.
+func (of *share) newOffer(slots slotsID) offer {
+	return offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)}
+}
+
 // ended offers the slots that were left to others to queues here after the pause, or forgets the
 // share.
 func (a *allQueues) ended(slots slotsID, of *share) {
@@ -220,7 +225,7 @@ func (a *allQueues) ended(slots slotsID, of *share) {
 	if n := of.left; n > 0 && !time.Now().Before(of.over) {
 		of.left, of.due, of.open = 0, 0, false
 		for i := range n {
-			o := offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)}
+			o := of.newOffer(slots)
 			if i == 0 {
 				o.leftToOthers = n
 			}
