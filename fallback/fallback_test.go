@@ -138,8 +138,10 @@ func TestAFallbackWithoutItsPartsIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, tt.name)
 		require.Nil(t, f, tt.name)
 	}
+	_, err := fallback.New(good, fallback.FailOpen(), fallback.WithBreaker(math.MaxInt32, 1))
+	require.NoError(t, err)
 	var zero fallback.Limiter
-	_, err := zero.Allow(t.Context(), "key")
+	_, err = zero.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 

@@ -398,23 +398,30 @@ func (p prefixed) Peek(ctx context.Context, key string) (ratelimit.Result, error
 func (p prefixed) Unwrap() ratelimit.Limiter { return p.Limiter }
 
 func TestDebtsAreChargedThroughLimitersOfOtherPackages(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newBreakable(t)
-		day := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))
-		lim := ratelimit.Must(fallback.New(prefixed{day}, fallback.FailTo(newLimiter(t, "fixed_window", ratelimit.Must(memstore.New()), ratelimit.PerDay(50)))))
-		s.down.Store(true)
-		for range 5 {
+	local := func() ratelimit.Limiter { return inMemory(t, "fixed_window", ratelimit.PerDay(50)) }
+	for name, l := range map[string]ratelimit.Limiter{
+		"a local limiter": local(),
+		"one around a ban": prefixed{ratelimit.Must(ratelimit.NewBan(local(), ratelimit.Must(memstore.New()),
+			ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}))},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newBreakable(t)
+			day := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))
+			lim := ratelimit.Must(fallback.New(prefixed{day}, fallback.FailTo(l)))
+			s.down.Store(true)
+			for range 5 {
+				require.True(t, allow(t, lim, "key").Allowed)
+			}
+			s.down.Store(false)
+			time.Sleep(time.Second)
 			require.True(t, allow(t, lim, "key").Allowed)
-		}
-		s.down.Store(false)
-		time.Sleep(time.Second)
-		require.True(t, allow(t, lim, "key").Allowed)
-		for key, want := range map[string]int{"key": 100, "tenant:key": 100 - 6} {
-			r, err := day.Peek(t.Context(), key)
-			require.NoError(t, err)
-			require.Equal(t, want, r.Remaining)
-		}
-	})
+			for key, want := range map[string]int{"key": 100, "tenant:key": 100 - 6} {
+				r, err := day.Peek(t.Context(), key)
+				require.NoError(t, err)
+				require.Equal(t, want, r.Remaining, name)
+			}
+		})
+	}
 }
 
 // gated is a store whose next TakeAll waits.

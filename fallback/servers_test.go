@@ -126,6 +126,7 @@ func TestAServerThatIsDownDecidesForNoOther(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newServers()
 				lim := failover(t, inside(t, s)[name], fallback.FailOpen())
+				time.Sleep(time.Hour) // without calls
 				key := func(server string) string { return strings.Repeat(server, 3) }
 				ask := func(server string) ratelimit.Source {
 					r, err := lim.Allow(t.Context(), key(server))
