@@ -747,7 +747,7 @@ func TestFallbacksNest(t *testing.T) {
 
 // ---- What it costs.
 
-func TestAnAnswerInAnOutageAllocatesNothing(t *testing.T) {
+func TestAnAnswerInAndAfterAnOutageAllocatesNothing(t *testing.T) {
 	for want, p := range policies(t) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(1))}
 		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Hour))
@@ -756,6 +756,12 @@ func TestAnAnswerInAnOutageAllocatesNothing(t *testing.T) {
 		inner.down.Store(true)
 		require.Equal(t, want, source(t, lim))
 		require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = lim.Allow(t.Context(), "key") }), want.String())
+
+		lim = failover(t, inner, p, fallback.WithBreaker(1, time.Nanosecond))
+		require.Equal(t, want, source(t, lim))
+		inner.down.Store(false)
+		require.Eventually(t, func() bool { return source(t, lim) == ratelimit.SourceStore }, time.Minute, time.Millisecond)
+		require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = lim.Allow(t.Context(), "key") }), "%v, after the outage", want)
 	}
 }
 

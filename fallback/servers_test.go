@@ -364,6 +364,24 @@ func TestTheStateIsThatOfTheServersThatAreUsed(t *testing.T) {
 	})
 }
 
+func TestBreakersThatNobodyUsesAreForgottenInTime(t *testing.T) {
+	for probeAfter, idle := range map[time.Duration]time.Duration{100 * time.Millisecond: 10 * time.Second, time.Second: 10 * time.Second, time.Minute: 10 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServers()
+			lim := failover(t, inside(t, s)["one"], fallback.FailOpen(), fallback.WithBreaker(1, probeAfter))
+			for _, server := range []string{"a", "b"} {
+				s.set(server, true)
+				allow(t, lim, server)
+			}
+			require.Equal(t, fallback.StateOpen, state(lim), probeAfter)
+			time.Sleep(idle)
+			require.Equal(t, fallback.StateHalfOpen, state(lim), probeAfter)
+			time.Sleep(time.Nanosecond)
+			require.Equal(t, fallback.StateClosed, state(lim), probeAfter)
+		})
+	}
+}
+
 // The server of a key may be unknown until the first call succeeds.
 func TestABreakerOfUnknownServersIsForgottenToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
