@@ -230,6 +230,27 @@ func TestAPaymentWithoutAReplyIsRepeatedAfterAPeek(t *testing.T) {
 	})
 }
 
+// The last call of another key got no answer, so the store is looked at before a key pays what it owes.
+func TestAfterAFailureOfAnotherKeyAPeekComesBeforeAPayment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &standing{Store: ratelimit.Must(memstore.New())}
+		inner := &faulty{Limiter: ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(3))))
+		inner.before = func(context.Context) error { return store.ErrUnavailable }
+		for range 3 { // fewer failures than open the breaker
+			allow(t, lim, "key")
+		}
+		inner.before = nil
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "other").Source())
+		s.still = true
+		require.Equal(t, ratelimit.SourceLocal, allow(t, lim, "other").Source())
+		require.False(t, allow(t, lim, "key").Allowed)
+		s.goOn()
+		require.Equal(t, 100, peek(t, inner, "key").Remaining)
+		require.Equal(t, 100-3-1, allow(t, lim, "key").Remaining)
+	})
+}
+
 // The plan of a First has room now and then, and the store of its credits hangs. What a payment is to charge to the credits
 // is charged once.
 func TestTheSecondLimiterOfAFirstIsPaidOnce(t *testing.T) {
@@ -285,6 +306,33 @@ func TestNoProbeIsRunAfterwards(t *testing.T) {
 				require.NotEqual(t, 5, peek(t, inner, "key").Remaining)
 				require.Equal(t, fallback.StateClosed, state(lim))
 			})
+		})
+	}
+}
+
+// A call that began before the breaker opened may still succeed. The probe begins with a Peek all the same.
+func TestAProbeBeginsWithAPeekWhateverCameBefore(t *testing.T) {
+	for name, asked := range map[string]bool{"": false, "the state was asked": true} {
+		synctest.Test(t, func(t *testing.T) {
+			inner, answer := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}, make(chan struct{})
+			lim := failover(t, inner, fallback.FailClosed(), fallback.WithBreaker(1, time.Second))
+			inner.before = func(context.Context) error { <-answer; return nil }
+			var slow sync.WaitGroup
+			slow.Go(func() { require.Equal(t, ratelimit.SourceStore, source(t, lim)) })
+			synctest.Wait()
+			inner.before = nil
+			inner.down.Store(true)
+			require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
+			inner.down.Store(false)
+			close(answer)
+			slow.Wait()
+			time.Sleep(time.Second)
+			if asked {
+				require.Equal(t, fallback.StateHalfOpen, state(lim))
+			}
+			inner.calls.Store(0)
+			require.Equal(t, ratelimit.SourceStore, source(t, lim))
+			require.EqualValues(t, 2, inner.calls.Load(), name)
 		})
 	}
 }
