@@ -14,16 +14,19 @@ import (
 
 // circuit is what a call passes: the breakers of all servers that have a state of its key.
 type circuit struct {
-	first *breaker
-	more  []*breaker
+	first  *breaker
+	more   []*breaker
+	partly bool // whether a call may be answered without all of them
 }
 
-// circuit returns the circuit of a call for n events of key, of a limiter with these Servers.
-func (bs *breakers) circuit(ctx context.Context, servers see.Servers, key string, n int) circuit {
-	if servers == nil {
+// circuit returns the circuit of a call for n events of key, of a limiter of which this is known.
+func (bs *breakers) circuit(ctx context.Context, known facts, key string, n int) circuit {
+	if known.servers == nil {
 		return circuit{first: bs.whole.Load()}
 	}
-	return bs.circuitOf(ctx, servers, key, n)
+	c := bs.circuitOf(ctx, known.servers, key, n)
+	c.partly = known.mixed || len(c.more) > 0
+	return c
 }
 
 // circuitOf is a function of its own because c is allocated, and most stores are a single server.
@@ -40,6 +43,14 @@ func (bs *breakers) circuitOf(ctx context.Context, servers see.Servers, key stri
 		c.first = bs.whole.Load()
 	}
 	return c
+}
+
+// tellsNoServer reports whether the store of a limit in l does not tell its servers.
+func tellsNoServer(l ratelimit.Limiter) bool {
+	if inside := see.Inside(l); len(inside) > 0 {
+		return slices.ContainsFunc(inside, tellsNoServer)
+	}
+	return see.ServersIn(l) == nil
 }
 
 // untilProbe returns how long the circuit stays open, or 0 if it is not open.
@@ -61,7 +72,7 @@ func (c circuit) execute(do func() (ratelimit.Result, error)) (ratelimit.Result,
 	if len(c.more) == 0 {
 		return c.first.execute(do)
 	}
-	return c.first.execute(func() (ratelimit.Result, error) { return circuit{c.more[0], c.more[1:]}.execute(do) })
+	return c.first.execute(func() (ratelimit.Result, error) { return circuit{first: c.more[0], more: c.more[1:]}.execute(do) })
 }
 
 // blaming returns do, whose errors are those of servers of c: see blame.
@@ -174,7 +185,7 @@ func (f *Limiter) peekFirst(ctx context.Context, c circuit, key string, doubts b
 // other calls on a key from memory for so long that a probe would never end.
 func (f *Limiter) peekStore(ctx context.Context, c circuit, key string) error {
 	r, err := f.limiter.Peek(ctx, key)
-	if err = unasked(r, err); err == nil && len(c.more) > 0 {
+	if err = unasked(r, err); err == nil && c.partly {
 		return f.partlyHeard(ctx, key, 1, r, true)
 	}
 	return err

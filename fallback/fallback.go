@@ -180,7 +180,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	}
 	facts := f.facts()
 	ctx = facts.context(ctx)
-	c := f.breakers.circuit(ctx, facts.servers, q.key, q.n)
+	c := f.breakers.circuit(ctx, facts, q.key, q.n)
 	r, err := f.call(ctx, c, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
 	case errors.Is(err, errOpen) && facts.admitsUnlimited && f.unlimited(ctx, q.key):
@@ -210,13 +210,16 @@ type facts struct {
 	asksTwice       bool              // whether one decision may call a limit function more than once
 	admitsUnlimited bool              // whether keys may be Unlimited, which are admitted even while the breaker is open
 	servers         see.Servers       // nil if it is not known which server has a key
+	mixed           bool              // whether servers leaves a limit out, such as one in memory, that may decide without the others
 }
 
 func (f *Limiter) inspect() (s facts) {
 	s.counter = withoutBans(f.local)
 	_, bans := see.First[*ratelimit.Ban](f.limiter) // the store must be asked for bans, even of unlimited keys
 	s.admitsUnlimited = f.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(f.limiter)
-	s.servers = see.ServersIn(f.limiter)
+	if s.servers = see.ServersIn(f.limiter); s.servers != nil {
+		s.mixed = tellsNoServer(f.limiter)
+	}
 	s.asksTwice = s.admitsUnlimited || f.local != nil && !see.ByKey(f.limiter)
 	return s
 }
@@ -246,7 +249,7 @@ func (f *Limiter) askStore(ctx context.Context, c circuit, q question) (ratelimi
 		return ratelimit.Result{}, err
 	}
 	r, err := q.ask(ctx, f.limiter)
-	if err = unasked(r, err); err == nil && len(c.more) > 0 {
+	if err = unasked(r, err); err == nil && c.partly {
 		err = f.partlyHeard(ctx, q.key, q.n, r, false)
 	}
 	return r, err
@@ -312,7 +315,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	facts := f.facts()
 	ctx = facts.context(ctx)
 	q := question{key: key, n: n, method: overdraw}
-	c := f.breakers.circuit(ctx, facts.servers, key, n)
+	c := f.breakers.circuit(ctx, facts, key, n)
 	r, err := f.call(ctx, c, key, func() (ratelimit.Result, error) { return f.askStore(ctx, c, q) })
 	switch {
 	case err == nil:
@@ -372,7 +375,7 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	if free(charged) { // needs no store, so it works even if the breaker is open
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
-	_, err := f.call(ctx, f.breakers.circuit(ctx, f.facts().servers, key, n), key, func() (ratelimit.Result, error) {
+	_, err := f.call(ctx, f.breakers.circuit(ctx, f.facts(), key, n), key, func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
 		if err == nil { // a lease refunds in memory, which cannot be seen here
 			err = errUnasked
@@ -412,7 +415,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 	if err := f.check(ctx, key, 1); err != nil {
 		return err
 	}
-	_, err := f.call(ctx, f.breakers.circuit(ctx, f.facts().servers, key, 1), key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
+	_, err := f.call(ctx, f.breakers.circuit(ctx, f.facts(), key, 1), key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
 	if f.local == nil {
 		return err
 	}

@@ -321,6 +321,44 @@ func TestAServerThatWasNotAskedHasNotAnswered(t *testing.T) {
 	}
 }
 
+// A limit in memory that denies, or the first of a First, decides without the store, of which nothing is learned.
+func TestALimitInMemoryDoesNotAnswerForTheStore(t *testing.T) {
+	for name, c := range map[string]struct {
+		first, single bool
+	}{"All": {}, "All, of a single server": {single: true}, "First": {first: true}, "First, of a single server": {first: true, single: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, server := newServers(), "b"
+				if c.single {
+					s.moved[server] = ""
+					server = ""
+				}
+				mem := inMemory(t, "fixed_window", ratelimit.PerHour(1))
+				one := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000)))
+				var l ratelimit.Limiter = ratelimit.Must(ratelimit.NewAll(mem, one))
+				alone, both := func(int) string { return "b spent" }, func(i int) string { return fmt.Sprint("b", i) }
+				if c.first {
+					l, alone, both = ratelimit.Must(ratelimit.NewFirst(mem, one)), both, alone
+				}
+				lim := failover(t, l, fallback.FailOpen())
+				allow(t, lim, "b spent")
+				s.set(server, true)
+				for i := range 100 {
+					allow(t, lim, alone(i))
+					allow(t, lim, both(i))
+				}
+				require.Equal(t, 5, s.calls[server], "the breaker is open")
+				time.Sleep(time.Second)
+				require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, alone(100)).Source(), "the probe fails")
+				s.set(server, false)
+				time.Sleep(time.Second)
+				require.Equal(t, ratelimit.SourceStore, allow(t, lim, alone(101)).Source())
+				require.Equal(t, fallback.StateClosed, state(lim))
+			})
+		})
+	}
+}
+
 // While one server is down, the state is open. Its breaker is forgotten when its keys have moved to another server, where
 // nobody would probe it.
 func TestTheStateIsThatOfTheServersThatAreUsed(t *testing.T) {
