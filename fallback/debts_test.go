@@ -273,7 +273,7 @@ func TestAChargeAfterAnOutageIsPaidOnce(t *testing.T) {
 // Two limiters share a limit, and a memory for outages. What the store admits through one of them is not taken for what
 // the other one owed until its events had left, or until a Reset.
 func TestWhatNoLongerCountsIsNotPaidByEventsOfOthers(t *testing.T) {
-	for name, reset := range map[string]bool{"time": false, "a Reset": true} {
+	for name, c := range map[string]struct{ reset, long bool }{"time": {}, "a Reset": {reset: true}, "a long outage": {long: true}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newBreakable(t)
@@ -284,16 +284,27 @@ func TestWhatNoLongerCountsIsNotPaidByEventsOfOthers(t *testing.T) {
 				allowN(t, lim, 3)
 				_, err := lim.AllowN(t.Context(), "other", 10) // for longer than key
 				require.NoError(t, err)
-				s.down.Store(false)
-				if time.Sleep(18 * time.Second); reset {
+				for i := 0; c.long && i < 5; i++ { // the breaker opens
+					_, err = lim.Peek(t.Context(), "other")
+					require.NoError(t, err)
+				}
+				s.down.Store(c.long)
+				if time.Sleep(18 * time.Second); c.reset {
 					s.down.Store(true)
 					allowN(t, lim, 3)
 					s.down.Store(false)
 					require.NoError(t, lim.Reset(t.Context(), "key"))
 					require.False(t, lim.Owes("key"))
 				}
+				owed := 0
+				if c.long {
+					owed = 1
+					allowN(t, lim, owed)
+					s.down.Store(false)
+					time.Sleep(time.Second)
+				}
 				allowN(t, route, 4)
-				require.Equal(t, 6, peek(t, lim, "key").Remaining)
+				require.Equal(t, 6-owed, peek(t, lim, "key").Remaining)
 			})
 		})
 	}

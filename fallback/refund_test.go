@@ -103,6 +103,35 @@ func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
 	})
 }
 
+// A call of an outage is owed to a plan that counts calls, unless all of its events are refunded.
+func TestARefundOfAllEventsForgivesTheCall(t *testing.T) {
+	for refunded, calls := range map[int]int{0: 1, 2: 1, 3: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newBreakable(t)
+			plan := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.CountCalls())
+			lim := failover(t, plan, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerDay(50))))
+			s.down.Store(true)
+			r := allowN(t, lim, 3)
+			if refunded > 0 {
+				require.NoError(t, lim.Refund(t.Context(), "key", r, refunded))
+			}
+			s.down.Store(false)
+			time.Sleep(time.Second)
+			require.Equal(t, 10-calls-1, allow(t, lim, "key").Remaining, "%d of 3 refunded", refunded)
+		})
+	}
+}
+
+// What a local limiter has admitted without a count goes back to it, and the store is not asked.
+func TestARefundOfWhatWasUnlimitedInAnOutageNeedsNoStore(t *testing.T) {
+	inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+	inner.down.Store(true)
+	lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.Unlimited())))
+	r := allow(t, lim, "key")
+	require.Equal(t, ratelimit.SourceUnlimited, r.Source())
+	require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+}
+
 func TestToRefundWhatFailOpenHasLetThroughNeedsNoStoreInside(t *testing.T) {
 	for _, around := range []func(...ratelimit.Limiter) ratelimit.Limiter{
 		func(l ...ratelimit.Limiter) ratelimit.Limiter { return l[0] },
