@@ -78,6 +78,13 @@ func TestChangesOfTheStateAreReportedInOrder(t *testing.T) {
 		inner.down.Store(false)
 		allow(t, lim, "key")
 		require.Equal(t, []string{"half_open after 2s", "closed after 2s"}, told)
+		inner.down.Store(true)
+		allow(t, lim, "key")
+		allow(t, lim, "key")
+		time.Sleep(time.Second)
+		told = nil
+		require.Equal(t, fallback.StateHalfOpen, state(lim))
+		require.Equal(t, []string{"half_open after 3s"}, told)
 	})
 	_, err := fallback.New(down(t, "token_bucket", ratelimit.PerHour(1)), fallback.FailOpen(), fallback.WithOnChange(nil))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
@@ -145,23 +152,28 @@ func TestAListenerThatPanicsIsCalledAgain(t *testing.T) {
 
 // Changes that nobody listens for are not kept.
 func TestUnreportedChangesAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		told, hold := 0, make(chan struct{})
-		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(1, time.Second),
-			fallback.WithOnChange(func(fallback.State, time.Time) { <-hold; told++ }))
-		inner.down.Store(true)
-		var caller sync.WaitGroup
-		caller.Go(func() { allow(t, lim, "key") })
-		synctest.Wait()
-		for range 1_000 {
-			time.Sleep(time.Second)
-			allow(t, lim, "key")
-		}
-		close(hold)
-		caller.Wait()
-		require.Equal(t, 1+64, told)
-	})
+	for _, asked := range []bool{false, true} { // for which there is one change more
+		synctest.Test(t, func(t *testing.T) {
+			told, hold := 0, make(chan struct{})
+			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+			lim := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(1, time.Second),
+				fallback.WithOnChange(func(fallback.State, time.Time) { <-hold; told++ }))
+			inner.down.Store(true)
+			var caller sync.WaitGroup
+			caller.Go(func() { allow(t, lim, "key") })
+			synctest.Wait()
+			for range 1_000 {
+				time.Sleep(time.Second)
+				allow(t, lim, "key")
+			}
+			if time.Sleep(time.Second); asked {
+				require.Equal(t, fallback.StateHalfOpen, state(lim))
+			}
+			close(hold)
+			caller.Wait()
+			require.Equal(t, 1+64, told)
+		})
+	}
 }
 
 func TestAStateIsAWordInLogs(t *testing.T) {

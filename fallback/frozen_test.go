@@ -251,6 +251,31 @@ func TestAfterAFailureOfAnotherKeyAPeekComesBeforeAPayment(t *testing.T) {
 	})
 }
 
+// A payment for which there is no room has been answered, and one that was not sent needs no answer.
+func TestAPaymentThatWasAnsweredIsRepeatedWithoutAPeek(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		lim := failover(t, newLimiter(t, "fixed_window", s, ratelimit.PerDay(3)), fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(5))))
+		s.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 5))
+		s.down.Store(false)
+		time.Sleep(time.Second)
+		require.False(t, allow(t, lim, "key").Allowed)
+		for _, unsent := range []bool{false, true} {
+			if unsent {
+				s.down.Store(true)
+				require.Equal(t, ratelimit.SourceLocal, allow(t, lim, "key").Source())
+				s.down.Store(false)
+				require.Equal(t, ratelimit.SourceStore, allow(t, lim, "other").Source())
+			}
+			peeks := s.peeks.Load()
+			require.Equal(t, ratelimit.SourceStore, allow(t, lim, "key").Source())
+			require.True(t, lim.Owes("key"))
+			require.Equal(t, peeks, s.peeks.Load(), unsent)
+		}
+	})
+}
+
 // The plan of a First has room now and then, and the store of its credits hangs. What a payment is to charge to the credits
 // is charged once.
 func TestTheSecondLimiterOfAFirstIsPaidOnce(t *testing.T) {
@@ -470,6 +495,25 @@ func TestDebtsAreChargedThroughLimitersOfOtherPackages(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A wrapper of another package has several limits, of which one has room for less than is owed.
+func TestALimiterOfSeveralLimitsPaysWhatAllHaveRoomFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		limit := func(name string, n int) ratelimit.Limiter {
+			return newLimiter(t, "fixed_window", s, ratelimit.PerDay(n), ratelimit.WithName(name))
+		}
+		few, many, total := limit("few", 3), limit("many", 100), limit("total", 100)
+		lim := failover(t, all(t, prefixed{all(t, few, many)}, total), fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(50))))
+		s.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 5))
+		s.down.Store(false)
+		time.Sleep(time.Second)
+		require.False(t, allow(t, lim, "key").Allowed)
+		require.True(t, lim.Owes("key"))
+		require.Equal(t, []int{0, 97, 97}, []int{peek(t, few, "tenant:key").Remaining, peek(t, many, "tenant:key").Remaining, peek(t, total, "key").Remaining})
+	})
 }
 
 // gated is a store whose next TakeAll waits.

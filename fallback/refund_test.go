@@ -11,6 +11,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -120,6 +121,34 @@ func TestARefundOfAllEventsForgivesTheCall(t *testing.T) {
 			require.Equal(t, 10-calls-1, allow(t, lim, "key").Remaining, "%d of 3 refunded", refunded)
 		})
 	}
+}
+
+// A limiter of another package may not report how many events it has charged.
+func TestARefundToALimiterThatReportsNoChargeForgivesTheEvents(t *testing.T) {
+	inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+	inner.down.Store(true)
+	lim := failover(t, inner, fallback.FailTo(ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4, ResetAfter: time.Hour}, nil)))
+	r := allow(t, lim, "key")
+	require.True(t, lim.Owes("key"))
+	require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+	require.False(t, lim.Owes("key"))
+}
+
+// A lease may have to go back to the store, so a refund into it goes through the breaker.
+func TestARefundIntoALeaseWhileTheBreakerIsOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		lim := failover(t, leased(t, s, ratelimit.PerHour(1000), time.Minute), fallback.FailClosed(), fallback.WithBreaker(1, time.Second))
+		r := allow(t, lim, "key")
+		for r.Source() != ratelimit.SourceLease {
+			synctest.Wait()
+			r = allow(t, lim, "key")
+		}
+		s.down.Store(true)
+		allow(t, lim, "other")
+		require.Equal(t, fallback.StateOpen, state(lim))
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", r, 1), store.ErrUnavailable)
+	})
 }
 
 // What a local limiter has admitted without a count goes back to it, and the store is not asked.

@@ -66,12 +66,17 @@ func TestTheLocalPoliciesAreThoseOfTheLocalLimiter(t *testing.T) {
 		require.Equal(t, "before", got[0].Name)
 		return got[1:]
 	}
+	of, err := failover(t, inMemory(t, "fixed_window", ratelimit.PerHour(40)), fallback.FailLocal(4)).AppendPolicies(t.Context(), nil, "key")
+	require.NoError(t, err)
+	require.Equal(t, 40, of[0].Quota, "and the others are those of the limiter inside")
+	_, err = new(fallback.Limiter).AppendPolicies(t.Context(), nil, "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	got := policies(fallback.FailLocal(4))
 	require.Len(t, got, 1)
 	require.Equal(t, 10, got[0].Quota)
 	require.Equal(t, time.Hour, got[0].Window)
 	require.Empty(t, policies(fallback.FailOpen()))
-	got, err := new(fallback.Limiter).AppendLocalPolicies(t.Context(), nil, "key")
+	got, err = new(fallback.Limiter).AppendLocalPolicies(t.Context(), nil, "key")
 	require.NoError(t, err)
 	require.Empty(t, got)
 }
@@ -441,6 +446,22 @@ func TestAChargeIsNoCallOfTheLocalLimiter(t *testing.T) {
 	r := peek(t, lim, "key")
 	require.Equal(t, ratelimit.SourceLocal, r.Source())
 	require.Equal(t, []int{7, 925}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining})
+}
+
+// In an outage, it is owed without a call.
+func TestAChargeInAnOutageIsOwedWithoutACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		plan := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.CountCalls())
+		tokens := newLimiter(t, "fixed_window", s, ratelimit.PerDay(100), ratelimit.WithName("tokens"))
+		lim := failover(t, all(t, plan, tokens), fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(50))))
+		s.down.Store(true)
+		overcharge(t, lim, 4)
+		s.down.Store(false)
+		time.Sleep(time.Second)
+		require.True(t, allow(t, lim, "key").Allowed)
+		require.Equal(t, []int{9, 95}, []int{peek(t, plan, "key").Remaining, peek(t, tokens, "key").Remaining})
+	})
 }
 
 // switched is a store that can be down.
