@@ -2,6 +2,7 @@ package fallback_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"strings"
@@ -168,7 +169,7 @@ func TestAServerIsNotBlamedForAnother(t *testing.T) {
 				if order == "tenant, user" {
 					all = ratelimit.Must(ratelimit.NewAll(tenant, user))
 				}
-				lim := failover(t, all, fallback.FailClosed())
+				lim := failover(t, all, fallback.FailClosed(), fallback.WithBreaker(5, 10*time.Second))
 				ask := func(key string) ratelimit.Result {
 					r, err := lim.Allow(t.Context(), key)
 					require.NoError(t, err)
@@ -177,18 +178,23 @@ func TestAServerIsNotBlamedForAnother(t *testing.T) {
 				s.set("b", true)
 				for range 100 {
 					for _, key := range []string{"ab", "ab", "ab", "ba", "cb", "bc"} {
-						r := ask(key)
-						require.Equal(t, ratelimit.SourceFailClosed, r.Source(), key)
-						require.LessOrEqual(t, r.RetryAfter, time.Second)
+						require.Equal(t, ratelimit.SourceFailClosed, ask(key).Source(), key)
 					}
 					for _, key := range []string{"aa", "ac", "ca"} {
 						require.Equal(t, ratelimit.SourceStore, ask(key).Source(), key)
 					}
 				}
 				require.LessOrEqual(t, s.calls["b"], 5)
+				for _, key := range []string{"ab", "ba"} {
+					require.Equal(t, 10*time.Second, ask(key).RetryAfter, "until the probe of b")
+				}
+				calls := s.calls["b"]
+				time.Sleep(10 * time.Second)
+				require.Equal(t, ratelimit.SourceFailClosed, ask("ab").Source())
+				require.Equal(t, calls+1, s.calls["b"], "the probe is a Peek as long as b fails")
 				s.set("b", false)
 				s.set("a", true)
-				time.Sleep(time.Second)
+				time.Sleep(10 * time.Second)
 				require.Equal(t, ratelimit.SourceFailClosed, ask("ab").Source(), "b has answered, if it was asked")
 				require.Equal(t, ratelimit.SourceStore, ask("bc").Source())
 				require.Equal(t, ratelimit.SourceStore, ask("cb").Source())
@@ -319,6 +325,73 @@ func TestAServerThatWasNotAskedHasNotAnswered(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Limits of other packages are asked one by one, even those of one server. Its answer to one of them is its answer.
+func TestAServerThatAnswersForOneOfItsLimitsHasAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServers()
+		user := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1)))
+		route := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000), ratelimit.WithName("route")))
+		tenant := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000), ratelimit.WithName("tenant"),
+			ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return "b" + key, nil })))
+		lim := failover(t, all(t, foreign{user}, foreign{route}, foreign{tenant}), fallback.FailOpen(), fallback.WithBreaker(2, time.Second))
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "a spent").Source())
+		for range 10 {
+			s.set("a", true)
+			require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, "a").Source())
+			s.set("a", false)
+			require.False(t, allow(t, lim, "a spent").Allowed)
+		}
+		require.Equal(t, fallback.StateClosed, state(lim), "no two failures in a row")
+	})
+}
+
+// The error of a key function is that of the call, and of no server.
+func TestAKeyFunctionThatFailsIsNoFailureOfAServer(t *testing.T) {
+	failed := errors.New("no such tenant")
+	lim := failover(t, ratelimit.Must(ratelimit.NewTokenBucket(newServers(), ratelimit.PerHour(1),
+		ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "", failed }))), fallback.FailOpen(), fallback.WithBreaker(1, time.Hour))
+	for range 3 {
+		_, err := lim.Allow(t.Context(), "a")
+		require.ErrorIs(t, err, failed)
+	}
+}
+
+// slowServers is servers, of which a answers when told.
+type slowServers struct {
+	*servers
+	answer chan struct{}
+}
+
+func (s slowServers) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if s.ServerOf(requests[0].Key) == "a" {
+		<-s.answer
+	}
+	return s.servers.Decide(ctx, requests, replies)
+}
+
+func (s slowServers) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if s.ServerOf(key) == "a" {
+		<-s.answer
+	}
+	return s.servers.Take(ctx, ns, key, l, n)
+}
+
+// A call may fail long after its server was forgotten. Nobody would close that breaker.
+func TestAFailureOfAServerThatWasForgottenOpensNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := slowServers{newServers(), make(chan struct{})}
+		lim := failover(t, ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000))), fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
+		s.set("a", true)
+		var slow sync.WaitGroup
+		slow.Go(func() { require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, "a").Source()) })
+		time.Sleep(time.Minute)
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "b").Source())
+		close(s.answer)
+		slow.Wait()
+		require.Equal(t, fallback.StateClosed, state(lim))
+	})
 }
 
 // A limit in memory that denies, or the first of a First, decides without the store, of which nothing is learned.
