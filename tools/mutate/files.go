@@ -45,7 +45,7 @@ var groups = []group{
 	{"limittext", []string{"internal/limittext/*.go"}, []judge{{".", ".", true}, {pkg: "config", pattern: "."}, whole}},
 	{"queue", []string{"internal/queue/*.go"}, []judge{{"internal/queue", ".", true}, {pkg: ".", pattern: "."}, {pkg: "throttle", pattern: "."}, whole}},
 	{"inflight", []string{"inflight/[^d]*.go"}, []judge{{"inflight", ".", true}, {pkg: "httplimit", pattern: "."}, whole}},
-	{"fallback", []string{"fallback/*.go"}, []judge{{"fallback", ".", true}, {pkg: "inflight", pattern: "."}, {pkg: ".", pattern: "."}, whole}},
+	{"fallback", []string{"fallback/*.go"}, []judge{{"fallback", ".", true}, {pkg: "inflight", pattern: "."}, {pkg: "config", pattern: "."}, {pkg: ".", pattern: "."}, whole}},
 	{"scripts", []string{"scripts/*.lua", "internal/script/*.go"}, []judge{twins, onRedis, {pkg: "internal/script", pattern: "."}, {pkg: ".", pattern: "Ban"}, whole}},
 }
 
