@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
@@ -425,6 +426,32 @@ func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
 			require.False(t, lim.Owes("key"))
 		})
 	}
+}
+
+// turning is a wrapper whose limiter changes.
+type turning struct {
+	see.Wrapper
+	ratelimit.Limiter
+}
+
+func (l *turning) Unwrap() ratelimit.Limiter { return l.Limiter }
+
+// A local limiter may get a ban later, such as one that follows a file.
+func TestAKeyThatIsBannedByALocalLimiterThatChangesOwesWhatItHasSpent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := onSwitch(t)
+		bucket := inMemory(t, "token_bucket", ratelimit.PerDay(5))
+		local := &turning{see.Has(see.Traits{Changes: true, LooksOn: true}), bucket}
+		lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(5)), fallback.FailTo(local))
+		local.Limiter = ratelimit.Must(ratelimit.NewBan(bucket, ratelimit.Must(memstore.New()), ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}))
+		s.down = true
+		require.Equal(t, 5, admitted(t, lim, 7))
+		require.Equal(t, ratelimit.SourceBan, peek(t, lim, "key").Source())
+		s.down = false
+		time.Sleep(time.Second)
+		require.Zero(t, admitted(t, lim, 1))
+		require.False(t, lim.Owes("key"))
+	})
 }
 
 // A Charge belongs to a call that is already charged, so a local limiter that counts calls does not
