@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/bench"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -497,6 +498,11 @@ func TestARateOf0IsStillNeverInAnOutage(t *testing.T) {
 	inner.down.Store(true)
 	lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerMinute(0))))
 	require.Equal(t, ratelimit.Never, allowN(t, lim, 1).RetryAfter)
+	lim = failover(t, inner, fallback.FailTo(ratelimittest.Static(
+		ratelimit.Result{RetryAfter: ratelimit.Never}.WithMark(ratelimit.NewMark(t, ratelimit.SourceStore, nil)), nil)))
+	require.Equal(t, ratelimit.Never, allowN(t, lim, 1).RetryAfter, "of another package")
+	lim = failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerMinute(1))))
+	require.Equal(t, time.Second, allowN(t, lim, 2).RetryAfter, "too large for a share of 1")
 }
 
 func TestAPeekInAnOutageSaysNeverOfARateOf0BesideALimitThatIsUsedUp(t *testing.T) {

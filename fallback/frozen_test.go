@@ -468,6 +468,10 @@ func (p prefixed) Peek(ctx context.Context, key string) (ratelimit.Result, error
 	return p.Limiter.Peek(ctx, "tenant:"+key)
 }
 
+func (p prefixed) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	return p.Limiter.Refund(ctx, "tenant:"+key, charged, n)
+}
+
 func (p prefixed) Unwrap() ratelimit.Limiter { return p.Limiter }
 
 func TestDebtsAreChargedThroughLimitersOfOtherPackages(t *testing.T) {
@@ -497,23 +501,31 @@ func TestDebtsAreChargedThroughLimitersOfOtherPackages(t *testing.T) {
 	}
 }
 
-// A wrapper of another package has several limits, of which one has room for less than is owed.
+// A wrapper of another package has several limits, of which one has room for less than is owed, or the calls beside it have.
 func TestALimiterOfSeveralLimitsPaysWhatAllHaveRoomFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newBreakable(t)
-		limit := func(name string, n int) ratelimit.Limiter {
-			return newLimiter(t, "fixed_window", s, ratelimit.PerDay(n), ratelimit.WithName(name))
-		}
-		few, many, total := limit("few", 3), limit("many", 100), limit("total", 100)
-		lim := failover(t, all(t, prefixed{all(t, few, many)}, total), fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(50))))
-		s.down.Store(true)
-		require.Equal(t, 5, admitted(t, lim, 5))
-		s.down.Store(false)
-		time.Sleep(time.Second)
-		require.False(t, allow(t, lim, "key").Allowed)
-		require.True(t, lim.Owes("key"))
-		require.Equal(t, []int{0, 97, 97}, []int{peek(t, few, "tenant:key").Remaining, peek(t, many, "tenant:key").Remaining, peek(t, total, "key").Remaining})
-	})
+	for name, c := range map[string]struct {
+		few, plan int // how many they admit: events, and calls
+		want      [3]int
+	}{
+		"events": {3, 100, [3]int{0, 97, 95}},
+		"calls":  {100, 3, [3]int{95, 95, 0}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newBreakable(t)
+			limit := func(name string, n int, opts ...ratelimit.Option) ratelimit.Limiter {
+				return newLimiter(t, "fixed_window", s, ratelimit.PerDay(n), append(opts, ratelimit.WithName(name))...)
+			}
+			few, many, plan := limit("few", c.few), limit("many", 100), limit("plan", c.plan, ratelimit.CountCalls())
+			lim := failover(t, all(t, prefixed{all(t, few, many)}, plan), fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(50))))
+			s.down.Store(true)
+			require.Equal(t, 5, admitted(t, lim, 5))
+			s.down.Store(false)
+			time.Sleep(time.Second)
+			require.False(t, allow(t, lim, "key").Allowed)
+			require.True(t, lim.Owes("key"))
+			require.Equal(t, c.want, [3]int{peek(t, few, "tenant:key").Remaining, peek(t, many, "tenant:key").Remaining, peek(t, plan, "key").Remaining}, name)
+		})
+	}
 }
 
 // gated is a store whose next TakeAll waits.

@@ -1,8 +1,10 @@
 package fallback
 
 import (
+	"context"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -53,6 +55,11 @@ func TestALocalLimiterIsCountedByItsLimits(t *testing.T) {
 	plan, credits, total, free := levels(t, 3, 2, 5)
 	newPlan, newCredits, newTotal, _ := levels(t, 0, 0, 0)
 	_, full, alsoFull, _ := levels(t, 0, 20, 50)
+	_, banned, _, _ := levels(t, 0, 20, 0)
+	ban := ratelimit.Must(ratelimit.NewBan(banned, ratelimit.Must(memstore.New()), ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}))
+	r, err := ban.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.False(t, r.Allowed)
 	for name, c := range map[string]struct {
 		local ratelimit.Limiter
 		want  tally
@@ -61,6 +68,7 @@ func TestALocalLimiterIsCountedByItsLimits(t *testing.T) {
 		"calls":                            {plan, tally{charge{-1, 3}, math.MaxInt}},
 		"an All":                           {all(plan, credits, total), tally{charge{5, 3}, 18}},
 		"an All with one that is free":     {all(free, newCredits), tally{charge{0, -1}, 20}},
+		"an All with a ban":                {all(credits, ban), tally{charge{2, -1}, 18}},
 		"a First of events":                {first(credits, total), tally{charge{7, -1}, 45}},
 		"a First of calls and events":      {first(plan, credits), tally{charge{8, 4}, math.MaxInt}},
 		"a First of calls alone":           {first(plan, newCredits), tally{charge{6, 3}, math.MaxInt}},
@@ -89,7 +97,22 @@ func TestAPaymentIsAsLargeAsTheRoom(t *testing.T) {
 	plan, credits, total, _ := levels(t, 9, 18, 0)
 	pays(ratelimit.Must(ratelimit.NewFirst(plan, credits)), charge{4, 4}, charge{3, 3})
 	pays(total, charge{0, 1}, charge{0, 1})
+	plan, _, _, _ = levels(t, 9, 0, 0)
+	paid, err := pay(t.Context(), ratelimit.Must(ratelimit.NewFirst(plan, failing{total})), "key", charge{4, 4}, false)
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	require.Equal(t, charge{1, 1}, paid)
 	p, err := total.Peek(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, 50, p.Remaining)
+}
+
+// failing is a limiter of another package whose store fails.
+type failing struct{ ratelimit.Limiter }
+
+func (failing) AllowN(context.Context, string, int) (ratelimit.Result, error) {
+	return ratelimit.Result{}, ratelimit.ErrStore
+}
+
+func (failing) Peek(context.Context, string) (ratelimit.Result, error) {
+	return ratelimit.Result{}, ratelimit.ErrStore
 }

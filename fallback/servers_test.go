@@ -36,10 +36,11 @@ type servers struct {
 	down  map[string]bool
 	moved map[string]string
 	calls map[string]int // to servers that are down
+	asked map[string]int // all calls
 }
 
 func newServers() *servers {
-	return &servers{Store: ratelimit.Must(memstore.New()), down: map[string]bool{}, moved: map[string]string{}, calls: map[string]int{}}
+	return &servers{Store: ratelimit.Must(memstore.New()), down: map[string]bool{}, moved: map[string]string{}, calls: map[string]int{}, asked: map[string]int{}}
 }
 
 // ServerOf implements the optional method of a [store.Store].
@@ -63,6 +64,7 @@ func (s *servers) reach(key string) error {
 	server := s.ServerOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.asked[server]++
 	if s.down[server] {
 		s.calls[server]++
 		return see.At(server, fmt.Errorf("%w: %s is down", store.ErrUnavailable, server))
@@ -305,6 +307,9 @@ func TestAServerThatWasNotAskedHasNotAnswered(t *testing.T) {
 					return r.Source()
 				}
 				require.Equal(t, ratelimit.SourceStore, ask("a spent b"))
+				asked := s.asked["b"]
+				ask(alone)
+				require.Equal(t, asked, s.asked["b"])
 				s.set("b", true)
 				for range 100 {
 					ask(alone)

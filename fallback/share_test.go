@@ -240,6 +240,9 @@ func TestALimitFunctionIsAskedOnceForTheStoreAndTheLocalLimiter(t *testing.T) {
 				require.True(t, allow(t, l, "key").Allowed)
 				require.Equal(t, 1, calls, "%s, %s", algorithm, name)
 			}
+			calls = 0
+			overcharge(t, l, 1)
+			require.Equal(t, 1, calls, "%s, %s: a Charge", algorithm, name)
 		}
 	}
 }
@@ -452,6 +455,16 @@ func TestAKeyThatIsBannedByALocalLimiterThatChangesOwesWhatItHasSpent(t *testing
 		require.Zero(t, admitted(t, lim, 1))
 		require.False(t, lim.Owes("key"))
 	})
+}
+
+// What a wrapper of another package does not tell is no lack of limits.
+func TestAKeyWhoseLimitsAreNotToldIsNotUnlimited(t *testing.T) {
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Unlimited(), nil })
+	inner := foreign{all(t, newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5)), newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5), limits))}
+	lim := failover(t, inner, fallback.FailClosed(), fallback.WithBreaker(1, time.Hour))
+	for range 2 {
+		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
+	}
 }
 
 // A Charge belongs to a call that is already charged, so a local limiter that counts calls does not
