@@ -332,6 +332,35 @@ func TestAServerThatWasNotAskedHasNotAnswered(t *testing.T) {
 	}
 }
 
+// A limit that denies leaves those behind it to the Peek of a probe, and a limiter of a First that is not needed has not answered.
+func TestAServerBehindADenialHasNotAnsweredAProbe(t *testing.T) {
+	for _, down := range []string{"c", "d"} {
+		t.Run(down, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServers()
+				word := func(i, limit int) ratelimit.Limiter { // of the key
+					return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(limit), ratelimit.WithName(fmt.Sprint("word", i)),
+						ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return strings.Fields(key)[i], nil })))
+				}
+				user, first := word(0, 2), ratelimit.Must(ratelimit.NewFirst(word(1, 1), word(2, 1_000_000)))
+				lim := failover(t, all(t, user, user, first, word(3, 1_000_000)), fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
+				require.Equal(t, ratelimit.SourceStore, allow(t, lim, "a-spent b-spent c d").Source())
+				s.set(down, true)
+				require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, "a b-spent c d").Source())
+				for range 3 {
+					time.Sleep(time.Second)
+					allow(t, lim, "a-spent b c d")
+					require.NotEqual(t, fallback.StateClosed, state(lim), "the server has not answered")
+				}
+				s.set(down, false)
+				time.Sleep(time.Second)
+				require.False(t, allow(t, lim, "a-spent b-spent c d").Allowed)
+				require.Equal(t, fallback.StateClosed, state(lim))
+			})
+		})
+	}
+}
+
 // Limits of other packages are asked one by one, even those of one server. Its answer to one of them is its answer.
 func TestAServerThatAnswersForOneOfItsLimitsHasAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -402,8 +431,8 @@ func TestAFailureOfAServerThatWasForgottenOpensNothing(t *testing.T) {
 // A limit in memory that denies, or the first of a First, decides without the store, of which nothing is learned.
 func TestALimitInMemoryDoesNotAnswerForTheStore(t *testing.T) {
 	for name, c := range map[string]struct {
-		first, single bool
-	}{"All": {}, "All, of a single server": {single: true}, "First": {first: true}, "First, of a single server": {first: true, single: true}} {
+		first, single, observed bool
+	}{"All": {}, "All that is observed": {observed: true}, "All, of a single server": {single: true}, "First": {first: true}, "First, of a single server": {first: true, single: true}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, server := newServers(), "b"
@@ -417,6 +446,9 @@ func TestALimitInMemoryDoesNotAnswerForTheStore(t *testing.T) {
 				alone, both := func(int) string { return "b spent" }, func(i int) string { return fmt.Sprint("b", i) }
 				if c.first {
 					l, alone, both = ratelimit.Must(ratelimit.NewFirst(mem, one)), both, alone
+				}
+				if c.observed {
+					l = ratelimit.Must(observe.Around(l, nobody{}))
 				}
 				lim := failover(t, l, fallback.FailOpen())
 				allow(t, lim, "b spent")
