@@ -361,6 +361,36 @@ func TestAServerBehindADenialHasNotAnsweredAProbe(t *testing.T) {
 	}
 }
 
+// A probe that the first limiter of a First admits asks all others, too, and those inside them.
+func TestAProbeAsksWhatIsInsideALimiterOfAFirst(t *testing.T) {
+	for down, needs := range map[string]string{"d": "a-spent b c-spent d e", "e": "a-spent b-spent c d e"} {
+		t.Run(down, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServers()
+				word := func(i, limit int) ratelimit.Limiter { // of the key
+					return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(limit), ratelimit.WithName(fmt.Sprint("word", i)),
+						ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return strings.Fields(key)[i], nil })))
+				}
+				inner := ratelimit.Must(ratelimit.NewFirst(word(2, 1), word(3, 1_000_000)))
+				lim := failover(t, ratelimit.Must(ratelimit.NewFirst(word(0, 1), all(t, word(1, 1), inner), word(4, 1_000_000))),
+					fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
+				for range 2 {
+					require.Equal(t, ratelimit.SourceStore, allow(t, lim, "a-spent b-spent c-spent d e").Source())
+				}
+				s.set(down, true)
+				require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, needs).Source())
+				time.Sleep(time.Second)
+				require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, "a b c d e").Source())
+				require.Equal(t, fallback.StateOpen, state(lim))
+				s.set(down, false)
+				time.Sleep(time.Second)
+				require.Equal(t, ratelimit.SourceStore, allow(t, lim, "a b c d e").Source())
+				require.Equal(t, fallback.StateClosed, state(lim))
+			})
+		})
+	}
+}
+
 // Limits of other packages are asked one by one, even those of one server. Its answer to one of them is its answer.
 func TestAServerThatAnswersForOneOfItsLimitsHasAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
