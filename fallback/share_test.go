@@ -444,7 +444,7 @@ func TestAKeyThatIsBannedByALocalLimiterThatChangesOwesWhatItHasSpent(t *testing
 	synctest.Test(t, func(t *testing.T) {
 		s := onSwitch(t)
 		bucket := inMemory(t, "token_bucket", ratelimit.PerDay(5))
-		local := &turning{see.Has(see.Traits{Changes: true, LooksOn: true}), bucket}
+		local := &turning{see.Has(see.Traits{Changes: true, Observes: true}), bucket}
 		lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(5)), fallback.FailTo(local))
 		local.Limiter = ratelimit.Must(ratelimit.NewBan(bucket, ratelimit.Must(memstore.New()), ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}))
 		s.down = true
