@@ -29,7 +29,7 @@ func (s *Service) failed(q *question) {
 // alone, and reports whether others are left for the store.
 func (s *Service) leaveOut(a *asking) bool {
 	q := a.q
-	if s.joint.serverOf == nil || q.domain.onFailure != failOpen && q.domain.onFailure != failLocal {
+	if s.joint.serverOf == nil || q.stored < 2 || q.domain.onFailure != failOpen && q.domain.onFailure != failLocal {
 		return false
 	}
 	failing := map[string]bool{}
