@@ -65,10 +65,12 @@ func (q *question) ask(ctx context.Context) (r ratelimit.Result, err error) {
 	if one := &asks[0]; len(asks) == 1 && one.N > 0 {
 		r, err = one.Limiter.AllowN(ctx, one.Key, one.N)
 	} else if r, err = ratelimit.Decide(ctx, asks...); err == nil && q.missing(r) {
+		_ = ratelimit.GiveBack(ctx, r, asks...) // on_failure may ask the others again
 		return r, errMissing
 	}
 	for i := range q.parts {
-		if p := &q.parts[i]; err == nil && p.overdraws && q.has(p) {
+		p := &q.parts[i]
+		if charged := p.result != (ratelimit.Result{}); err == nil && p.overdraws && q.has(p) && !charged { // or else before a failure
 			if err = p.overdraw(ctx, r); !p.counts() {
 				err = nil
 			}

@@ -83,7 +83,7 @@ func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
 	if p.rule != nil { // a share, rounded up while that leaves anything
 		reserved = min((p.rule.reserved+d.instances-1)/d.instances, max(0, capacity(share)-1))
 	}
-	p.local, p.limit, p.shown = true, share, shownLimit(share, reserved, p.shown.GetName())
+	p.local, p.limit, p.shown, p.result = true, share, shownLimit(share, reserved, p.shown.GetName()), ratelimit.Result{}
 	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)), ratelimit.WithReserved(reserved), ratelimit.WithObserver(locally(p.observers)))
 	return err
 }

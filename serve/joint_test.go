@@ -223,6 +223,7 @@ type cluster struct {
 	charges atomic.Int64 // those that charge
 	down    atomic.Bool  // whether it fails at once instead
 	others  atomic.Bool  // whether the other server fails at once
+	stuck   atomic.Bool  // whether it hangs
 }
 
 func (c *cluster) ServerOf(key string) string {
@@ -248,7 +249,13 @@ func (c *cluster) Take(ctx context.Context, ns *store.Namespace, key string, l s
 }
 
 func (c *cluster) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if c.ServerOf(requests[0].Key) == "a" {
+	switch other := c.ServerOf(requests[0].Key) == "a"; {
+	case other && c.others.Load():
+		return failed{store.ErrUnavailable, "a"}
+	case other && c.stuck.Load():
+		<-ctx.Done()
+		return ctx.Err()
+	case other:
 		return c.Store.Decide(ctx, requests, replies)
 	}
 	c.sent.Add(1)
@@ -479,6 +486,69 @@ descriptors:
 	w = post(s, "/v1/settle", `{"domain": "edge", "reservation": "`+answer.Reservation+`", "asks": [{"entries": {"user": "ann"}, "used": 1}, {"entries": {"user": "bob"}, "used": 1}]}`)
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	require.Equal(t, 8, left(t, s, "user=ann"))
+}
+
+// A request that is asked again, because a server fails, is charged once.
+func TestARequestThatIsAskedAgainIsChargedOnce(t *testing.T) {
+	t.Parallel()
+	const limits = `
+descriptors:
+- {key: user, rate_limit: {unit: hour, requests_per_unit: 9}}
+- {key: never, rate_limit: {unit: hour, requests_per_unit: 0}}
+- {key: quota, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}}
+- {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}}
+- {key: budget, rate_limit: {unit: hour, requests_per_unit: 9, charge_over_limit: true}}
+`
+	for descriptors, onFailure := range map[string]string{
+		"user=ann|user=bob":                 "open\nall_or_none: false",
+		"user=ann|quota=bob":                "open",
+		"quota=ann|quota=bob":               "local\ninstances: 1",
+		"budget=ann|budget=bob":             "open",
+		"never=ann|budget=ann|budget=bob":   "open",
+		"never=ann|budget=ann|budget=bob 2": "local\ninstances: 1",
+	} {
+		s, st := start(t, "domain: edge\non_failure: "+onFailure+limits)
+		st.down.Store(true)
+		for range 5 { // the last one opens the breaker of bob's server
+			ask(t, s, strings.Split(descriptors, "|")...)
+		}
+		mine := regexp.MustCompile("[a-z]+=ann").FindAllString(descriptors, -1)
+		require.GreaterOrEqual(t, left(t, s, mine[len(mine)-1]), 4, "%s: %s", onFailure, descriptors)
+	}
+
+	s, st := start(t, "domain: edge\non_failure: local\ninstances: 3"+limits)
+	st.down.Store(true)
+	got := short(ask(t, s, "never=ann", "budget=ann", "budget=bob"))
+	require.Equal(t, "OVER, OVER 0/0, OK 2/3, OK 2/3", seconds.ReplaceAllString(got, ""))
+
+	// While another server fails or hangs, what this process decides is charged once, too.
+	for _, descriptors := range []string{"user=ann|user=bob 5", "quota=ann|user=bob 5", "trial=ann|user=ann|user=bob 5", "budget=ann|user=bob 5"} {
+		for _, each := range []string{"", "\nall_or_none: false"} {
+			for _, how := range []string{"fails", "hangs"} {
+				synctest.Test(t, func(t *testing.T) {
+					s, st := start(t, "domain: edge\non_failure: local\ninstances: 1"+each+limits)
+					st.down.Store(true)
+					for range 10 {
+						ask(t, s, "user=bob 0")
+					}
+					st.others.Store(how == "fails")
+					st.stuck.Store(how == "hangs")
+					got, _ := within(t, s, 100*time.Millisecond, request(strings.Split(descriptors, "|")...))
+					require.True(t, strings.HasSuffix(seconds.ReplaceAllString(got, ""), "OK 4/9"), "%s%s, %s: %s", descriptors, each, how, got)
+					require.Equal(t, 4, left(t, s, "user=bob"), "%s%s, %s", descriptors, each, how)
+				})
+			}
+		}
+	}
+}
+
+// start is a service on a cluster.
+func start(t *testing.T, file string) (*serve.Service, *cluster) {
+	t.Helper()
+	st := &cluster{hanging: &hanging{Store: memory(t)}}
+	s, err := serve.New(st, rules(t, file), serve.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	return s, st
 }
 
 // While the breaker of a server is half open, a probe looks at that server, whichever is asked for first, and charges nothing to it.

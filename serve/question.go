@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -277,7 +278,11 @@ func (q *question) add(now func(*part) bool) {
 	for i := range q.parts {
 		if p := &q.parts[i]; p.limiter != nil && !p.out && now(p) {
 			p.ask = len(q.asks)
-			q.asks = append(q.asks, p.question(q.domain))
+			one := p.question(q.domain)
+			if p.local && p.limit.Rate > 0 { // must not be charged before the store's shadows, which come last, may fail
+				one.Shadow = one.Shadow || slices.ContainsFunc(q.ofStore(), func(a ratelimit.Ask) bool { return a.Shadow })
+			}
+			q.asks = append(q.asks, one)
 		}
 	}
 }
