@@ -373,7 +373,10 @@ func (d *decision) giveBackLater(ctx context.Context) {
 		later.entries[i].result = &later.parts[i].Result
 		*e.result = e.result.without(e.n, e.n)
 	}
-	go later.giveBack(ctx)
+	go func() {
+		defer func() { _ = recover() }() // a store has panicked, and there is no caller to panic for
+		later.giveBack(ctx)
+	}()
 }
 
 // chargeOrder returns by which call each entry was charged.

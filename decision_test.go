@@ -819,3 +819,25 @@ func TestACallReturnsInTimeAlthoughItsChargesHaveToGoBack(t *testing.T) {
 		})
 	}
 }
+
+// fragile is a store whose Refund panics.
+type fragile struct{ store.Store }
+
+func (fragile) Refund(context.Context, *store.Namespace, string, store.Limit, store.Receipt) error {
+	panic("planted")
+}
+
+// A store that panics after the call has returned does not end the program.
+func TestAStoreThatPanicsWhileChargesGoBackLater(t *testing.T) {
+	t.Parallel()
+	mem := memory(t, newClock())
+	synctest.Test(t, func(t *testing.T) {
+		first := ratelimit.Must(ratelimit.NewFixedWindow(fragile{mem}, ratelimit.PerHour(9)))
+		all := all(t, first, ratelimit.Must(ratelimit.NewFixedWindow(hesitant{Store: mem, decides: true}, ratelimit.PerMinute(9))))
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := all.Allow(ctx, "key")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		synctest.Wait()
+	})
+}
