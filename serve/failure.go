@@ -35,10 +35,14 @@ func (s *Service) leaveOut(a *asking) bool {
 	failing := map[string]bool{}
 	some, all := false, true
 	for i, one := range q.ofStore() {
+		server := s.joint.server(&one)
+		if _, known := failing[server]; known { // its breaker may have changed meanwhile
+			continue
+		}
 		check := &question{domain: q.domain, asks: q.asks[i : i+1], stored: 1, check: true}
 		r, err := s.breaker.AllowN(&asking{a.Context, check, a.caller}, "decision", 1)
 		is := err != nil || r.Source() == ratelimit.SourceFailClosed
-		failing[s.joint.server(&one)], some, all = is, some || is, all && is
+		failing[server], some, all = is, some || is, all && is
 	}
 	if !some || all || a.Err() != nil { // a probe may have taken all the time
 		return false

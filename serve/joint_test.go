@@ -542,6 +542,38 @@ descriptors:
 	}
 }
 
+// tipping is a cluster that does something the second time it is asked for the server of a key.
+type tipping struct {
+	*cluster
+	key   string
+	asked int
+	then  func()
+}
+
+func (c *tipping) ServerOf(key string) string {
+	if strings.Contains(key, c.key) {
+		if c.asked++; c.asked == 2 {
+			c.then()
+		}
+	}
+	return c.cluster.ServerOf(key)
+}
+
+// A breaker may open between two descriptors of its server, because of other requests.
+func TestABreakerOpensInTheMeantime(t *testing.T) {
+	t.Parallel()
+	st := &tipping{cluster: &cluster{hanging: &hanging{Store: memory(t)}}, key: "last"}
+	s, err := serve.New(st, rules(t, "domain: edge\non_failure: open\ndescriptors:\n- {key: user, rate_limit: {unit: hour, requests_per_unit: 9}}"), serve.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	st.down.Store(true)
+	st.then = func() {
+		for range 10 {
+			ask(t, s, "user=bob")
+		}
+	}
+	require.Equal(t, "OK, OK, OK", short(ask(t, s, "user=bob", "user=bob-last")))
+}
+
 // start is a service on a cluster.
 func start(t *testing.T, file string) (*serve.Service, *cluster) {
 	t.Helper()
