@@ -356,15 +356,10 @@ func (d *decision) giveBack(ctx context.Context) {
 	}
 }
 
-// giveBackLater is giveBack for a caller whose time is up. Refunds have time of their own, for which the caller does
-// not wait, unless they are those of other limiters, which may panic.
+// giveBackLater is giveBack for a caller whose time is up, and who does not wait for the refunds, because they have
+// time of their own.
 func (d *decision) giveBackLater(ctx context.Context) {
-	charged := func(e entry) bool { return e.charged > 0 }
-	switch {
-	case !slices.ContainsFunc(d.entries, charged):
-		return
-	case slices.ContainsFunc(d.entries, func(e entry) bool { return charged(e) && e.core == nil }):
-		d.giveBack(ctx)
+	if !slices.ContainsFunc(d.entries, func(e entry) bool { return e.charged > 0 }) {
 		return
 	}
 	later := &decision{entries: slices.Clone(d.entries), parts: slices.Clone(d.parts)}
@@ -374,7 +369,7 @@ func (d *decision) giveBackLater(ctx context.Context) {
 		*e.result = e.result.without(e.n, e.n)
 	}
 	go func() {
-		defer func() { _ = recover() }() // a store has panicked, and there is no caller to panic for
+		defer func() { _ = recover() }() // if a limiter or a store panics, there is no caller to panic for
 		later.giveBack(ctx)
 	}()
 }
