@@ -32,19 +32,8 @@ func (s *Service) leaveOut(a *asking) bool {
 	if s.joint.serverOf == nil || q.stored < 2 || q.domain.onFailure != failOpen && q.domain.onFailure != failLocal {
 		return false
 	}
-	failing := map[string]bool{}
-	some, all := false, true
-	for i, one := range q.ofStore() {
-		server := s.joint.server(&one)
-		if _, known := failing[server]; known { // its breaker may have changed meanwhile
-			continue
-		}
-		check := &question{domain: q.domain, asks: q.asks[i : i+1], stored: 1, check: true}
-		r, err := s.breaker.AllowN(&asking{a.Context, check, a.caller}, "decision", 1)
-		is := err != nil || r.Source() == ratelimit.SourceFailClosed
-		failing[server], some, all = is, some || is, all && is
-	}
-	if !some || all || a.Err() != nil { // a probe may have taken all the time
+	failing := s.failing(a)
+	if failing == nil || a.Err() != nil { // a probe may have taken all the time
 		return false
 	}
 	for i := range q.parts {
@@ -60,6 +49,26 @@ func (s *Service) leaveOut(a *asking) bool {
 	}
 	q.gather(s.joint)
 	return true
+}
+
+// failing returns which servers of the question have open breakers, or nil if none has, or all have.
+func (s *Service) failing(a *asking) map[string]bool {
+	failing := map[string]bool{}
+	some, all := false, true
+	for i, one := range a.q.ofStore() {
+		server := s.joint.server(&one)
+		if _, known := failing[server]; known { // its breaker may have changed meanwhile
+			continue
+		}
+		check := &question{domain: a.q.domain, asks: a.q.asks[i : i+1], stored: 1, check: true}
+		r, err := s.breaker.AllowN(&asking{a.Context, check, a.caller}, "decision", 1)
+		is := err != nil || r.Source() == ratelimit.SourceFailClosed
+		failing[server], some, all = is, some || is, all && is
+	}
+	if !some || all {
+		return nil
+	}
+	return failing
 }
 
 // askLocal asks this process for its shares of the limits.
