@@ -170,9 +170,13 @@ func (s *Service) peek(a *asking, p *part) (ratelimit.Result, error) {
 }
 
 // alone asks one part apart from the others. While its server fails, that takes no time.
-func (s *Service) alone(a *asking, p *part, one ratelimit.Ask, parts ...part) (r ratelimit.Result, err error) {
+func (s *Service) alone(a *asking, p *part, one ratelimit.Ask) (r ratelimit.Result, err error) {
 	one.Shadow = false // its failure is one
-	q := &question{domain: a.q.domain, asks: []ratelimit.Ask{one}, stored: 1, together: 1, parts: parts}
+	q := &question{domain: a.q.domain, asks: []ratelimit.Ask{one}, stored: 1, together: 1}
+	if p.overdraws {
+		q.parts = []part{*p}
+		q.parts[0].ask = 0
+	}
 	if p.local {
 		r, err = q.ask(a)
 	} else if r, err = s.aside.AllowN(&asking{a.Context, q, a.caller}, "decision", 1); err == nil && r.Source() == ratelimit.SourceFailClosed {
@@ -180,6 +184,9 @@ func (s *Service) alone(a *asking, p *part, one ratelimit.Ask, parts ...part) (r
 	}
 	if parts := r.Parts(); parts != nil {
 		r = parts[0].Result
+	}
+	if p.overdraws && err == nil {
+		r = q.parts[0].result
 	}
 	return r, err
 }
@@ -192,26 +199,23 @@ func (s *Service) askShadows(a *asking, denied bool) {
 			continue
 		}
 		var err error
-		switch {
-		case p.overdraws: // whatever the others say
-			only := []part{*p}
-			only[0].ask = 0
-			_, err = s.alone(a, p, a.q.asks[p.ask], only...)
-			p.result = only[0].result
-		case denied && !a.q.domain.each:
+		if denied && !a.q.domain.each && !p.overdraws { // which are charged whatever the others say
 			p.result, err = s.peek(a, p)
-		default:
+		} else {
 			p.result, err = s.alone(a, p, a.q.asks[p.ask])
 		}
 		if err != nil {
 			p.unknown()
 		}
-		p.over = p.decided() && !p.result.Allowed && !p.back
+		p.judge()
 	}
 }
 
 // unknown admits the part without asking its limit, because its server fails.
 func (p *part) unknown() { p.result, p.shown, p.out = ratelimit.Result{Allowed: true}, nil, true }
+
+// judge determines whether the part is over its limit.
+func (p *part) judge() { p.over = p.decided() && !p.result.Allowed && !p.back }
 
 // judge determines which parts are over their limits. The whole is over if a part is that is neither
 // a shadow nor a quota, or if all quotas are.
@@ -219,7 +223,7 @@ func (q *question) judge() {
 	quotas, spent := 0, 0
 	for i := range q.parts {
 		p := &q.parts[i]
-		p.over = p.decided() && !p.result.Allowed && !p.back
+		p.judge()
 		switch {
 		case !p.quota():
 			q.over = q.over || p.denies()

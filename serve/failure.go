@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// errUnavailable means that the store failed, and that the domain's on_failure is error.
+// errUnavailable means that the store failed, and that nothing decides in its place.
 var errUnavailable = errors.New("no decision, because the store failed")
 
 // quiet is the shortest time between two lines of the log about failures of the store.

@@ -79,7 +79,7 @@ type part struct {
 // decided reports whether the part has a decision by its limit.
 func (p *part) decided() bool { return p.limiter != nil }
 
-// denies reports whether callers are denies that the part is over its limit.
+// denies reports whether the part is over its limit, and callers are told so.
 func (p *part) denies() bool { return p.over && p.counts() }
 
 // counts reports whether the part can deny the whole. Shadows cannot.
@@ -274,6 +274,7 @@ func (q *question) gather(j *joint) {
 	q.add(func(p *part) bool { return !p.local && !p.counts() && j.elsewhere(p, q.parts) })
 }
 
+// add adds the asks of the parts for which now returns true.
 func (q *question) add(now func(*part) bool) {
 	for i := range q.parts {
 		if p := &q.parts[i]; p.limiter != nil && !p.out && now(p) {
