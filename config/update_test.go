@@ -201,39 +201,30 @@ func (s *slow) Take(ctx context.Context, ns *store.Namespace, key string, l stor
 	return s.Store.Take(ctx, ns, key, l, n)
 }
 
-func TestCoalescedCallersAskTheStoreTogether(t *testing.T) {
-	for fields, takes := range map[string]int32{"": 8, ", store: {coalescing: true}": 1} {
-		synctest.Test(t, func(t *testing.T) {
-			s := &slow{Store: memory(t)}
-			l := limiter(t, build(t, s, one("algorithm: token_bucket, limit: 9/d"+fields)), "a")
-			var wg sync.WaitGroup
-			for range 8 {
-				wg.Go(func() { _, _ = l.Allow(t.Context(), "key") })
-			}
-			wg.Wait()
-			require.Equal(t, takes, s.takes.Load(), "the others come by one TakeUpTo")
-		})
-	}
-}
-
 func (s *slow) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	s.decides.Add(1)
 	time.Sleep(time.Second)
 	return s.Store.Decide(ctx, requests, replies)
 }
 
-func TestCoalescedCallersOfSeveralLimitsAskTheStoreTogether(t *testing.T) {
-	for fields, decides := range map[string]int32{"": 8, ", store: {coalescing: true}": 2} {
+func TestCoalescedCallersAskTheStoreTogether(t *testing.T) {
+	for fields, calls := range map[string]struct{ takes, decides, left int32 }{
+		"limit: 9/d":                                       {8, 0, 1},
+		"limit: 9/d, store: {coalescing: true}":            {1, 1, 1}, // the others come by one TakeUpTo
+		"limits: [100/d, 50/h]":                            {0, 8, 42},
+		"limits: [100/d, 50/h], store: {coalescing: true}": {0, 2, 42},
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &slow{Store: memory(t)}
-			l := limiter(t, build(t, s, one("algorithm: token_bucket, limits: [100/d, 50/h]"+fields)), "a")
+			l := limiter(t, build(t, s, one("algorithm: token_bucket, "+fields)), "a")
 			var wg sync.WaitGroup
 			for range 8 {
 				wg.Go(func() { _, _ = l.Allow(t.Context(), "key") })
 			}
 			wg.Wait()
-			require.Equal(t, decides, s.decides.Load(), "the others come by one call")
-			require.Equal(t, 42, peek(t, l, "key").Remaining)
+			require.Equal(t, calls.takes, s.takes.Load(), fields)
+			require.Equal(t, calls.decides, s.decides.Load(), fields)
+			require.EqualValues(t, calls.left, peek(t, l, "key").Remaining, fields)
 		})
 	}
 }

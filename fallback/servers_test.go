@@ -332,18 +332,20 @@ func TestAServerThatWasNotAskedHasNotAnswered(t *testing.T) {
 	}
 }
 
+// word is a limit per hour of word i of the key.
+func (s *servers) word(i, limit int) ratelimit.Limiter {
+	return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(limit), ratelimit.WithName(fmt.Sprint("word", i)),
+		ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return strings.Fields(key)[i], nil })))
+}
+
 // A limit that denies leaves those behind it to the Peek of a probe, and a limiter of a First that is not needed has not answered.
 func TestAServerBehindADenialHasNotAnsweredAProbe(t *testing.T) {
 	for _, down := range []string{"c", "d"} {
 		t.Run(down, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newServers()
-				word := func(i, limit int) ratelimit.Limiter { // of the key
-					return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(limit), ratelimit.WithName(fmt.Sprint("word", i)),
-						ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return strings.Fields(key)[i], nil })))
-				}
-				user, first := word(0, 2), ratelimit.Must(ratelimit.NewFirst(word(1, 1), word(2, 1_000_000)))
-				lim := failover(t, all(t, user, user, first, word(3, 1_000_000)), fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
+				user, first := s.word(0, 2), ratelimit.Must(ratelimit.NewFirst(s.word(1, 1), s.word(2, 1_000_000)))
+				lim := failover(t, all(t, user, user, first, s.word(3, 1_000_000)), fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
 				require.Equal(t, ratelimit.SourceStore, allow(t, lim, "a-spent b-spent c d").Source())
 				s.set(down, true)
 				require.Equal(t, ratelimit.SourceFailOpen, allow(t, lim, "a b-spent c d").Source())
@@ -367,12 +369,8 @@ func TestAProbeAsksWhatIsInsideALimiterOfAFirst(t *testing.T) {
 		t.Run(down, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newServers()
-				word := func(i, limit int) ratelimit.Limiter { // of the key
-					return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(limit), ratelimit.WithName(fmt.Sprint("word", i)),
-						ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return strings.Fields(key)[i], nil })))
-				}
-				inner := ratelimit.Must(ratelimit.NewFirst(word(2, 1), word(3, 1_000_000)))
-				lim := failover(t, ratelimit.Must(ratelimit.NewFirst(word(0, 1), all(t, word(1, 1), inner), word(4, 1_000_000))),
+				inner := ratelimit.Must(ratelimit.NewFirst(s.word(2, 1), s.word(3, 1_000_000)))
+				lim := failover(t, ratelimit.Must(ratelimit.NewFirst(s.word(0, 1), all(t, s.word(1, 1), inner), s.word(4, 1_000_000))),
 					fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
 				for range 2 {
 					require.Equal(t, ratelimit.SourceStore, allow(t, lim, "a-spent b-spent c-spent d e").Source())
