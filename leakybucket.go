@@ -57,7 +57,7 @@ var leakyBucket = lua.Rule(store.Rule{
 	LastOnly:  true,
 }, lua.Plain("bucket_plain"), lua.Of("bucket", "leakybucket", "state"))
 
-// leakyBucketStep replies now and the queue.
+// leakyBucketStep decides on n events. Its reply has the time in X, and the queue before them in Y and Z.
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	now, queue, part := bucket.Level(s, l, now)
 	places := queue + n

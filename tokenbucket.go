@@ -57,7 +57,7 @@ var tokenBucket = lua.Rule(store.Rule{
 	Spent:     spentY,
 }, lua.Plain("bucket_plain"), lua.Of("bucket", "tokenbucket", "state"))
 
-// tokenBucketStep replies now and the tokens missing.
+// tokenBucketStep decides on n events. Its reply has the time in X, and the missing tokens in Y and Z.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	if 0 < s.Whole && s.Whole < l.Burst && s.Period == l.Period && l.Before() == 0 { // fast path: what Level and Available say of most states, without calling them
 		now = max(now, s.At)

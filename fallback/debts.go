@@ -20,7 +20,7 @@ type debts struct {
 
 	mu     sync.Mutex // protects what follows; never held during a call of a limiter
 	byKey  map[keyhash.Hash]debt
-	until  time.Duration // the latest of all keys
+	until  time.Duration // the latest of all keys, on the clock of the Limiter
 	paying int           // keys whose debts calls are charging the store with
 }
 
@@ -36,7 +36,7 @@ type debt struct {
 }
 
 // add remembers c of key, admitted now in place of the store, which has failed with err. The local
-// limiter counts it for the time life. How much of it still counts is determined when the store is
+// limiter counts it until life has passed. How much of it still counts is determined when the store is
 // charged. It cannot be tracked here, because concurrent calls arrive in a different order than they
 // were decided in.
 func (d *debts) add(key string, c charge, err error, now, life time.Duration) {
@@ -62,7 +62,7 @@ func (d *debts) add(key string, c charge, err error, now, life time.Duration) {
 	d.keys.Store(int64(len(d.byKey)))
 }
 
-// dropLeast samples a few keys and drops the one that owes least. It takes no lock.
+// dropLeast samples a few keys and drops the one that owes least. The caller holds d.mu.
 func (d *debts) dropLeast(now time.Duration) {
 	const sampled = 8 // as many as memstore looks at
 	var victim keyhash.Hash
@@ -171,7 +171,7 @@ func (d *debts) change(key string, by func(*debt)) {
 		return
 	}
 	by(&owed)
-	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // below 0 if events were refunded in the meantime: they are paid twice
+	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // below 0 if events were refunded while the store was charged with them. What is below 0 is not given back
 	if d.byKey[id] = owed; owed.events <= 0 && owed.calls <= 0 && !owed.paying {
 		delete(d.byKey, id)
 	}

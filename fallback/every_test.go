@@ -249,7 +249,7 @@ func TestEverySchedule(t *testing.T) {
 	effort.OneGoroutine(t)
 	large := scope{rate: 3, calls: 6, refused: 4, muted: 1, ticks: 2}
 	for name, s := range map[string]scope{
-		"room for all":   {rate: 10, calls: 4, refused: 3, muted: 1, ticks: 1},
+		"room for all":   {rate: 10, calls: effort.Of(3, 4), refused: 3, muted: 1, ticks: 1},
 		"room for three": {rate: 3, calls: 6, refused: 3},
 		"more of it":     large,
 	} {

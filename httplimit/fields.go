@@ -64,7 +64,7 @@ func (f *fields) at(i int) *field {
 	return &f.more[i-inlineFields]
 }
 
-// end ends the value of the field name. A field without a value is removed, because if another
+// end ends the value of the field called name. A field without a value is removed, because if another
 // middleware has set it, it describes another limit.
 func (f *fields) end(name string) { f.add(name, "") }
 

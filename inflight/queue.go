@@ -53,7 +53,7 @@ type slotsID struct {
 // queue is a queue of waiters for slots of a key.
 type queue struct {
 	id      queueID
-	shared  bool // whether it is found by its id
+	listed  bool // whether allQueues.byID has it
 	waitFor map[slotsID]*list.Element
 
 	idle    list.List // *waiter values that are not asking, in order of arrival
@@ -224,12 +224,12 @@ func (a *allQueues) waitedFor(l ratelimit.Limiter, key string) bool {
 
 // queueOf returns the queue of id, and creates it if there is none.
 func (a *allQueues) queueOf(id queueID) *queue {
-	shared := canBeKey(id)
-	if shared && a.byID[id] != nil {
+	listed := canBeKey(id)
+	if listed && a.byID[id] != nil {
 		return a.byID[id]
 	}
-	q := &queue{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause, served: time.Now()}
-	if shared {
+	q := &queue{id: id, listed: listed, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause, served: time.Now()}
+	if listed {
 		a.byID[id] = q
 	}
 	for _, core := range cores(id.limiter) {
@@ -254,13 +254,13 @@ func canBeKey(id queueID) bool {
 
 // remove removes a queue in which nobody waits.
 func (a *allQueues) remove(q *queue) {
-	if q.shared {
+	if q.listed {
 		delete(a.byID, q.id)
 	}
 	for slots, e := range q.waitFor {
-		of := a.bySlots[slots]
-		of.queues.Remove(e)
-		a.forget(slots, of)
+		s := a.bySlots[slots]
+		s.queues.Remove(e)
+		a.forget(slots, s)
 	}
 }
 

@@ -136,7 +136,7 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 		h.giveBackBeside()
 	case isStandIn(p.charged()):
 		_ = unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) })
-	case other: // the store has lost the first one, and its answer is all that shows the local one
+	case other: // the store has lost the first slot, and only its answer names the local mirror of it
 		h.giveBackMirrored(p.limiter, p.answer)
 	}
 	h.mu.Lock()

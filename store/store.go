@@ -278,15 +278,15 @@ type Limit struct {
 	extra int64
 }
 
-// Before returns how long a call may wait, plus 1 µs: its events must be due within less than that
-// many µs from now. It is 0 if the call may wait for any time, and always 0 for windows and logs. It
-// is a property of the call, not of the key. A store passes it to the rule or its script with each Take and
-// Request, and does nothing else with it.
+// Before returns the delay that a call accepts, plus 1 µs: its events must be due within less than that
+// many µs from now. It is 0 for a call that states no delay. A leaky bucket then admits what is due at any
+// time, and a token bucket only what is due now. It is always 0 for windows and logs, and a rule of another
+// package may use it for a number of its own. It is a property of the call, not of the key. A store passes
+// it to the rule or its script with each Take and Request, and does nothing else with it.
 func (l Limit) Before() int64 { return max(0, l.extra) }
 
-// TurnBefore returns l for a call with this [Limit.Before], 0 to 100 years and 1 µs. With 0, the
-// events may be due at any time. A limit with a [Calendar] is returned unchanged, because its
-// events are never due later.
+// TurnBefore returns l for a call with this [Limit.Before], 0 to 100 years and 1 µs. A limit with a
+// [Calendar] is returned unchanged, because its events are never due later.
 func (l Limit) TurnBefore(us int64) Limit {
 	if l.extra >= 0 {
 		l.extra = us

@@ -48,8 +48,8 @@ const (
 	mostAhead   = 48 * time.Millisecond  // for a long queue
 	leastPause  = time.Millisecond       // before asking again, if the limiter gives no better time
 	mostGuess   = 200 * time.Millisecond // of a sleep until a time that is not known
-	mostPending = 64                     // questions in progress, or
-	mostFar     = 1024                   // as many if the limiter is so fast and far that they are needed
+	mostPending = 64                     // questions in progress
+	mostFar     = 1024                   // questions in progress if the limiter is so fast and far away that more are needed
 )
 
 // Never is the RetryAfter of events that are never admitted, however long the caller waits.

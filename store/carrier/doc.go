@@ -37,7 +37,7 @@
 //     (TestNoCallIsLaterThanItsDeadline). A call that was sent ends with [store.ErrTimeout] then, or with
 //     the error of its own context.
 //   - A refused call was not sent, and its error is [store.ErrOverloaded]
-//     (TestRefusedCallersGetErrOverloaded). If the server has been silent for a second, or for
+//     (TestRefusedCallersGetErrOverloaded), or [store.ErrTimeout] if a round trip takes longer than the call has left. If the server has been silent for a second, or for
 //     twice the timeout if that is longer, the error is [store.ErrUnavailable] instead
 //     (TestAServerThatDoesNotAnswerIsNotCalledOverloaded), unless nobody has asked it
 //     (TestTheFirstBurstAfterARestIsNotCalledAnOutage).

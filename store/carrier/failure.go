@@ -17,7 +17,7 @@ type Failure struct {
 	Err   error  // the client's error, or the server's answer
 	Again bool   // nothing ran, and another attempt may succeed
 
-	sent     bool  // the call may have run
+	sent     bool  // the caller left while the call was under way, so it may have run
 	ctxError error // if sent: the error of the caller's context, if that made the caller leave
 }
 
@@ -53,7 +53,7 @@ const (
 	// Busy means that the client had no free connection. Nothing was sent.
 	Busy
 
-	// Unsent means that nothing was sent although the call was written, because the connection had been closed before.
+	// Unsent means that nothing was sent although Begin had returned true, because the connection had been closed before.
 	Unsent
 
 	// Closed means that the client was closed. Unless the call was written, nothing was sent.
@@ -91,8 +91,8 @@ func timedOut(err error) bool {
 	return contextEnded(err) || errors.As(err, &n) && n.Timeout()
 }
 
-// dialing reports whether no connection could be made.
-func dialing(err error) bool {
+// dialFailed reports whether err means that no connection could be made.
+func dialFailed(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"
 }
@@ -122,7 +122,7 @@ func (cr *Carrier[C]) Explain(err error, sent bool) error {
 		return cr.unconnected(err, m == Busy)
 	case !sent && m == Closed:
 		return &Failure{Class: store.ErrUnavailable, What: unsentText, Err: err}
-	case !sent, m == Unsent, dialing(err):
+	case !sent, m == Unsent, dialFailed(err):
 		return &Failure{Class: store.ErrUnavailable, What: unsentText, Err: err, Again: true}
 	}
 	what := fmt.Sprintf("no reply (timeout %v), so the outcome is unknown", cr.timeout)

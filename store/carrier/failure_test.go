@@ -92,7 +92,7 @@ func TestTheClassOfAFailure(t *testing.T) {
 		require.ErrorIs(t, err, c.class)
 		require.ErrorIs(t, err, store.ErrStore)
 		require.Equal(t, !contextEnded(want), errors.Is(err, want), "the end of a context is not the caller's")
-		require.Equal(t, dialing(c.err) || c.cause, p.pulse.cause.Load() != nil)
+		require.Equal(t, dialFailed(c.err) || c.cause, p.pulse.cause.Load() != nil)
 	}
 	p := made(t, plain())
 	require.True(t, p.silent())

@@ -24,7 +24,7 @@ func (p *pulse) beat() {
 
 // undialed reports whether a call failed because no connection could be made, and records the cause.
 func (p *pulse) undialed(err error) bool {
-	ok := dialing(err) && !contextEnded(err)
+	ok := dialFailed(err) && !contextEnded(err)
 	if ok {
 		p.cause.Store(&err)
 	}

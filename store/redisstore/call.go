@@ -8,14 +8,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 )
 
-// call is a list of requests, of which all are charged or none: a group of scripts/groups.lua. A call for
-// one limit has one request.
+// call is a list of requests, of which all are charged or none: a group of scripts/groups.lua. A list with
+// alternatives (orElse) is a group for each of them, of which the first that has room is charged. A call
+// for one limit has one request.
 type call struct {
 	script    *script
 	first     request
 	more      []request
 	slot      int  // of its first key, on a cluster
-	apart     bool // must not share a script with other calls
+	unshared  bool // must not share a script with other calls
 	asking    bool // goes to the server that its slot is moving to, after an ASKING
 	sent      int  // how many times nodes of a cluster have sent it to another node
 	viaClient bool // is made by the client itself, which finds the server

@@ -126,7 +126,7 @@ func contextWithReserve(b carrier.Budget) (context.Context, context.CancelFunc) 
 	until := b.End
 	if b.Own {
 		until = until.Add(-time.Until(until) / 4)
-	} else if own, ok := b.Deadline(); ok && !own.After(until) {
+	} else if deadline, ok := b.Deadline(); ok && !deadline.After(until) {
 		return b.Context, func() {}
 	}
 	ctx, cancel := context.WithDeadline(b.Context, until)

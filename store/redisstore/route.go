@@ -107,7 +107,7 @@ func (l *link) redirected(c *call, err error) (v *server) {
 	if v != nil {
 		l.slots.client.ReloadState(gone)
 		c.sent++
-		c.asking, c.apart = asks, c.apart || asks
+		c.asking, c.unshared = asks, c.unshared || asks
 	}
 	return v
 }

@@ -209,15 +209,15 @@ func (s *Store) run(b carrier.Budget, v *server, c *call, replies []store.Reply)
 func (s *Store) anotherWay(b carrier.Budget, c *call, f *fault) bool {
 	switch {
 	case errors.Is(f.Err, errRefusedBundle):
-		c.apart = true
+		c.unshared = true
 	case c.size() > 1 && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // their slot is moving, so the node can tell only where each single key is
 		f.Err, f.Again = fmt.Errorf("%w: %w", see.ErrApart, f.Err), false
 		return false
-	case !c.apart && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // other keys of its script are on their way
-		c.apart = true
+	case !c.unshared && redis.HasErrorPrefix(f.Err, "TRYAGAIN"): // other keys of its script are on their way
+		c.unshared = true
 	case s.link.slots != nil && !c.viaClient && elsewhere(f.Err):
 		c.viaClient = true
-	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so the attempts end
+	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, and there are mostRested at the most
 		c.rested++
 		return time.Now().Before(b.End)
 	default:

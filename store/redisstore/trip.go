@@ -108,10 +108,10 @@ func (v *server) bundles(t *carrier.Trip[call]) (list []bundle) {
 // is true, no calls share a bundle.
 func join(list []bundle, c *call, n int, apart bool, w *carrier.Writing) []bundle {
 	room := 1
-	if c.script.shared && !c.apart && !apart {
+	if c.script.shared && !c.unshared && !apart {
 		room = min(n, mostTogether)
 		for j := range list {
-			if g := &list[j]; g.calls[0].script == c.script && g.calls[0].slot == c.slot && !g.calls[0].apart && g.requests+c.size() <= mostTogether {
+			if g := &list[j]; g.calls[0].script == c.script && g.calls[0].slot == c.slot && !g.calls[0].unshared && g.requests+c.size() <= mostTogether {
 				g.calls, g.requests = append(g.calls, c), g.requests+c.size()
 				return list
 			}

@@ -204,16 +204,16 @@ func TestWhichCallsShareAScript(t *testing.T) {
 	next:
 		for i := range calls {
 			c := &calls[i]
-			c.script, c.apart = scripts[rng.IntN(3)], rng.IntN(5) == 0
+			c.script, c.unshared = scripts[rng.IntN(3)], rng.IntN(5) == 0
 			c.more = make([]request, rng.IntN(3)*rng.IntN(2))
 			if rng.IntN(100) == 0 {
 				c.more = make([]request, mostTogether+rng.IntN(2)-1)
 			}
 			groups = join(groups, c, len(calls), refused, writing)
-			together := c.script.shared && !c.apart && !refused
+			together := c.script.shared && !c.unshared && !refused
 			for at, calls := range want {
 				first := calls[0]
-				if together && !first.apart && first.script == c.script && requests[first]+c.size() <= mostTogether {
+				if together && !first.unshared && first.script == c.script && requests[first]+c.size() <= mostTogether {
 					want[at] = append(calls, c)
 					requests[first] += c.size()
 					continue next
@@ -227,7 +227,7 @@ func TestWhichCallsShareAScript(t *testing.T) {
 			require.True(t, slices.Equal(want[i], groups[i].calls))
 			require.Equal(t, requests[c], groups[i].requests)
 			require.Same(t, writing, groups[i].op.writing)
-			if !c.script.shared || c.apart || refused {
+			if !c.script.shared || c.unshared || refused {
 				require.Equal(t, 1, cap(groups[i].calls), "no other can join it")
 			}
 			require.LessOrEqual(t, cap(groups[i].calls), mostTogether)

@@ -12,8 +12,8 @@ import (
 //
 // Times are in Unix µs. n and all counts are events.
 
-// model is a key. It answers two questions: would n events be admitted at an instant, and is the
-// key fresh then?
+// model is a key. What it is asked most is whether n events would be admitted at an instant, and whether
+// the key is fresh then.
 type model interface {
 	// seen returns the time that a reading of the clock counts as if readings may come late: no
 	// earlier than the time of the last admission.
