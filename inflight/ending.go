@@ -3,6 +3,7 @@ package inflight
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -53,6 +54,25 @@ func (h *hold) forget() {
 	h.end(Forgotten)
 }
 
+// unreleased is the number of holds that have ended, and whose slots are not given back yet. It leaves out those in
+// memory, which are given back at once.
+var unreleased atomic.Int64
+
+// Flush waits until the stores have the releases of all slots that ended in this process, or until ctx ends.
+// Call it before a program ends, after the last [Slot.Release] and before the client of the store is closed.
+// Otherwise a slot on Redis or Postgres may stay taken until its lifetime is over, because Release does not wait for
+// the store.
+func Flush(ctx context.Context) error {
+	for pause := time.Millisecond; unreleased.Load() > 0; pause = min(2*pause, mostFlushPause) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+	return nil
+}
+
 // end ends the slot once.
 func (h *hold) end(why Reason) {
 	h.mu.Lock()
@@ -74,11 +94,15 @@ func (h *hold) end(why Reason) {
 	}
 	h.cleanup.Stop()
 	h.yield()
+	inMemory := h.inMemory()
+	if h.unreleased = !inMemory; h.unreleased {
+		unreleased.Add(1)
+	}
 	h.mu.Unlock()
 	defer h.notify(why) // when the slots are free, whatever OnEnd does
 	switch {
 	case busy: // the goroutine that renews will release the slots
-	case h.inMemory():
+	case inMemory:
 		h.giveBack()
 	default:
 		go h.giveBack()
@@ -160,9 +184,13 @@ func (h *hold) giveBack() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.taken, h.busy, h.yields = left, false, false
-	if len(left) > 0 {
+	switch {
+	case len(left) > 0:
 		h.pause = min(max(leastPause, 2*h.pause), time.Minute)
 		h.plan()
+	case h.unreleased:
+		h.unreleased = false
+		unreleased.Add(-1)
 	}
 }
 

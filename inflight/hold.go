@@ -61,19 +61,20 @@ type hold struct {
 	own      Slot      // the Slot to return if deferred
 	since    time.Time // when it was requested; zero if nothing needs to know
 
-	mu        sync.Mutex
-	heldSlots      // the goroutine that has set busy may change them, under mu
-	events    int  // charged together with the slots, and not settled yet
-	busy      bool // a goroutine renews or releases the slots
-	lost      bool // the slot was lost, or had expired before its Release
-	ended     bool
-	forgotten bool          // the next tick ends it
-	yields    bool          // leave its slots to other processes after the Release
-	pause     time.Duration // before the next attempt to release; 0 unless one has failed
-	work      context.Context
-	cancel    context.CancelCauseFunc
-	timer     *time.Timer // for the next tick; nil if there is none
-	cleanup   runtime.Cleanup
+	mu         sync.Mutex
+	heldSlots       // the goroutine that has set busy may change them, under mu
+	events     int  // charged together with the slots, and not settled yet
+	busy       bool // a goroutine renews or releases the slots
+	lost       bool // the slot was lost, or had expired before its Release
+	ended      bool
+	unreleased bool          // [Flush] waits for it
+	forgotten  bool          // the next tick ends it
+	yields     bool          // leave its slots to other processes after the Release
+	pause      time.Duration // before the next attempt to release; 0 unless one has failed
+	work       context.Context
+	cancel     context.CancelCauseFunc
+	timer      *time.Timer // for the next tick; nil if there is none
+	cleanup    runtime.Cleanup
 }
 
 // Hold takes a slot of key, and holds it until Release. l is a limiter made by [New], or an All

@@ -31,7 +31,8 @@ const (
 	workerAddr = "INFLIGHT_TEST_REDIS"
 	workerLife = "INFLIGHT_TEST_LIFE" // of slots
 
-	workerWaits = "INFLIGHT_TEST_WAITS" // whether it waits in queues, and no referee is asked
+	workerWaits   = "INFLIGHT_TEST_WAITS"   // whether it waits in queues, and no referee is asked
+	workerFlushes = "INFLIGHT_TEST_FLUSHES" // whether it holds one slot, flushes and exits
 )
 
 func TestMain(m *testing.M) {
@@ -77,6 +78,14 @@ func work(addr string) {
 	if err != nil {
 		panic(err)
 	}
+	if os.Getenv(workerFlushes) != "" {
+		slot, r, err := inflight.Hold(context.Background(), l, "key", 1)
+		slot.Release()
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		fmt.Println(r.Remaining, err, inflight.Flush(ended), inflight.Flush(context.Background()))
+		os.Exit(0)
+	}
 	var all sync.WaitGroup
 	if os.Getenv(workerWaits) != "" {
 		if err := client.Ping(context.Background()).Err(); err != nil {
@@ -121,6 +130,29 @@ func work(addr string) {
 		})
 	}
 	all.Wait()
+}
+
+// A program that ends after Flush leaves no slot taken, even if the store is far away.
+func TestAProgramThatFlushesLeavesNoSlotTaken(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	proxy.Delay(20 * time.Millisecond)
+	for range 2 {
+		program := exec.Command(os.Args[0])
+		program.Env = append(os.Environ(), workerAddr+"="+proxy.Addr(), workerLife+"=1h", workerFlushes+"=1")
+		program.Stderr = os.Stderr
+		_, err := program.StdinPipe() // work ends when it is closed
+		require.NoError(t, err)
+		said, err := program.Output()
+		require.NoError(t, err)
+		require.Equal(t, "4 <nil> context canceled <nil>\n", string(said))
+	}
+	l, err := onRedis(server.Client(t), time.Hour)
+	require.NoError(t, err)
+	r, err := l.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, 5, r.Remaining)
 }
 
 // process is one that works.

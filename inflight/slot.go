@@ -20,8 +20,8 @@ type Slot struct{ hold *hold }
 
 // Release releases the slot. In an All, it releases only slots, not the events that were charged
 // with them. It returns immediately. A slot in memory is then free, and a slot on Redis is free
-// after a round trip, ahead of calls that want a slot. A release that fails is repeated after 5 ms,
-// and less often in an outage. Calling Release again has no effect.
+// after a round trip, ahead of calls that want a slot: see [Flush] for programs that end. A release
+// that fails is repeated after 5 ms, and less often in an outage. Calling Release again has no effect.
 func (s *Slot) Release() {
 	if s != nil {
 		s.hold.end(Released)

@@ -25,6 +25,8 @@ const (
 	leastPause  = 5 * time.Millisecond
 	leastPoll   = 50 * time.Millisecond // a pause is never longer than this while slots are held for a shorter time
 	mostPause   = time.Second
+
+	mostFlushPause = 20 * time.Millisecond
 )
 
 // MaxWaiting limits how many callers wait for slots of a key and limiter in this process, 1 to
