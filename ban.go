@@ -268,6 +268,9 @@ func (b *Ban) offend(ctx context.Context, key string, denial *Result) {
 	case SourceList, SourceFailClosed:
 		return
 	}
+	if see.Tries(ctx) {
+		return
+	}
 	_ = b.strike(context.WithoutCancel(ctx), key, 1, denial)
 }
 

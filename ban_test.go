@@ -419,6 +419,28 @@ func (s *banCalls) TakeAll(ctx context.Context, requests []store.Request, replie
 	return s.Store.Decide(ctx, requests, replies)
 }
 
+// Whoever takes as many events as fit is not denied, also if other limits or wrappers are around the Ban.
+func TestEventsThatDoNotFitAreNoOffense(t *testing.T) {
+	banOnAll(t, func(t *testing.T, s store.Store, _ *ratelimittest.Clock) {
+		once := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
+		b := newBan(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(10)), s, once)
+		for name, l := range map[string]ratelimit.Limiter{
+			"an All":     all(t, newLimiter(t, "fixed_window", s, ratelimit.PerHour(100)), b),
+			"a fallback": failover(t, b, fallback.FailOpen()),
+		} {
+			granted, r, err := ratelimit.AllowUpTo(t.Context(), l, name, 20)
+			require.NoError(t, err)
+			require.Equal(t, 10, granted, name)
+			require.True(t, r.Allowed)
+			granted, r, err = ratelimit.AllowUpTo(t.Context(), l, name, 20)
+			require.NoError(t, err)
+			require.Zero(t, granted)
+			require.Equal(t, ratelimit.SourceStore, r.Source(), name)
+			bannedFor(time.Hour)(t, allow(t, b, name))
+		}
+	})
+}
+
 func TestCallsOfABannedKeyAreDenied(t *testing.T) {
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		bucket := newLimiter(t, "leaky_bucket", s, ratelimit.PerMinute(60))

@@ -50,6 +50,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/script"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -262,7 +263,8 @@ const upToTries = 3
 
 // AllowUpTo admits as many of n events as fit, and returns their number. The Result is that of
 // AllowN(granted), or of Allow if granted is 0. If l has no method AllowUpTo, the function calls AllowN
-// up to three times, or once more than there are limits, and Peek if nothing is granted.
+// up to three times, or once more than there are limits, and Peek if nothing is granted. Its denials do not
+// count toward a [Ban] inside l.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter
@@ -272,6 +274,7 @@ func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, 
 	}); ok {
 		return l.AllowUpTo(ctx, key, n)
 	}
+	ctx = see.Trying(ctx)
 	for tries := 1; tries <= max(upToTries, len(r.Parts())+1); tries++ {
 		r, err = l.AllowN(ctx, key, n)
 		if err != nil {

@@ -79,7 +79,7 @@ func (f *Limiter) payDebt(ctx context.Context, key string) error {
 		}
 	}
 	doubt = true // even if pay panics
-	granted, err := pay(ctx, f.limiter, key, due, was.doubt)
+	granted, err := pay(see.Trying(ctx), f.limiter, key, due, was.doubt)
 	paid = charge{owed.events - due.events + granted.events, owed.calls - due.calls + granted.calls}
 	switch {
 	case err == nil, errors.Is(err, errUncounted):

@@ -406,6 +406,42 @@ func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
 	require.Equal(t, ratelimit.SourceBan, peek(t, lim, "key").Source())
 }
 
+// A key that the store has always admitted is not banned in an outage, although it has spent more than its share.
+func TestWhatTheStoreAdmitsIsNoReasonForALocalBan(t *testing.T) {
+	s := onSwitch(t)
+	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
+	ban, err := ratelimit.NewBan(newLimiter(t, "fixed_window", s, ratelimit.PerDay(10)), s, penalty)
+	require.NoError(t, err)
+	lim := failover(t, all(t, newLimiter(t, "fixed_window", s, ratelimit.PerHour(100)), ban), fallback.FailLocal(2))
+	for range 10 {
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "key").Source())
+	}
+	s.down = true
+	r := peek(t, lim, "key")
+	require.False(t, r.Allowed)
+	require.Equal(t, ratelimit.SourceLocal, r.Source())
+}
+
+// Nor is it banned after the outage, because the store has no room for all that it owes.
+func TestWhatAKeyOwesIsNoReasonForABan(t *testing.T) {
+	s := onSwitch(t)
+	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
+	ban, err := ratelimit.NewBan(newLimiter(t, "fixed_window", s, ratelimit.PerDay(10)), s, penalty)
+	require.NoError(t, err)
+	own := ratelimit.Must(ratelimit.NewAround(ban, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) { return c.Inside(ctx) }))
+	lim := failover(t, all(t, newLimiter(t, "fixed_window", s, ratelimit.PerHour(100)), own),
+		fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerDay(50))), fallback.WithBreaker(100, time.Second))
+	allow(t, ban, "key")
+	s.down = true
+	for range 10 {
+		require.Equal(t, ratelimit.SourceLocal, allow(t, lim, "key").Source())
+	}
+	s.down = false
+	r := peek(t, lim, "key")
+	require.False(t, r.Allowed)
+	require.Equal(t, ratelimit.SourceStore, r.Source())
+}
+
 // What a key has spent before its local ban is also owed during the ban.
 func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
 	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}

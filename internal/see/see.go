@@ -378,6 +378,15 @@ func Settled[R any](ctx context.Context) R {
 	return charged
 }
 
+type tryingKey struct{}
+
+// Trying returns a context whose calls find out how much room there is. Their denials are not those of a caller, and do
+// not count toward a ban.
+func Trying(ctx context.Context) context.Context { return context.WithValue(ctx, tryingKey{}, true) }
+
+// Tries reports whether ctx is of Trying.
+func Tries(ctx context.Context) bool { return ctx.Value(tryingKey{}) != nil }
+
 // IgnoresContext reports whether l is known not to use the context. Limiters of other packages may
 // use it.
 func IgnoresContext[L any](l L) bool {
