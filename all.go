@@ -57,6 +57,7 @@ func (p *member) events(n int) int {
 }
 
 // NewAll returns a limiter that admits a call if all of 1 to 16 limiters do. Nested Alls are flattened.
+// Limiters that share their counts ([WithName]) are each charged, so an event then counts several times.
 // It returns [ErrInvalidOption] if a limiter sleeps, as throttle's Waiter does, or if two limiters share
 // their counts ([WithName]) but do not have the same Option [WithKeyFunc].
 func NewAll(limiters ...Limiter) (*All, error) {

@@ -17,7 +17,7 @@ import (
 // Wait blocks until l admits n events of key, and then for their Delay. It returns [ErrNever]
 // immediately if the events are never admitted, and [ErrWouldExceedDeadline] as soon as the decisions of
 // l show that they would be admitted only after the deadline of ctx. It returns [ErrInvalidOption] if l
-// counts slots: use inflight.Wait.
+// counts slots, for which there is inflight.Wait, or if l waits by itself, as throttle's Waiter does.
 //
 // Within a process, the callers that wait for a key of a limiter [wait in a queue], and each wait costs
 // about one call to l. If ctx ends, the permit goes to the next waiter, or is refunded. Errors of l end
@@ -35,8 +35,8 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if err := store.CheckCall(ctx, key, n); err != nil {
 		return Result{}, err
 	}
-	if see.Held(l) {
-		return Result{}, see.ErrHeld
+	if err := see.NoWait(l); err != nil {
+		return Result{}, err
 	}
 	w, queues := queue.NewWaiter(), queuesOf(l)
 	w.Key, w.Kind = queues.Key(ctx, key, n), queues.Kind

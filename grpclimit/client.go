@@ -33,8 +33,8 @@ import (
 // A call is counted when it is made, and not again when gRPC's own retry policy sends it again.
 // With [WithMaxPause], the client heeds the server.
 //
-// It returns [ratelimit.ErrInvalidOption] if l, an option or a function is nil, or if an option is
-// out of range.
+// It returns [ratelimit.ErrInvalidOption] if l, an option or a function is nil, if an option is
+// out of range, or if l waits by itself, as throttle's Waiter does, and [WithoutWaiting] is missing.
 func UnaryClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.UnaryClientInterceptor, error) {
 	c, err := newClient(l, opts)
 	if err != nil {
@@ -61,7 +61,7 @@ func newClient(l ratelimit.Limiter, opts []ClientOption) (client, error) {
 	if err != nil {
 		return client{}, err
 	}
-	return client{c}, guard.Apply(&c.Config, opts, func(o ClientOption) error { return o.client(c) })
+	return client{c}, guard.ApplyClient(&c.Config, opts, func(o ClientOption) error { return o.client(c) })
 }
 
 func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {

@@ -78,7 +78,8 @@ func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
 // NewTransport returns a Transport that sends what l admits through base, or through
 // [http.DefaultTransport] if base is nil. It returns [ratelimit.ErrInvalidOption] if l, an option
-// or a function is nil, if an option is out of range, or if two options cannot be combined.
+// or a function is nil, if an option is out of range, if two options cannot be combined, or if l waits by
+// itself, as throttle's Waiter does, and [WithoutWaiting] is missing.
 func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOption) (*Transport, error) {
 	c, err := newConfig(l, Key{requestKey{Kind: "host:", Make: host}})
 	if err != nil {
@@ -90,7 +91,7 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOpt
 	if isnil.Is(base) {
 		return nil, guard.Invalid("the RoundTripper is nil")
 	}
-	if err := guard.Apply(&c.Config, opts, func(o ClientOption) error { return o.client(c) }); err != nil {
+	if err := guard.ApplyClient(&c.Config, opts, func(o ClientOption) error { return o.client(c) }); err != nil {
 		return nil, err
 	}
 	if c.Refuse && c.retries > 0 {

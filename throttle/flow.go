@@ -46,7 +46,7 @@ type Writer struct {
 
 // NewReader returns a Reader that reads from r. It calls [ratelimit.Wait] with ctx, l and key. When
 // ctx ends, reading ends, because [io.Reader] has no context of its own. NewReader returns
-// [ratelimit.ErrInvalidOption] if r or l is nil or l counts slots, and [ratelimit.ErrInvalidKey] if key is
+// [ratelimit.ErrInvalidOption] if r or l is nil, or if l counts slots or contains a [Waiter], and [ratelimit.ErrInvalidKey] if key is
 // invalid.
 func NewReader(ctx context.Context, r io.Reader, l ratelimit.Limiter, key string) (*Reader, error) {
 	f, err := newFlow(ctx, r, l, key)
@@ -119,8 +119,9 @@ func newFlow(ctx context.Context, stream any, l ratelimit.Limiter, key string) (
 		return flow{}, fmt.Errorf("%w: the Reader or Writer is nil", ratelimit.ErrInvalidOption)
 	case isnil.Is(l):
 		return flow{}, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
-	case see.Held(l):
-		return flow{}, see.ErrHeld
+	}
+	if err := see.NoWait(l); err != nil {
+		return flow{}, err
 	}
 	return flow{ctx, l, key}, store.CheckCall(context.WithoutCancel(ctx), key, 1)
 }

@@ -74,7 +74,7 @@ func WithMaxWaiting(n int) WaiterOption {
 
 // NewWaiter returns a limiter that decides as l does, after a sleep of up to max, which must be
 // positive. It returns [ratelimit.ErrInvalidOption] if l or an option is nil, if max or an option is
-// out of range, or if l counts slots: use inflight.Wait.
+// out of range, if l is or contains a Waiter, or if l counts slots: use inflight.Wait.
 func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*Waiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
@@ -82,8 +82,8 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	if max <= 0 {
 		return nil, fmt.Errorf("%w: the maximum is %v, want above 0", ratelimit.ErrInvalidOption, max)
 	}
-	if see.Held(l) {
-		return nil, see.ErrHeld
+	if err := see.NoWait(l); err != nil {
+		return nil, err
 	}
 	w := &Waiter{wrapper: see.Has(see.Traits{Sleeps: true, Behind: l}), inside: inside{l}, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting

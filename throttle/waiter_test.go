@@ -1,6 +1,7 @@
 package throttle_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
@@ -987,4 +990,30 @@ func TestRequestsAndTokensNeedNoPlaceIfThereIsRoom(t *testing.T) {
 		}
 		wg.Wait()
 	})
+}
+
+// Whoever waits for a Waiter would wait beyond its maximum, so it is refused, wherever the Waiter is. Its own calls wait.
+func TestAWaitForAWaiterIsRefused(t *testing.T) {
+	lim := inMemory(t, "token_bucket", ratelimit.PerSecond(1))
+	w := waiter(t, lim, time.Second)
+	around := ratelimit.Must(ratelimit.NewAround(w, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) { return c.Inside(ctx) }))
+	for _, l := range []ratelimit.Limiter{w, around} {
+		_, err := ratelimit.Wait(t.Context(), l, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = throttle.NewWaiter(l, time.Minute)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = throttle.NewReader(t.Context(), new(bytes.Buffer), l, "key")
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = httplimit.NewTransport(nil, l)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = httplimit.NewTransport(nil, l, httplimit.WithoutWaiting())
+		require.NoError(t, err)
+		_, err = grpclimit.UnaryClientInterceptor(l)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = grpclimit.UnaryClientInterceptor(l, grpclimit.WithoutWaiting())
+		require.NoError(t, err)
+	}
+	r, err := lim.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed, "nothing was charged")
 }

@@ -37,6 +37,17 @@ func New[C any](l ratelimit.Limiter, key Key[C]) (Config[C], error) {
 	return Config[C]{Admission: a, Key: key}, nil
 }
 
+// ApplyClient applies opts to the c of a client, which waits for its limiter unless it refuses.
+func ApplyClient[C, O any](c *Config[C], opts []O, apply func(O) error) error {
+	if err := Apply(c, opts, apply); err != nil {
+		return err
+	}
+	if sleeper, sleeps := see.Sleeping(c.Limiter); sleeps && !c.Refuse {
+		return Invalid("a client that waits would ignore the maximum of a %T: use WithoutWaiting, with which the %[1]T waits", sleeper)
+	}
+	return nil
+}
+
 // Apply applies opts to c. It returns the error of an option, or of options that cannot be combined.
 func Apply[C, O any](c *Config[C], opts []O, apply func(O) error) error {
 	for _, opt := range opts {

@@ -335,6 +335,18 @@ func Held[L any](l L) bool {
 // their RetryAfter, which is when they expire, because they are usually released long before.
 var ErrHeld = fmt.Errorf("%w: the limiter counts slots, and only inflight.Hold and inflight.Wait can hold them", store.ErrInvalidOption)
 
+// NoWait returns the error of somebody who would wait for l, if l counts slots, or if it sleeps, or contains a limiter
+// that does: the wait would last beyond the maximum of that limiter.
+func NoWait[L any](l L) error {
+	if sleeper, sleeps := Sleeping(l); sleeps {
+		return fmt.Errorf("%w: a wait for a %T would ignore its maximum: call its AllowN, which waits", store.ErrInvalidOption, sleeper)
+	}
+	if Held(l) {
+		return ErrHeld
+	}
+	return nil
+}
+
 // ErrApart is the error of a store that cannot decide on several keys in one call at present, and has
 // decided nothing. It decides on each of them alone.
 var ErrApart = errors.New("at present, each key must be decided alone")
