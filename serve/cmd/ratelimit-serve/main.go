@@ -83,7 +83,7 @@ type settings struct {
 	fields                   string
 	merge, check             bool
 	store, storeFile, prefix string
-	storeTwice               bool
+	storeGiven               bool // whether the flag -store is given
 	timeout                  time.Duration
 	grpc, http, private      string
 	headers, metadata        bool
@@ -100,7 +100,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags := newFlags("ratelimit-serve", stderr)
 	flags.Var(&set.config, "config", "`file` of limits, or a directory of .yaml files; can be given several times")
 	flags.BoolVar(&set.merge, "merge-domain-config", false, "merge files with the same domain, in the order of their names")
-	flags.BoolVar(&set.check, "check", false, "only check the files, and print what is wrong in them")
+	flags.BoolVar(&set.check, "check", false, "only check the files, for the store of -store or -store-file if one is given, and print what is wrong in them")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, redis://…?master_name=m of Sentinels, or postgres://host/database")
 	flags.StringVar(&set.storeFile, "store-file", "", "`file` with the URL of the store, in place of -store: others can see the arguments of a process, and a URL may have a password")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis, or the table on Postgres, where rl stands for ratelimit")
@@ -132,7 +132,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	if set.version {
 		return &set, nil
 	}
-	flags.Visit(func(f *flag.Flag) { set.storeTwice = set.storeTwice || f.Name == "store" && set.storeFile != "" })
+	flags.Visit(func(f *flag.Flag) { set.storeGiven = set.storeGiven || f.Name == "store" })
 	if reason := set.wrong(flags.NArg()); reason != "" {
 		fmt.Fprintf(stderr, "ratelimit-serve: %s\n", reason)
 		return nil, errUsage
@@ -151,7 +151,7 @@ func (set *settings) wrong(more int) string {
 		{set.grpc == "" && set.http == "", "-grpc and -http are both empty, so nothing could be asked"},
 		{slices.ContainsFunc([]string{set.grpc, set.http, set.private}, unfinished), "-grpc, -http and -private: an address has no port, or no path after unix: (0 is any free port)"},
 		{set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0, "-timeout, -reload and -max-connection-age must be above 0, and -drain 0 or more"},
-		{set.storeTwice, "-store and -store-file cannot be combined"},
+		{set.storeGiven && set.storeFile != "", "-store and -store-file cannot be combined"},
 		{(set.cert == "") != (set.key == ""), "-tls-cert and -tls-key must be given together"},
 		{set.clients != "" && set.cert == "", "-tls-clients has no effect without -tls-cert"},
 		{!set.headers && set.names != (serve.Headers{}), "-header-limit, -header-remaining and -header-reset have no effect without -headers"},

@@ -354,7 +354,9 @@ func TestArguments(t *testing.T) {
 	t.Parallel()
 	good, bad := writeFile(t, "good.yaml", limits), writeFile(t, "bad.yaml", "domain: d\nx: y\n")
 	more := writeFile(t, "more.yaml", "domain: edge\ndescriptors: [{key: more}]\n")
-	front, short := writeFile(t, "front.yaml", limits+"store: {deny_cache: true}\n"), writeFile(t, "short.yaml", strings.Replace(limits, "unit: day, requests_per_unit: 3", "limit: 3/d, algorithm: token_bucket", 1)+"store: {lease: 1ms}\n")
+	buckets := strings.Replace(limits, "unit: day, requests_per_unit: 3", "limit: 3/d, algorithm: token_bucket", 1)
+	front, short := writeFile(t, "front.yaml", limits+"store: {deny_cache: true}\n"), writeFile(t, "short.yaml", buckets+"store: {lease: 1ms}\n")
+	lease := writeFile(t, "lease.yaml", strings.Replace(buckets, "3/d", "9000/s", 1)+"store: {lease: 50ms}\n")
 	paths := writeFile(t, "paths.yaml", limits+"checks: {client: [{user: path}]}\n")
 	url := writeFile(t, "url", "redis://:?secret@h\n")
 	for args, want := range map[string]struct {
@@ -395,6 +397,10 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -check":                           {0, "files: 1, errors: 0"},
 		"-config FRONT -check":                          {0, "files: 1, errors: 0"},
 		"-config SHORT -check":                          {1, "a lease TTL of 1ms is too short"},
+		"-config LEASE -check":                          {0, "files: 1, errors: 0"},
+		"-config LEASE -check -store memory:":           {1, "it has no effect, because the store is in memory"},
+		"-config LEASE -check -store redis://localhost": {0, "files: 1, errors: 0"},
+		"-config LEASE -check -store-file URL":          {1, "no host"},
 		"-config PATHS -proxies 10.0.0.1 -check":        {1, "set -fields"},
 		"-config GOOD,GOOD -check":                      {1, `domain "edge" is already at`},
 		"-config GOOD,MORE -check":                      {1, `domain "edge" is already at`},
@@ -407,7 +413,7 @@ func TestArguments(t *testing.T) {
 		"ask -grpc 127.0.0.1:1 -- e -a=b":     {1, "connection refused"},
 		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
 	} {
-		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "URL", url, "FRONT", front, "SHORT", short, "PATHS", paths).Replace(args)
+		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more, "URL", url, "FRONT", front, "SHORT", short, "LEASE", lease, "PATHS", paths).Replace(args)
 		var out output
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // or else it serves
 		defer cancel()

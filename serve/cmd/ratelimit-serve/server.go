@@ -26,7 +26,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/serve"
 	"github.com/ratelimit-go/ratelimit/store"
-	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // start runs the server until ctx ends.
@@ -67,14 +66,7 @@ func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writ
 	if set.check {
 		return set.checkRules(rules, len(files), log, stdout)
 	}
-	if set.storeFile != "" {
-		text, err := os.ReadFile(set.storeFile)
-		if err != nil {
-			return err
-		}
-		set.store = strings.TrimSpace(string(text))
-	}
-	st, err := serve.Open(set.store, set.prefix, set.timeout)
+	st, err := set.open()
 	if err != nil {
 		return err
 	}
@@ -94,14 +86,30 @@ func (set *settings) start(ctx context.Context, log *slog.Logger, stdout io.Writ
 	return s.run(ctx, files, st, hangups)
 }
 
+// open makes the store, without connecting to it.
+func (set *settings) open() (*serve.Stored, error) {
+	if set.storeFile != "" {
+		text, err := os.ReadFile(set.storeFile)
+		if err != nil {
+			return nil, err
+		}
+		set.store = strings.TrimSpace(string(text))
+	}
+	return serve.Open(set.store, set.prefix, set.timeout)
+}
+
 // checkRules prints what is wrong with rules that a server with these settings would accept, or returns
-// why it would not. The files may be for a server with another -store.
+// why it would not. If no store is given, the files may be for a server with any.
 func (set *settings) checkRules(rules *serve.Rules, files int, log *slog.Logger, stdout io.Writer) error {
-	mem, err := memstore.New()
+	st, err := set.open()
 	if err != nil {
 		return err
 	}
-	if _, err := serve.New(anyStore{mem}, rules, set.options(log)...); err != nil {
+	defer func() { _ = st.Close() }()
+	if !set.storeGiven && set.storeFile == "" {
+		st.Store = anyStore{st.Store}
+	}
+	if _, err := serve.New(st.Store, rules, set.options(log)...); err != nil {
 		return err
 	}
 	for _, note := range rules.Notes() {
