@@ -12,17 +12,17 @@ import (
 
 // decision is a call to one or more limits that is being decided.
 type decision struct {
-	how      asking
-	n        int  // events; in a Decide, the most that an entry other than a shadow asks for
-	denied   bool // whether the whole call is denied
-	all      *All // nil for a Decide or a single limiter
-	entries  []entry
-	parts    []Part // of the entries, in their order
-	watched  bool   // whether an entry has observers
-	prepared bool   // whether prepareAll was called
-	apart    bool   // whether each entry is decided alone, because the store cannot decide on several keys at present
-	since    time.Time
-	calls    int // to stores and other limiters so far
+	how       asking
+	n         int  // events; in a Decide, the most that an entry other than a shadow asks for
+	denied    bool // whether the whole call is denied
+	all       *All // nil for a Decide or a single limiter
+	entries   []entry
+	parts     []Part // of the entries, in their order
+	watched   bool   // whether an entry has observers
+	prepared  bool   // whether prepareAll was called
+	apart     bool   // whether each entry is decided alone, because the store cannot decide on several keys at present
+	since     time.Time
+	callCount int // calls to stores and other limiters so far
 
 	// The current call to a store.
 	group    []*entry
@@ -52,7 +52,7 @@ type entry struct {
 	decided      bool
 	skipped      bool  // a shadow that has failed
 	err          error // of the call that should have decided the entry
-	charged      int   // by which call of the decision; 0 if nothing is charged
+	chargedBy    int   // the number of the call that charged it, from 1; 0 if nothing is charged
 	requestIndex int   // index in the decision's requests, while in the group; -1 if it is not asked with the group
 }
 
@@ -81,7 +81,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // begin returns an empty decision. The caller must call end.
 func begin(how asking, all *All) *decision {
 	d := decisions.Get().(*decision)
-	d.how, d.n, d.denied, d.all, d.watched, d.prepared, d.apart, d.calls = how, 0, false, all, false, false, false, 0
+	d.how, d.n, d.denied, d.all, d.watched, d.prepared, d.apart, d.callCount = how, 0, false, all, false, false, false, 0
 	d.entries, d.parts = d.arrays.entries[:0], d.arrays.parts[:0]
 	return d
 }
@@ -350,7 +350,7 @@ func (d *decision) notify(ctx context.Context) {
 // giveBack refunds what was charged before an entry denied or failed, the last charge first, even if ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
 	for i := range d.chargeOrder().lastFirst(len(d.entries)) {
-		if e := &d.entries[i]; e.charged > 0 && !e.result.uncounted() {
+		if e := &d.entries[i]; e.chargedBy > 0 && !e.result.uncounted() {
 			e.giveBack(context.WithoutCancel(ctx))
 		}
 	}
@@ -359,7 +359,7 @@ func (d *decision) giveBack(ctx context.Context) {
 // giveBackLater is giveBack for a caller whose time is up, and who does not wait for the refunds, because they have
 // time of their own.
 func (d *decision) giveBackLater(ctx context.Context) {
-	if !slices.ContainsFunc(d.entries, func(e entry) bool { return e.charged > 0 }) {
+	if !slices.ContainsFunc(d.entries, func(e entry) bool { return e.chargedBy > 0 }) {
 		return
 	}
 	later := &decision{entries: slices.Clone(d.entries), parts: slices.Clone(d.parts)}
@@ -377,7 +377,7 @@ func (d *decision) giveBackLater(ctx context.Context) {
 // chargeOrder returns by which call each entry was charged.
 func (d *decision) chargeOrder() (o chargeOrder) {
 	for i := range d.entries {
-		o |= chargeOrder(max(d.entries[i].charged-1, 0)) << (orderBits * i)
+		o |= chargeOrder(max(d.entries[i].chargedBy-1, 0)) << (orderBits * i)
 	}
 	return o
 }

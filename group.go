@@ -11,7 +11,7 @@ import (
 // decideGroup decides on first, and on the entries that its store can decide in the same call. If all
 // of them are shadows, their failure is ignored.
 func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
-	if d.calls++; first.core == nil {
+	if d.callCount++; first.core == nil {
 		d.group = append(d.arrays.group[:0], first)
 		err = d.askOther(ctx, first)
 	} else {
@@ -23,7 +23,7 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 		return nil
 	case len(d.group) > 1 && errors.Is(err, see.ErrApart):
 		d.apart = true
-		d.calls-- // which has charged nothing, so that each entry can still have a call of its own
+		d.callCount-- // which has charged nothing, so that each entry can still have a call of its own
 		return d.decideGroup(ctx, first)
 	}
 	voters := 0
@@ -72,7 +72,7 @@ func (d *decision) askOther(ctx context.Context, e *entry) (err error) {
 	}
 	e.decided = err == nil
 	if e.decided && e.result.Allowed && e.n > 0 && d.how.what != toPeek {
-		e.charged = d.calls
+		e.chargedBy = d.callCount
 	}
 	d.denied = d.denied || e.decided && e.votes() && !e.result.Allowed
 	return err
@@ -191,7 +191,7 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 		req.N -= int64(e.n)
 	}
 	if charged > 0 {
-		e.charged = d.calls
+		e.chargedBy = d.callCount
 	}
 }
 

@@ -153,29 +153,29 @@ func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err erro
 	case r.RetryAfter == ratelimit.Never:
 		return fmt.Errorf("%w: %d events exceed the limit of %d", ratelimit.ErrNever, n, r.Limit)
 	}
-	bySlots, byRates := w.missing()
-	byRates = min(byRates, r.RetryAfter) // a fallback reports when it will ask the store for more than a share
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= byRates {
+	slots, rates := w.missing()
+	rates = min(rates, r.RetryAfter) // a fallback reports when it will ask the store for more than a share
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= rates {
 		return ratelimit.ErrWouldExceedDeadline
 	}
-	w.exactly = !bySlots
+	w.exactly = !slots
 	return nil
 }
 
 // missing reports whether slots are missing according to the last denial, and for how long rates
 // have no room. When a slot will be released is not known.
-func (w *waiter) missing() (bySlots bool, byRates time.Duration) {
+func (w *waiter) missing() (slots bool, rates time.Duration) {
 	if w.parts == nil {
 		return true, 0
 	}
 	for i := range w.parts {
 		if _, ok := slotsIn(w.parts[i].Limiter); !ok {
-			byRates = max(byRates, w.parts[i].RetryAfter)
+			rates = max(rates, w.parts[i].RetryAfter)
 		} else if w.parts[i].RetryAfter > 0 {
-			bySlots = true
+			slots = true
 		}
 	}
-	return bySlots, byRates
+	return slots, rates
 }
 
 // lacks reports whether w was denied for lack of slots of core.
