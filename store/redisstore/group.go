@@ -27,27 +27,27 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	case len(requests) == 0:
 		return nil
 	}
-	in := s.where(requests[0].Namespace, requests[0].Key)
-	b, v, err := s.admit(ctx, false, in)
+	redisKey := s.where(requests[0].Namespace, requests[0].Key)
+	b, v, err := s.admit(ctx, false, redisKey)
 	if err != nil {
-		return s.failed(in, err)
+		return s.failed(redisKey, err)
 	}
 	defer b.Leave()
 	var c call
-	s.fillAll(&c, requests, in)
-	return s.failed(in, s.decide(b, v, &c, replies))
+	s.fillAll(&c, requests, redisKey)
+	return s.failed(redisKey, s.decide(b, v, &c, replies))
 }
 
-// fillAll makes c the call for requests. in is the first key in Redis.
-func (s *Store) fillAll(c *call, requests []store.Request, in string) {
+// fillAll makes c the call for requests. redisKey is the key of the first one in Redis, or empty.
+func (s *Store) fillAll(c *call, requests []store.Request, redisKey string) {
 	if len(requests) > 1 {
 		c.more = make([]request, len(requests)-1)
 	}
 	for i := range requests {
 		of := &requests[i]
 		r := c.request(i)
-		s.fill(r, in, of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
+		s.fill(r, redisKey, of.Namespace, of.Key, operationOf(of), of.Limit, of.N)
 		r.reserved, r.orElse = of.Reserved, i > 0 && of.Else
-		in = ""
+		redisKey = ""
 	}
 }

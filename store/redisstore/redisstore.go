@@ -201,30 +201,30 @@ func (s *Store) Timeout() time.Duration { return s.timeout }
 func (s *Store) ServerOf(key string) string { return s.serverOf(s.tail(key)) }
 
 // serverOf returns the address of the server of a key in Redis, or "" if it is not known.
-func (s *Store) serverOf(in string) string {
+func (s *Store) serverOf(redisKey string) string {
 	if s.link == nil || s.link.owner == nil {
 		return ""
 	}
-	c, err := s.link.owner(in)
+	c, err := s.link.owner(redisKey)
 	if err != nil {
 		return ""
 	}
 	return c.Options().Addr
 }
 
-// failed returns err, the error of a call for the Redis key in, with the server that has failed. in is what where
-// returned.
-func (s *Store) failed(in string, err error) error {
-	if in == "" || !errors.Is(err, store.ErrStore) || errors.Is(err, store.ErrOverloaded) {
+// failed returns err, the error of a call for redisKey, with the server that has failed. If redisKey is empty, that
+// server is not known.
+func (s *Store) failed(redisKey string, err error) error {
+	if redisKey == "" || !errors.Is(err, store.ErrStore) || errors.Is(err, store.ErrOverloaded) {
 		return err
 	}
-	return see.At(s.serverOf(in), err)
+	return see.At(s.serverOf(redisKey), err)
 }
 
-// admit returns the budget of a call with ctx that begins now, and the server of the Redis key in. It returns an error if
+// admit returns the budget of a call with ctx that begins now, and the server of redisKey. It returns an error if
 // the call is refused. It comes before everything else, so that a refusal costs little. A call that was admitted must
 // Leave. Calls that go ahead make room for others, and there are never more of them than events that were admitted.
-func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Budget, v *server, err error) {
+func (s *Store) admit(ctx context.Context, ahead bool, redisKey string) (b carrier.Budget, v *server, err error) {
 	if s.link == nil {
 		return b, nil, errNotMade
 	}
@@ -233,7 +233,7 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Bud
 	if err = b.Err(); err != nil {
 		return b, nil, err
 	}
-	if v, _ = s.link.server(b, in); v == nil { // not known yet, so the call's attempts look for it
+	if v, _ = s.link.server(b, redisKey); v == nil { // not known yet, so the call's attempts look for it
 		return b, nil, s.link.whole.Admit(&b)
 	}
 	return b, v, v.Admit(&b)
@@ -241,28 +241,28 @@ func (s *Store) admit(ctx context.Context, ahead bool, in string) (b carrier.Bud
 
 // one admits an operation on a key, ahead of others or not, and runs it.
 func (s *Store) one(ctx context.Context, ahead bool, ns *store.Namespace, key, op string, l store.Limit, n int64) (store.Reply, error) {
-	in := s.where(ns, key)
-	b, v, err := s.admit(ctx, ahead, in)
+	redisKey := s.where(ns, key)
+	b, v, err := s.admit(ctx, ahead, redisKey)
 	if err != nil {
-		return store.Reply{}, s.failed(in, err)
+		return store.Reply{}, s.failed(redisKey, err)
 	}
 	defer b.Leave()
 	var c call
 	var reply [1]store.Reply
-	s.fill(&c.first, in, ns, key, op, l, n)
+	s.fill(&c.first, redisKey, ns, key, op, l, n)
 	if err = s.decide(b, v, &c, reply[:]); err != nil {
-		return store.Reply{}, s.failed(in, err)
+		return store.Reply{}, s.failed(redisKey, err)
 	}
 	return reply[0], nil
 }
 
-// fill makes r the request for n events of key. in is the key in Redis, or empty if it was not needed before. A Before is among the
-// arguments of the operation.
-func (s *Store) fill(r *request, in string, ns *store.Namespace, key, op string, l store.Limit, n int64) {
-	if in == "" {
-		in = s.key(ns, key)
+// fill makes r the request for n events of key, whose key in Redis is redisKey, or not made yet if redisKey is empty. The delay that the
+// call accepts ([store.Limit.Before]) is in op.
+func (s *Store) fill(r *request, redisKey string, ns *store.Namespace, key, op string, l store.Limit, n int64) {
+	if redisKey == "" {
+		redisKey = s.key(ns, key)
 	}
-	r.rule, r.op, r.key, r.limit, r.n = ns.Rule, op, in, l.TurnBefore(0), n
+	r.rule, r.op, r.key, r.limit, r.n = ns.Rule, op, redisKey, l.TurnBefore(0), n
 }
 
 // decide finds the script of c, and runs c.
@@ -289,14 +289,14 @@ func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
-	in := s.where(ns, key)
-	b, v, err := s.admit(ctx, false, in)
+	redisKey := s.where(ns, key)
+	b, v, err := s.admit(ctx, false, redisKey)
 	if err != nil {
-		return s.failed(in, err)
+		return s.failed(redisKey, err)
 	}
 	defer b.Leave()
 	var reply [1]store.Reply
-	return s.failed(in, s.run(b, v, s.resetOf(s.key(ns, key)), reply[:]))
+	return s.failed(redisKey, s.run(b, v, s.resetOf(s.key(ns, key)), reply[:]))
 }
 
 // resetOf returns the call that resets a key in Redis.
