@@ -23,11 +23,13 @@ type address struct {
 	notice  notice           // logged once if there seems to be an untrusted proxy
 }
 
-const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: if it comes from a proxy, " +
-	"all clients behind that proxy share one limit; trust the proxy with ClientIP, or with -proxies of ratelimit-serve"
-
-const unknownProxy = "httplimit: a request with X-Forwarded-For comes from an address that is not among the proxies of ClientIP, or of -proxies: " +
-	"if that is a proxy, add it, because all clients behind it share one limit"
+// What is logged of a request from an address that may be that of a proxy. ratelimit-serve logs it too, for operators.
+const (
+	notTrusted = "httplimit: a request from %s has X-Forwarded-For, which PeerIP does not read: if that address is a proxy, " +
+		"all clients behind it share one limit; use ClientIP with the proxy's address (ratelimit-serve: set -proxies)"
+	unknownProxy = "httplimit: a request with X-Forwarded-For comes from %s, which is not among the trusted proxies: if that address is a proxy, " +
+		"all clients behind it share one limit; add it to the proxies of ClientIP (ratelimit-serve: to -proxies)"
+)
 
 // IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, which counts
 // each address separately. With fewer bits, everyone in a network pays for one abusive client, so
@@ -109,8 +111,20 @@ func (a *address) addr(r *http.Request) netip.Addr {
 // warn logs a message if there seems to be a proxy and none is trusted.
 func (a *address) warn(r *http.Request) {
 	if a.proxies.None() && len(r.Header[forwardedFor]) > 0 {
-		a.notice.say(r, notTrusted)
+		a.suspect(r, notTrusted)
 	}
+}
+
+// suspect logs format once, with the peer's address.
+func (a *address) suspect(r *http.Request, format string) {
+	a.notice.once.Do(func() {
+		peer, _, _ := a.proxies.Peer(r)
+		text := peer.String()
+		if !peer.IsValid() { // such as "@", or what a middleware has written there
+			text = fmt.Sprintf("%.64q", r.RemoteAddr)
+		}
+		tell(r, fmt.Sprintf(format, text))
+	})
 }
 
 // find returns the address of the client, or an invalid one if there is none. text is the address
@@ -119,7 +133,7 @@ func (a *address) find(r *http.Request) (addr netip.Addr, text string) {
 	peer, text, trusted := a.proxies.Peer(r)
 	if !trusted {
 		if !a.proxies.None() && len(r.Header[forwardedFor]) > 0 {
-			a.notice.say(r, unknownProxy)
+			a.suspect(r, unknownProxy)
 		}
 		return peer, text
 	}

@@ -187,12 +187,12 @@ func TestSignsOfAWrongKeyAreLoggedOnce(t *testing.T) {
 		want  string
 	}{
 		{"PeerIP behind a proxy", httplimit.PeerIP(), "X-Forwarded-For",
-			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: if it comes from a proxy, all clients behind that proxy share one limit; trust the proxy with ClientIP, or with -proxies of ratelimit-serve\n"},
+			"httplimit: a request from 192.0.2.1 has X-Forwarded-For, which PeerIP does not read: if that address is a proxy, all clients behind it share one limit; use ClientIP with the proxy's address (ratelimit-serve: set -proxies)\n"},
 		{"within another Key", httplimit.Combined(httplimit.Method(), httplimit.PeerIP()), "X-Forwarded-For",
-			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: if it comes from a proxy, all clients behind that proxy share one limit; trust the proxy with ClientIP, or with -proxies of ratelimit-serve\n"},
+			"httplimit: a request from 192.0.2.1 has X-Forwarded-For, which PeerIP does not read: if that address is a proxy, all clients behind it share one limit; use ClientIP with the proxy's address (ratelimit-serve: set -proxies)\n"},
 		{"PeerIP without a proxy", httplimit.PeerIP(), "Accept", ""},
 		{"ClientIP and a proxy that it does not know", httplimit.ClientIP([]string{"10.0.0.0/8"}), "X-Forwarded-For",
-			"httplimit: a request with X-Forwarded-For comes from an address that is not among the proxies of ClientIP, or of -proxies: if that is a proxy, add it, because all clients behind it share one limit\n"},
+			"httplimit: a request with X-Forwarded-For comes from 192.0.2.1, which is not among the trusted proxies: if that address is a proxy, all clients behind it share one limit; add it to the proxies of ClientIP (ratelimit-serve: to -proxies)\n"},
 		{"ClientIP and a proxy that it knows", httplimit.ClientIP([]string{"192.0.2.1"}), "X-Forwarded-For", ""},
 		{"ClientIP without a proxy", httplimit.ClientIP([]string{"10.0.0.0/8"}), "Accept", ""},
 		{"Route outside of the mux", httplimit.Route(), "Accept",
@@ -210,6 +210,16 @@ func TestSignsOfAWrongKeyAreLoggedOnce(t *testing.T) {
 			require.Equal(t, c.want, said.String())
 		})
 	}
+}
+
+func TestOnlyTheBeginningOfAWrongAddressIsLogged(t *testing.T) {
+	var said bytes.Buffer
+	r := get(strings.Repeat("x", 100) + "\n") // by a middleware that has copied a header field into it
+	r.Header.Set("X-Forwarded-For", "198.51.100.7")
+	server := &http.Server{ErrorLog: log.New(&said, "", 0)}
+	_, err := httplimit.PeerIP().Of(r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, server)))
+	require.ErrorIs(t, err, httplimit.ErrNoIdentity)
+	require.Contains(t, said.String(), `a request from "`+strings.Repeat("x", 64)+`" has`)
 }
 
 func TestIPv6AddressesAreGroupedAsWished(t *testing.T) {
