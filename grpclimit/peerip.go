@@ -51,8 +51,8 @@ func PeerIP(opts ...IPOption) Key {
 
 // ClientIP identifies clients by their address behind trusted proxies, and otherwise as [PeerIP]
 // does. proxies are addresses or networks, such as "10.0.0.7" or "2001:db8::/64", or "unix" for all
-// peers on a Unix socket. There must be at least one, and none may include all addresses. A client
-// inside a trusted network can pretend to be anybody.
+// peers on a Unix socket. There must be at least one, and together they must not include all IPv4
+// or all IPv6 addresses. A client inside a trusted network can pretend to be anybody.
 //
 // If the peer is trusted, the client is the first untrusted address of x-forwarded-for in the
 // metadata, read from the right. Only the right end is reliable, because a client can write

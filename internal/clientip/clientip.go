@@ -4,6 +4,7 @@ package clientip
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -24,8 +25,8 @@ type Proxies struct {
 	Unix     bool           // whether peers on a Unix socket are trusted
 }
 
-// ParseProxies reads networks, single addresses and "unix". There must be at least one, and none
-// may include all addresses.
+// ParseProxies reads networks, single addresses and "unix". There must be at least one, and together
+// they must not include all IPv4 or all IPv6 addresses.
 func ParseProxies(texts []string) (Proxies, error) {
 	var p Proxies
 	for _, text := range texts {
@@ -45,7 +46,28 @@ func ParseProxies(texts []string) (Proxies, error) {
 	if p.None() {
 		return Proxies{}, errors.New("want at least one proxy")
 	}
+	if everyone(p.networks) {
+		return Proxies{}, errors.New("together, the proxies would trust every IPv4 or every IPv6 address")
+	}
 	return p, nil
+}
+
+// everyone reports whether networks together include all IPv4 or all IPv6 addresses.
+func everyone(networks []netip.Prefix) bool {
+	var v4, v6 float64 // the share of all addresses
+	var last netip.Prefix
+	for _, n := range slices.SortedFunc(slices.Values(networks), netip.Prefix.Compare) {
+		switch {
+		case last.Overlaps(n): // last includes n, because a network comes before those inside it
+			continue
+		case n.Addr().Is4():
+			v4 += math.Ldexp(1, -n.Bits())
+		default:
+			v6 += math.Ldexp(1, -n.Bits())
+		}
+		last = n
+	}
+	return v4 >= 1 || v6 >= 1
 }
 
 // None reports whether no proxy is trusted.

@@ -7,6 +7,28 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+func TestProxiesThatTrustEveryoneAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		want    bool // whether they are refused
+		proxies []string
+	}{
+		{true, []string{"0.0.0.0/0"}},
+		{true, []string{"::/0"}},
+		{true, []string{"0.0.0.0/1", "128.0.0.0/1"}},
+		{true, []string{"128.1.2.3/1", "10.0.0.0/8", "64.0.0.0/2", "0.0.0.0/2", "192.0.2.1"}},
+		{true, []string{"unix", "10.0.0.7", "8000::/1", "::/2", "4000::/2"}},
+		{true, []string{"::ffff:0.0.0.0/97", "128.0.0.0/1"}},
+		{false, []string{"0.0.0.0/1", "0.0.0.0/1", "0.0.0.0/2", "10.0.0.0/8"}},
+		{false, []string{"0.0.0.0/1", "8000::/1"}},
+		{false, []string{"0.0.0.0/1", "128.0.0.0/2", "10.0.0.0/8", "unix", "::/1"}},
+	} {
+		_, err := ParseProxies(c.proxies)
+		if require.Equal(t, c.want, err != nil, "%q", c.proxies); c.want {
+			require.ErrorContains(t, err, "would trust every", "%q", c.proxies)
+		}
+	}
+}
+
 func TestTheShortWayToAnIPv4AddressFindsWhatTheLongOneDoes(t *testing.T) {
 	check := func(s string) (short bool) {
 		host, ok := ParseIPv4Host(s)
