@@ -184,7 +184,7 @@ func (l *Limit) UnmarshalText(text []byte) error {
 // n is below 1.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
-		return Limit{}, fmt.Errorf("%w: a share of 1/%d of %v: want 1 or more instances", ErrInvalidLimit, n, l)
+		return Limit{}, fmt.Errorf("%w: %d instances share %v, want 1 or more", ErrInvalidLimit, n, l)
 	}
 	if l == Unlimited() {
 		return l, nil

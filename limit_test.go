@@ -533,7 +533,9 @@ func TestAShareIsOneNthOfTheLimit(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 		require.Zero(t, share)
 	}
-	_, err := ratelimit.Limit{}.Share(1)
+	_, err := ratelimit.PerMinute(5).Share(0) // also of FailLocal(0)
+	require.ErrorContains(t, err, "0 instances share 5/m, want 1 or more")
+	_, err = ratelimit.Limit{}.Share(1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 

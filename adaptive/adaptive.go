@@ -149,7 +149,7 @@ func New(floor, ceiling ratelimit.Limit, signal func() float64, opts ...Option) 
 		return nil, err
 	}
 	if signal == nil {
-		return nil, fmt.Errorf("%w: the signal is nil", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: adaptive.New: the signal is nil", ratelimit.ErrInvalidOption)
 	}
 	l := &Limit{
 		floor: floor, ceiling: ceiling, signal: signal, start: ceiling.Rate,

@@ -115,6 +115,8 @@ func TestInvalidRangesAndSignalsAreRefused(t *testing.T) {
 			require.Nil(t, l)
 		})
 	}
+	_, err := adaptive.New(floor, ceiling, nil)
+	require.ErrorContains(t, err, "adaptive.New: the signal is nil")
 }
 
 func TestValuesAtTheEdgeOfTheirRangeAreAccepted(t *testing.T) {

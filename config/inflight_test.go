@@ -262,7 +262,7 @@ func TestSlotsThatCannotBe(t *testing.T) {
 	for fields, want := range map[string]string{
 		"in_flight: 0":                                   `1:27: limiter "a": in_flight: "0": want a number from 1 to 2147483647`,
 		"in_flight: many":                                `1:27: limiter "a": in_flight: "many": want a number from 1 to 2147483647`,
-		"in_flight: 5, life: 1ms":                        `1:36: limiter "a": life: ratelimit: invalid option: a slot TTL of 1ms, want 100ms to 24h0m0s`,
+		"in_flight: 5, life: 1ms":                        `1:36: limiter "a": life: ratelimit: invalid option: life, the TTL of a slot, is 1ms, want 100ms to 24h0m0s`,
 		"in_flight: 5, life: -1s":                        `1:36: limiter "a": life: "-1s": want a time, such as 30s`,
 		"in_flight: 5, life: long":                       `1:36: limiter "a": life: "long": want a time, such as 30s`,
 		"algorithm: fixed_window, limit: 1/s, life: 30s": `1:53: limiter "a": life: needs in_flight`,

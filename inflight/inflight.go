@@ -36,7 +36,7 @@ func New(s store.Store, n int, life time.Duration, opts ...ratelimit.Option) (*r
 		return nil, fmt.Errorf("%w: %d slots, want 1 or more", ratelimit.ErrInvalidLimit, n)
 	}
 	if life < leastLife || life > mostLife {
-		return nil, fmt.Errorf("%w: a slot TTL of %v, want %v to %v", ratelimit.ErrInvalidOption, life, leastLife, mostLife)
+		return nil, fmt.Errorf("%w: life, the TTL of a slot, is %v, want %v to %v", ratelimit.ErrInvalidOption, life, leastLife, mostLife)
 	}
 	if _, here := s.(*memstore.Store); here {
 		life = forever

@@ -63,7 +63,7 @@ func WithEnforcement(percent float64) Option {
 // l, report or an option is nil, or if an option is out of range.
 func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	if report == nil {
-		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: shadow.New: the report is nil", ratelimit.ErrInvalidOption)
 	}
 	lim := &Limiter{wrapper: see.Has(see.Traits{Answers: true})}
 	lim.reports.report = report

@@ -128,6 +128,8 @@ func TestALimiterWithoutItsPartsIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
 		require.Nil(t, l, name)
 	}
+	_, err := shadow.New(lim, nil)
+	require.ErrorContains(t, err, "shadow.New: the report is nil")
 }
 
 func TestTheZeroValueAnswersWithAnError(t *testing.T) {

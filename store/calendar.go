@@ -127,7 +127,7 @@ func NewCalendar(unit Unit, from int, zone string) *Calendar {
 func checkDay(unit Unit, from int) error {
 	switch {
 	case unit == Day && from != 0:
-		return fmt.Errorf("a calendar day cannot begin on day %d: use 0", from)
+		return errors.New("a calendar day begins at midnight: use From only with PerWeek or PerMonth")
 	case unit == Week && (from < 0 || from > 6):
 		return fmt.Errorf("day %d of the week is out of range: want 0 (Sunday) to 6", from)
 	case unit == Month && (from < 1 || from > 31):
@@ -178,6 +178,9 @@ func (r *registry) find(name string) *timeZone {
 // zone on each machine of a service, or none. Some file systems do not distinguish upper from lower
 // case.
 func checkZone(name string) error {
+	if name == "" {
+		return errors.New(`the time zone is nil or has no name: use one such as "UTC" or "Europe/Berlin"`)
+	}
 	if !zoneName(name) {
 		return fmt.Errorf("zone %.48q is not a name of the time zone database", name)
 	}

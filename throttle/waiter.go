@@ -80,7 +80,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
 	if max <= 0 {
-		return nil, fmt.Errorf("%w: the maximum is %v, want above 0", ratelimit.ErrInvalidOption, max)
+		return nil, fmt.Errorf("%w: NewWaiter: the maximum is %v, want above 0", ratelimit.ErrInvalidOption, max)
 	}
 	if err := see.NoWait(l); err != nil {
 		return nil, err

@@ -45,6 +45,8 @@ func TestAWaiterWithoutItsPartsIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
 		require.Nil(t, w, name)
 	}
+	_, err := throttle.NewWaiter(lim, 0)
+	require.ErrorContains(t, err, "NewWaiter: the maximum is 0s")
 }
 
 // beyond is 2^31, or where int has 32 bits what comes after 2^31-1 there.
