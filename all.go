@@ -23,7 +23,8 @@ import (
 // Other limits are charged one after the other, and refunded if a later one denies.
 //
 // Bound: the bound of each limit. While limits are charged one after the other, other callers may see
-// up to n events too few. Events whose refund fails stay charged.
+// up to n events per call too few, and be denied with a RetryAfter that is too long, so put the limit that
+// denies most first. Events whose refund fails stay charged.
 //
 // The [Result] has the least Remaining of all limits, and the longest ResetAfter, Delay and
 // RetryAfter. See [Result.DeniedBy] and [Result.Parts]. RetryAfter is an estimate if limits that share their
