@@ -278,7 +278,8 @@ func WithOnPause(f func(key string, d time.Duration, field string)) ClientOption
 //
 // The refusal is returned instead if the request's body cannot be read again
 // ([http.Request.GetBody]), or if the server asks for a pause that is longer than WithMaxPause or
-// ends after the deadline of the request's context. WithRetries cannot be combined with [WithoutWaiting].
+// ends after the deadline of the request's context. If the limiter admits the retry only after that
+// deadline, the error is [ratelimit.ErrWouldExceedDeadline]. WithRetries cannot be combined with [WithoutWaiting].
 func WithRetries(n int) ClientOption {
 	return clientOption(options.Checked(options.Within("WithRetries", n, 0, 100), func(c *config) { c.retries = n }))
 }
