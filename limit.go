@@ -116,7 +116,8 @@ func (l Limit) zone() string {
 	return l.calendar.Zone()
 }
 
-// Unlimited returns a limit that admits everything without asking the store. Its Rate is -1.
+// Unlimited returns a limit that admits everything without asking the store, so nothing is counted. Its
+// Rate is -1.
 func Unlimited() Limit { return Limit{Rate: -1} }
 
 // Every returns a limit of one event per d.
