@@ -84,7 +84,7 @@ func TestCountsAreOnRedis(t *testing.T) {
 	server.SetTime(now) // it stands still
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 	defer client.Close()
-	shared := ratelimit.Must(redisstore.New(client, redisstore.WithTimeout(time.Minute))) // machines for tests are slow
+	shared := ratelimit.Must(redisstore.New(client, redisstore.WithTimeout(5*time.Second))) // machines for tests are slow
 	limiter := ratelimittest.New(t, "token_bucket", shared, ratelimit.PerMinute(1))
 	require.Equal(t, http.StatusNoContent, get(t, limiter).Code)
 	require.Equal(t, http.StatusTooManyRequests, get(t, limiter).Code)
