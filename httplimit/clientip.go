@@ -23,7 +23,7 @@ type address struct {
 	notice  notice           // logged once if there seems to be an untrusted proxy
 }
 
-// What is logged of a request from an address that may be that of a proxy. ratelimit-serve logs it too, for operators.
+// The logs of a request from an address that may be a proxy. ratelimit-serve writes them too, for operators.
 const (
 	notTrusted = "httplimit: a request from %s has X-Forwarded-For, which PeerIP does not read: if that address is a proxy, " +
 		"all clients behind it share one limit; use ClientIP with the proxy's address (ratelimit-serve: set -proxies)"

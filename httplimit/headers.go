@@ -10,7 +10,7 @@ import (
 )
 
 // HeaderStyle is a way to report limits in the header of each response. All styles report how many
-// requests are left, and a time in seconds, rounded up:
+// requests are left, and a time in seconds, rounded up, which Legacy gives as a Unix time:
 //
 //   - If requests are left, it is the time until the key's state is fully reset.
 //   - If none is left, it is the time until the next one is, if the limiter knows it. The fixed
