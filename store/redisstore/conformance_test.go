@@ -22,7 +22,7 @@ func TestConformanceOnRedis(t *testing.T) {
 	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(1, 4, 40)), storetest.ExpiresInRealTime())
 }
 
-// Miniredis replaces a missing redis-server. Beside one it is for the night: it is ten times as slow.
+// Miniredis replaces a missing redis-server. With one, it is only for the night, because it is ten times as slow.
 func TestConformanceOnMiniredis(t *testing.T) {
 	if _, err := exec.LookPath("redis-server"); err == nil {
 		effort.NeedLong(t)
