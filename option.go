@@ -14,7 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Option configures a limiter.
+// Option configures a limiter. If an option that sets one value is repeated, the last one counts. Observers
+// add up. A second limit function or key function is an error.
 type Option func(*limiter) error
 
 // WithName names the limiter in its store. Limiters with the same algorithm, Period and name share the
@@ -129,7 +130,7 @@ func CountCalls() Option {
 // because the event would be taken from those reserved.
 //
 // WithReserved returns [ErrInvalidOption] if the limit, or that of a tier, does not exceed n, or if the limit is
-// [Unlimited]. Beside a tier with events to reserve, limits may be Unlimited or have a Rate of 0. On a
+// [Unlimited]. If a tier has events to reserve, other limits may be Unlimited or have a Rate of 0. On a
 // lease, the Burst of a TokenBucket must exceed n by more than what flows in during the TTL. With
 // [WithLimitFunc], no limit is refused: if the limit of a key does not exceed n, its calls are denied, with a
 // RetryAfter of [Never].

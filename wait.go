@@ -14,7 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Wait blocks until l admits n events of key, and then for their Delay. It returns [ErrNever]
+// Wait blocks until l admits n events of key, and then for their Delay, which the Result still has: do
+// not sleep for it again. It returns [ErrNever]
 // immediately if the events are never admitted, and [ErrWouldExceedDeadline] as soon as the decisions of
 // l show that they would be admitted only after the deadline of ctx. It returns [ErrInvalidOption] if l
 // counts slots, for which there is inflight.Wait, or if l waits by itself, as throttle's Waiter does.

@@ -22,10 +22,10 @@ type Option interface {
 	ClientOption
 }
 
-// ServerOption configures an interceptor of a server.
+// ServerOption configures an interceptor of a server. If options contradict each other, the last one counts.
 type ServerOption interface{ server(*config) error }
 
-// ClientOption configures an interceptor of a client.
+// ClientOption configures an interceptor of a client. If options contradict each other, the last one counts.
 type ClientOption interface{ client(*config) error }
 
 type (

@@ -18,10 +18,10 @@ type Option interface {
 	ClientOption
 }
 
-// ServerOption configures the middleware.
+// ServerOption configures the middleware. If options contradict each other, the last one counts.
 type ServerOption interface{ server(*config) error }
 
-// ClientOption configures a [Transport].
+// ClientOption configures a [Transport]. If options contradict each other, the last one counts.
 type ClientOption interface{ client(*config) error }
 
 type (

@@ -46,7 +46,8 @@ func WaitUpTo(d time.Duration) Option {
 }
 
 // Wait is like [Hold], but blocks until there is a slot and room for everything else that l asks
-// for, and then for the Delay. It never returns a denial.
+// for, and then for the Delay, which the Result still has: do not sleep for it again. It never returns
+// a denial.
 //
 // In one process, the waiters for a key of l form a queue and ask in order of arrival. One waiter
 // asks for each slot that a Release in this process or the last answer has reported as free. To find
