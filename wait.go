@@ -106,7 +106,7 @@ func (a *asker) Hands() bool     { return !see.Calls(a.limiter) && see.ByKey(a.l
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
-// kind returns how lim admits waiters. A lease takes events ahead, so none of its events has a later time.
+// kind returns how lim admits waiters. A lease takes events ahead, so it admits none for a later time.
 func (lim *limiter) kind() queue.Kind {
 	switch {
 	case see.Leased(lim.store):

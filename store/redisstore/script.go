@@ -44,7 +44,7 @@ type boxed struct {
 	rate, period, burst any
 }
 
-// appendLimit appends to args the arguments of the i-th request of a call that follow its what.
+// appendLimit appends to args the limit and the count of the i-th request of a call, which follow its operation.
 func (s *Store) appendLimit(args []any, sc *script, i int, r *request) []any {
 	var kept *atomic.Pointer[boxed]
 	var b *boxed
