@@ -296,7 +296,7 @@ func (a *asker) Refund(context.Context) error {
 	return nil
 }
 
-func (a *asker) Hands() bool { return true }
+func (a *asker) MayHandOn() bool { return true }
 func (a *asker) Permit() any { return a.held }
 func (a *asker) Take(p any)  { a.held = p.(permit) }
 

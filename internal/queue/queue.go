@@ -163,7 +163,7 @@ func (q *queue) remember(a Answer, now time.Time) {
 		w := e.Value.(*Waiter)
 		e = e.Next()
 		turn := q.earliest(before + w.N)
-		never := q.tooMany(w.N) && !a.Elsewhere && w.Asker.Hands()
+		never := q.tooMany(w.N) && !a.Elsewhere && w.Asker.MayHandOn()
 		if !never && !q.tooLate(w.end, turn, now) {
 			before += w.N
 			q.bounds(w)

@@ -99,7 +99,7 @@ func (c *caller) Refund(context.Context) error {
 	return nil
 }
 
-func (c *caller) Hands() bool { return true }
+func (c *caller) MayHandOn() bool { return true }
 func (c *caller) Permit() any { return c.n }
 func (c *caller) Take(any)    {}
 

@@ -37,9 +37,9 @@ type Asker interface {
 	// Permit returns what Refund would refund, for the Take of another waiter.
 	Permit() any
 	Take(permit any)
-	// Hands reports whether the limiter decides by the key alone, so that another waiter may take
+	// MayHandOn reports whether the limiter decides by the key alone, so that another waiter may take
 	// the permit.
-	Hands() bool
+	MayHandOn() bool
 }
 
 // Waiter is a call that waits, for a single Wait. As the context of a ratelimit.Wait, it is the Waiter of that call:
@@ -394,7 +394,7 @@ func (w *Waiter) sleepUntilDue(ctx context.Context) error {
 // or refunds it.
 func (w *Waiter) returnPermit(ctx context.Context) (err error) {
 	q, returned := w.queue, false
-	if w.Asker.Hands() && w.handOn() {
+	if w.Asker.MayHandOn() && w.handOn() {
 		return nil
 	}
 	q.shard.mu.Unlock()
