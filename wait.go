@@ -102,7 +102,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) MayHandOn() bool     { return !see.Calls(a.limiter) && see.ByKey(a.limiter) }
+func (a *asker) MayHandOn() bool { return !see.Calls(a.limiter) && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 

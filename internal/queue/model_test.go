@@ -297,8 +297,8 @@ func (a *asker) Refund(context.Context) error {
 }
 
 func (a *asker) MayHandOn() bool { return true }
-func (a *asker) Permit() any { return a.held }
-func (a *asker) Take(p any)  { a.held = p.(permit) }
+func (a *asker) Permit() any     { return a.held }
+func (a *asker) Take(p any)      { a.held = p.(permit) }
 
 // answer is how a wait ended.
 type answer struct {

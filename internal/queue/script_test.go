@@ -100,8 +100,8 @@ func (c *caller) Refund(context.Context) error {
 }
 
 func (c *caller) MayHandOn() bool { return true }
-func (c *caller) Permit() any { return c.n }
-func (c *caller) Take(any)    {}
+func (c *caller) Permit() any     { return c.n }
+func (c *caller) Take(any)        {}
 
 // join adds a call of n events. When join returns, the call waits in the queue, asks, or has ended.
 func (s *script) join(ctx context.Context, n int) *caller {
