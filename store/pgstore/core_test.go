@@ -266,9 +266,26 @@ func TestGarbageFailsItsOwnCallAlone(t *testing.T) {
 	}
 }
 
+// Transactions lock and insert their rows in one order, so that none waits for another that waits for it.
+func TestTransactionsTakeRowsInTheOrderOfTheirKeys(t *testing.T) {
+	t.Parallel()
+	q := rulesOf(t, ratelimit.PerMinute(5))[0]
+	var list []store.Request
+	for _, key := range []string{"c", "a", "d", "b"} {
+		q.Key = key
+		list = append(list, q)
+	}
+	b := newBatch([]*call{newCall(list[:2]), newCall(list[1:])})
+	require.Len(t, b.rows, 4)
+	for i, key := range []string{"a", "b", "c", "d"} {
+		require.Equal(t, address(q.Namespace, key), b.rows[i].key)
+	}
+}
+
 func TestKeysThatDifferHaveDifferentAddresses(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
+	const maxPlainKey = 128 // so that tables keep their rows
 	long := strings.Repeat("k", maxPlainKey)
 	for _, name := range []string{"n", "m"} {
 		ns := store.NewNamespace(&store.Rule{Name: "r"}, name)
@@ -280,5 +297,6 @@ func TestKeysThatDifferHaveDifferentAddresses(t *testing.T) {
 			require.NotContains(t, seen, at)
 			seen[at] = key
 		}
+		require.Contains(t, string(address(ns, long)), long, "SQL finds it")
 	}
 }

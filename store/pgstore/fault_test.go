@@ -506,3 +506,21 @@ func TestGarbageIsCorruptUntilReset(t *testing.T) {
 		require.True(t, take(t, l, "key").Allowed, way)
 	}
 }
+
+// A key continues from the new time, with what it has spent. It is not locked out for the length of the step.
+func TestAKeyIsNotLockedOutAfterTheServersClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range []string{"token_bucket", "sliding_log"} {
+		pool, name := shared(t), table()
+		of := func(opts ...pgstore.Option) ratelimit.Limiter {
+			l, err := ratelimit.New(algorithm, openAt(t, pool, name, opts...), ratelimit.PerHour(1), ratelimit.WithName("n"))
+			require.NoError(t, err)
+			return l
+		}
+		before := of(pgstore.WithClock(func() time.Time { return time.Now().Add(24 * time.Hour) }))
+		require.True(t, take(t, before, "key").Allowed)
+		r := take(t, of(), "key")
+		require.False(t, r.Allowed)
+		require.LessOrEqual(t, r.RetryAfter, time.Hour, algorithm)
+	}
+}

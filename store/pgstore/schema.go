@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"strings"
 	"time"
 
@@ -68,9 +67,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 			return err
 		}
 		defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-		h := fnv.New64a()
-		_, _ = h.Write([]byte("ratelimit: " + s.table()))
-		if _, err = tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", pgx.QueryExecModeExec, int64(h.Sum64())); err != nil {
+		if _, err = tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", pgx.QueryExecModeExec, "ratelimit: "+s.table()); err != nil {
 			return err
 		}
 		switch finding, err := s.layout(ctx, tx); {

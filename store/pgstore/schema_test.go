@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -21,23 +21,22 @@ import (
 
 func TestSeveralProcessesMigrateAtTheSameTime(t *testing.T) {
 	t.Parallel()
-	url, name := pgtest.Shared(t).URL(), table()
-	var all sync.WaitGroup
+	var pools []*pgxpool.Pool
 	for range 8 {
-		pool := connect(t, url, 2)
-		all.Go(func() {
-			s, err := pgstore.New(pool, pgstore.WithTable(name))
-			if err == nil {
-				for range 2 {
-					err = s.Migrate(t.Context())
-				}
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		})
+		pool := connect(t, pgtest.Shared(t).URL(), 2)
+		require.NoError(t, pool.Ping(t.Context()))
+		pools = append(pools, pool)
 	}
-	all.Wait()
+	for range 5 { // each time, some come before the table is there
+		name := table()
+		require.EqualValues(t, len(pools), crowd(len(pools), 1, func(i, _ int) bool {
+			s, err := pgstore.New(pools[i], pgstore.WithTable(name))
+			for n := 0; err == nil && n < 2; n++ {
+				err = s.Migrate(t.Context())
+			}
+			return assert.NoError(t, err)
+		}))
+	}
 }
 
 func TestSchemaIsWhatMigrateRuns(t *testing.T) {
@@ -231,7 +230,7 @@ func TestRowsOfListsThatHaveEndedLeave(t *testing.T) {
 // A table's name may have any characters that New accepts, also once calls delete rows.
 func TestATableMayHaveAnyName(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"it's 100% TABLE", `Größe \ $1`} {
+	for _, name := range []string{"it's 100% TABLE", `Größe \ $1`, strings.Repeat("n", 63)} {
 		l := window(t, openAt(t, shared(t), name), "n", 1000)
 		for i := range 200 {
 			require.Equal(t, 999-i, take(t, l, "key").Remaining)
@@ -244,16 +243,31 @@ func TestOptionsThatCannotBeUsedAreRefused(t *testing.T) {
 	pool := connect(t, "postgres://nobody@127.0.0.1:1/none", 2)
 	for _, opt := range []pgstore.Option{
 		nil, pgstore.WithTable(""), pgstore.WithTable("a.b.c"), pgstore.WithTable("."), pgstore.WithTable(`a"b`), pgstore.WithTable(strings.Repeat("t", 64)),
-		pgstore.WithTimeout(0), pgstore.WithTimeout(-1), pgstore.WithTimeout(25 * time.Hour), pgstore.WithClock(nil),
+		pgstore.WithClock(nil),
 	} {
 		_, err := pgstore.New(pool, opt)
 		require.ErrorIs(t, err, store.ErrInvalidOption)
 	}
 	_, err := pgstore.New(nil)
 	require.ErrorIs(t, err, store.ErrInvalidOption)
-	s, err := pgstore.New(pool, pgstore.WithTimeout(time.Minute))
+	for _, timeout := range []time.Duration{0, -1, 25 * time.Hour} {
+		_, err := pgstore.New(pool, pgstore.WithTimeout(timeout))
+		require.ErrorIs(t, err, store.ErrInvalidOption)
+		require.ErrorContains(t, err, fmt.Sprintf("WithTimeout(%v), want above 0 and at most 24h", timeout))
+	}
+	for _, timeout := range []time.Duration{1, time.Minute, 24 * time.Hour} {
+		s, err := pgstore.New(pool, pgstore.WithTimeout(timeout))
+		require.NoError(t, err)
+		require.Equal(t, timeout, s.Timeout())
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	s, err := pgstore.New(shared(t))
 	require.NoError(t, err)
-	require.Equal(t, time.Minute, s.Timeout())
+	require.Equal(t, 250*time.Millisecond, s.Timeout())
+	require.Contains(t, s.Schema(), `CREATE TABLE IF NOT EXISTS "ratelimit" (`)
 }
 
 func TestAStoreThatNewHasNotMadeSaysSo(t *testing.T) {
