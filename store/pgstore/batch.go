@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -116,7 +115,7 @@ func values(rows []*row) ([][]byte, error) {
 	for i, r := range rows {
 		var err error
 		if list[i], ends[i], err = r.value(); err != nil {
-			return nil, fmt.Errorf("%w: %w", store.ErrStore, err)
+			return nil, err
 		}
 	}
 	return [][]byte{

@@ -91,22 +91,18 @@ type row struct {
 
 // read sets the value from what the table has. A key whose value has ended is new.
 func (r *row) read(now int64) {
-	r.state, r.limit, r.log, r.shift, r.err, r.changed = store.State{}, store.Limit{}, nil, 0, nil, false
-	if len(r.old) > 0 {
-		if r.rule.NewLog != nil {
-			r.log, r.shift, r.err = parseLog(r.rule, r.old)
-		} else {
-			r.state, r.limit, r.err = store.ParseState(r.old)
-		}
-		if r.err != nil {
-			return
-		}
-		if r.end() <= now {
-			r.clear()
-		}
+	r.limit, r.err, r.changed = store.Limit{}, nil, false
+	switch {
+	case len(r.old) == 0:
+		r.clear()
+		return
+	case r.rule.NewLog != nil:
+		r.log, r.shift, r.err = parseLog(r.rule, r.old)
+	default:
+		r.state, r.limit, r.err = store.ParseState(r.old)
 	}
-	if r.log == nil && r.rule.NewLog != nil {
-		r.log = r.rule.NewLog(store.State{})
+	if r.err == nil && r.end() <= now {
+		r.clear()
 	}
 }
 
@@ -153,17 +149,19 @@ func (r *row) end() int64 {
 // value returns the value to be written, and its end.
 func (r *row) value() (b []byte, end int64, err error) {
 	b = make([]byte, 0, 32)
-	if end = r.end(); end == math.MinInt64 {
-		return b, end, nil
-	}
-	if r.log != nil {
+	switch end = r.end(); {
+	case end == math.MinInt64:
+	case r.log == nil:
+		b = store.AppendState(b, r.state, r.limit)
+	default:
 		if r.shift != 0 {
 			b = binary.AppendVarint(append(b, shifted), r.shift)
 		}
-		b, err = r.log.AppendBinary(b)
-		return b, end, err
+		if b, err = r.log.AppendBinary(b); err != nil {
+			err = fmt.Errorf("%w: %w", store.ErrStore, err)
+		}
 	}
-	return store.AppendState(b, r.state, r.limit), end, nil
+	return b, end, err
 }
 
 // step decides on q for n events. next is the state in which they are charged, unless the key has a log.
@@ -175,7 +173,7 @@ func (r *row) step(q *store.Request, now, n int64) (next store.State, reply stor
 		return next, reply
 	}
 	next, reply = r.rule.Step(r.state, q.Limit, now, n+q.Reserved)
-	if q.Reserved > 0 && reply.OK() {
+	if q.Reserved > 0 {
 		next, _ = r.rule.Step(r.state, q.Limit, now, n)
 	}
 	return next, reply
@@ -244,7 +242,7 @@ func (c *call) decide(now int64, setBack bool) error {
 }
 
 // ask returns how many events q would charge, the state after that, and the reply. If the clock was set back, the row
-// moves, unless q writes nothing.
+// moves, which is written unless q writes nothing.
 func (r *row) ask(q *store.Request, now int64, setBack bool) (n int64, state store.State, reply store.Reply) {
 	state0, shift0 := r.state, r.shift
 	if setBack {
@@ -259,13 +257,8 @@ func (r *row) ask(q *store.Request, now int64, setBack bool) (n int64, state sto
 	if q.Op == store.OpOverdraw && !reply.OK() && r.log == nil {
 		reply.X, state = state.At, r.rule.Overdrawn(state, q.Limit, q.Most)
 	}
-	switch moved := r.state != state0 || r.shift != shift0; {
-	case !moved:
-	case q.Op == store.OpLook || q.Op == store.OpGate && reply.OK():
-		r.state, r.shift = state0, shift0
-	default:
-		r.changed = true
-	}
+	moved := r.state != state0 || r.shift != shift0
+	r.changed = r.changed || moved && q.Op != store.OpLook && (q.Op != store.OpGate || !reply.OK())
 	return n, state, reply
 }
 

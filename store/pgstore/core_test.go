@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"math"
@@ -26,11 +27,12 @@ type core struct {
 	*Store
 	mu      sync.Mutex
 	rows    map[string][]byte
+	ends    map[string]int64
 	written int // rows
 }
 
 func newCore(clock func() time.Time, setBack bool) *core {
-	return &core{Store: &Store{clock: clock, setBack: setBack}, rows: map[string][]byte{}}
+	return &core{Store: &Store{clock: clock, setBack: setBack}, rows: map[string][]byte{}, ends: map[string]int64{}}
 }
 
 // batch decides on calls together.
@@ -45,11 +47,11 @@ func (m *core) batch(calls ...*call) error {
 	update, insert := m.decideAll(b, 0)
 	m.written += len(update) + len(insert)
 	for _, r := range append(update, insert...) {
-		value, _, err := r.value()
+		value, end, err := r.value()
 		if err != nil {
 			return err
 		}
-		m.rows[string(r.key)] = value
+		m.rows[string(r.key)], m.ends[string(r.key)] = value, end
 	}
 	for _, c := range calls {
 		if c.err != nil {
@@ -245,10 +247,16 @@ func randomList(rng *rand.Rand, of []store.Request) (list []store.Request) {
 func TestGarbageFailsItsOwnCallAlone(t *testing.T) {
 	t.Parallel()
 	s := newCore(time.Now, false)
-	for _, garbage := range [][]byte{[]byte("garbage"), {shifted}, binary.AppendVarint([]byte{shifted}, math.MaxInt64)} {
+	for _, garbage := range [][]byte{
+		[]byte("garbage"), {shifted}, append([]byte{shifted}, bytes.Repeat([]byte{0xff}, 11)...),
+		binary.AppendVarint([]byte{shifted}, math.MaxInt64), binary.AppendVarint([]byte{shifted}, math.MinInt64),
+		binary.AppendVarint([]byte{shifted}, 1<<60+1), binary.AppendVarint([]byte{shifted}, -1<<60-1),
+	} {
 		for _, q := range rulesOf(t, ratelimit.PerMinute(50)) {
 			q.Key, q.N, q.Op = "bad", 1, store.OpTake
-			s.rows[string(address(q.Namespace, q.Key))] = garbage
+			require.NoError(t, s.batch(newCall([]store.Request{q})))
+			at := string(address(q.Namespace, q.Key))
+			s.rows[at] = append(slices.Clone(garbage), s.rows[at]...) // what follows is a value
 			good := q
 			good.Key = "good"
 			bad, both, other := newCall([]store.Request{q}), newCall([]store.Request{good, q}), newCall([]store.Request{good})
@@ -258,6 +266,7 @@ func TestGarbageFailsItsOwnCallAlone(t *testing.T) {
 			require.NoError(t, other.err)
 			require.True(t, other.replies[0].OK())
 			require.ErrorIs(t, failureOf(bad.err), store.ErrCorrupt)
+			require.Equal(t, 1, strings.Count(failureOf(bad.err).Error(), store.ErrCorrupt.Error()))
 			require.NoError(t, s.Reset(t.Context(), q.Namespace, "bad"))
 			again := newCall([]store.Request{q})
 			require.NoError(t, s.batch(again))
@@ -291,12 +300,12 @@ func TestKeysThatDifferHaveDifferentAddresses(t *testing.T) {
 		ns := store.NewNamespace(&store.Rule{Name: "r"}, name)
 		hi, lo := ns.ID()
 		id := string(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, hi), lo))
-		for _, key := range []string{"a", "b", "a\x00", "a\x00" + id, "=a", "#a", long, long + "k", long + "l", strings.Repeat("\x00", store.MaxKey)} {
+		for _, key := range []string{"a", "b", "a\x00", "a\x00" + id, "\x00a", "=a", "#a", long, long + "k", long + "l", strings.Repeat("\x00", store.MaxKey)} {
 			at := string(address(ns, key))
 			require.LessOrEqual(t, len(at), 18+maxPlainKey)
 			require.NotContains(t, seen, at)
+			require.Equal(t, len(key) <= maxPlainKey && !strings.Contains(key, "\x00"), strings.HasPrefix(at, "="+key+"\x00"), "SQL finds it")
 			seen[at] = key
 		}
-		require.Contains(t, string(address(ns, long)), long, "SQL finds it")
 	}
 }

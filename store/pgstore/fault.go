@@ -91,7 +91,7 @@ func failureOf(err error) *carrier.Failure {
 	if errors.As(err, &f) {
 		var connect *pgconn.ConnectError
 		if errors.As(f.Err, &connect) && codeOf(connect) != "" { // the server refuses this client
-			f = &carrier.Failure{Class: f.Class, What: f.What, Err: f.Err}
+			f = &carrier.Failure{What: f.What, Err: f.Err}
 			f.Class, f.Again = classOf(codeOf(connect))
 		}
 		return f

@@ -140,7 +140,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 	var err error
 	s.carrier, err = carrier.New(carrier.Config[*call]{
 		Timeout: s.timeout, Conns: int(config.MaxConns), DialTimeout: config.ConnConfig.ConnectTimeout,
-		Slack: s.timeout / 8, // a commit waits for the disk, and may wait for a row
+		Slack: s.timeout, // as much as there may be: a commit waits for the disk, and may wait for a row
 		Send:  s.send, Alone: s.alone, Means: meaning, GiveBack: s.giveBack,
 		Pool: func() (idle, total int) {
 			stat := pool.Stat()
@@ -187,8 +187,13 @@ func (s *Store) Decide(ctx context.Context, requests []store.Request, replies []
 	return nil
 }
 
-// renews reports whether r renews a slot that is held.
-func renews(r *store.Request) bool { return r.Namespace.Rule.Held && r.Limit.Before() > 0 }
+// renews reports whether q renews a slot that is held.
+func renews(q *store.Request) bool { return q.Namespace.Rule.Held && q.Limit.Before() > 0 }
+
+// returns reports whether what q has charged goes back if its caller has left.
+func returns(q *store.Request) bool {
+	return q.Op != store.OpOverdraw && !renews(q) && q.Namespace.Rule.Report != nil
+}
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, receipt store.Receipt) error {
@@ -257,16 +262,14 @@ func (s *Store) do(ctx context.Context, ahead bool, newCall func() *call) (*call
 
 // giveBack refunds what c has charged, because its caller has left.
 func (s *Store) giveBack(c *call) {
-	if !c.done || c.op != decide {
+	if !c.done {
 		return
 	}
 	go func() {
 		defer func() { _ = recover() }() // the clock has panicked, and there is no caller to panic for
-		for i := range c.charged {
+		for i, n := range c.charged {
 			q := &c.requests[i]
-			n := c.charged[i]
-			renewed := renews(q)
-			if n < 1 || q.Op == store.OpOverdraw || renewed || q.Namespace.Rule.Report == nil {
+			if n < 1 || !returns(q) {
 				continue
 			}
 			receipt := c.replies[i].Receipt(q.Namespace.Rule, q.Limit, n, n)
