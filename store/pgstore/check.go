@@ -38,8 +38,8 @@ func (s *Store) Ready(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		blocking, _, err := s.findings(ctx, conns[0])
-		switch {
+		f, err := s.findings(ctx, conns[0])
+		switch blocking := f.blocking; {
 		case err != nil:
 			return err
 		case len(blocking) > 0:
@@ -109,8 +109,8 @@ func (s *Store) Check(ctx context.Context) (found []string, err error) {
 			return err
 		}
 		defer conn.Release()
-		blocking, others, err := s.findings(ctx, conn)
-		found = append(blocking, others...)
+		f, err := s.findings(ctx, conn)
+		found = append(f.blocking, f.others...)
 		return err
 	})
 	return found, err
@@ -122,99 +122,110 @@ const (
 	onlyReads = "transactions only read (default_transaction_read_only). Set it off for this user or database."
 )
 
-// findings returns what keeps the store from working, and what else is not as it should be.
-func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (blocking, others []string, err error) {
-	found, err := s.serverFindings(ctx, conn)
+// findings are what keeps the store from working, and what else is not as it should be.
+type findings struct{ blocking, others []string }
+
+func (f *findings) blocks(format string, args ...any) {
+	f.blocking = append(f.blocking, fmt.Sprintf(format, args...))
+}
+
+func (f *findings) other(format string, args ...any) {
+	f.others = append(f.others, fmt.Sprintf(format, args...))
+}
+
+func (s *Store) findings(ctx context.Context, conn *pgxpool.Conn) (f findings, err error) {
+	of, err := askServer(ctx, conn)
 	if err != nil {
-		return nil, nil, err
+		return f, err
 	}
+	s.judge(&of, &f)
 	if n := s.carrier.Stats().TooShort; n > 0 {
-		found[1] = append(found[1], fmt.Sprintf("%d calls had less time than a round trip takes, and were not sent. "+
-			"Give the contexts of calls more time.", n))
+		f.other("%d calls had less time than a round trip takes, and were not sent. Give the contexts of calls more time.", n)
 	}
 	finding, err := s.layout(ctx, conn)
 	switch {
 	case err != nil:
 	case errors.Is(finding, errNoTable):
-		found[0] = append(found[0], fmt.Sprintf("the table %s does not exist, or its schema is not on the search path. "+
-			"Call Migrate, or run what Schema returns.", s.table()))
+		f.blocks("the table %s does not exist, or its schema is not on the search path. Call Migrate, or run what Schema returns.", s.table())
 	case finding != nil:
-		found[0] = append(found[0], finding.Error()+".")
+		f.blocks("%v.", finding)
 	default:
-		var more [2][]string
-		more, err = s.tableFindings(ctx, conn)
-		found[0], found[1] = append(found[0], more[0]...), append(found[1], more[1]...)
+		err = s.judgeTable(ctx, conn, &f)
 	}
-	return found[0], found[1], err
+	return f, err
 }
 
-// serverFindings returns the findings about the server: the blocking ones, and the others.
-func (s *Store) serverFindings(ctx context.Context, conn *pgxpool.Conn) (found [2][]string, err error) {
-	blocks := func(format string, args ...any) { found[0] = append(found[0], fmt.Sprintf(format, args...)) }
-	other := func(format string, args ...any) { found[1] = append(found[1], fmt.Sprintf(format, args...)) }
-	version := conn.Conn().PgConn().ParameterStatus("server_version")
-	major, _, _ := strings.Cut(version, ".")
-	if n, err := strconv.Atoi(major); err == nil && n < leastVersion {
-		blocks("Postgres %s is too old: the store needs %d or later. Upgrade it.", version, leastVersion)
-	}
-	var recovery bool
-	var readOnly, synchronous, autovacuum string
-	var us int64
-	began := time.Now()
+// server is what a server says of itself, and when.
+type server struct {
+	version                           string
+	recovery                          bool
+	readOnly, synchronous, autovacuum string
+	us                                int64 // its clock, in Unix µs
+	began, ended                      time.Time
+}
+
+func askServer(ctx context.Context, conn *pgxpool.Conn) (of server, err error) {
+	of.version, of.began = conn.Conn().PgConn().ParameterStatus("server_version"), time.Now()
 	err = conn.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('synchronous_commit'),
 		current_setting('autovacuum'), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint`, pgx.QueryExecModeExec).
-		Scan(&recovery, &readOnly, &synchronous, &autovacuum, &us) // not a text, which would be in the session's DateStyle
-	if err != nil {
-		return found, err
-	}
-	ended, at := time.Now(), time.UnixMicro(us)
-	switch {
-	case recovery:
-		blocks(isReplica)
-	case readOnly == "on":
-		blocks(onlyReads)
-	}
-	if ahead := max(at.Sub(ended), 0) - max(began.Sub(at), 0); ahead.Abs() > clockSlack && s.clock == nil {
-		other("the server's clock is %v ahead of this machine's. Decisions go by the server's, so windows begin and end at other "+
-			"times than this machine thinks. Set both clocks by NTP.", ahead.Round(time.Millisecond))
-	}
-	if trip := ended.Sub(began); 2*trip > s.timeout {
-		other("a round trip takes %v, and a call, which takes two to four, has %v. Set WithTimeout to at least %v.",
-			trip.Round(time.Millisecond), s.timeout, (8 * trip).Round(time.Millisecond))
-	}
-	if synchronous == "off" {
-		other("synchronous_commit is off, so a crash of the server forgets the decisions of its last moments, less than a second. " +
-			"Their events may be admitted once more.")
-	}
-	if autovacuum == "off" {
-		other("autovacuum is off, so the table grows without bound. Set it on.")
-	}
-	return found, nil
+		Scan(&of.recovery, &of.readOnly, &of.synchronous, &of.autovacuum, &of.us) // not a text, which would be in the session's DateStyle
+	of.ended = time.Now()
+	return of, err
 }
 
-// tableFindings returns the findings about the table: the blocking ones, and the others.
-func (s *Store) tableFindings(ctx context.Context, conn *pgxpool.Conn) (found [2][]string, err error) {
+// judge adds the findings about the server.
+func (s *Store) judge(of *server, f *findings) {
+	major, _, _ := strings.Cut(of.version, ".")
+	if n, err := strconv.Atoi(major); err == nil && n < leastVersion {
+		f.blocks("Postgres %s is too old: the store needs %d or later. Upgrade it.", of.version, leastVersion)
+	}
+	switch {
+	case of.recovery:
+		f.blocks(isReplica)
+	case of.readOnly == "on":
+		f.blocks(onlyReads)
+	}
+	at := time.UnixMicro(of.us)
+	if ahead := max(at.Sub(of.ended), 0) - max(of.began.Sub(at), 0); ahead.Abs() > clockSlack && s.clock == nil {
+		f.other("the server's clock is %v ahead of this machine's. Decisions go by the server's, so windows begin and end at other "+
+			"times than this machine thinks. Set both clocks by NTP.", ahead.Round(time.Millisecond))
+	}
+	if trip := of.ended.Sub(of.began); 2*trip > s.timeout {
+		f.other("a round trip takes %v, and a call, which takes two to four, has %v. Set WithTimeout to at least %v.",
+			trip.Round(time.Millisecond), s.timeout, (8 * trip).Round(time.Millisecond))
+	}
+	if of.synchronous == "off" {
+		f.other("synchronous_commit is off, so a crash of the server forgets the decisions of its last moments, less than a second. " +
+			"Their events may be admitted once more.")
+	}
+	if of.autovacuum == "off" {
+		f.other("autovacuum is off, so the table grows without bound. Set it on.")
+	}
+}
+
+// judgeTable adds the findings about the table.
+func (s *Store) judgeTable(ctx context.Context, conn *pgxpool.Conn, f *findings) error {
 	var missing []string
 	var unlogged bool
 	var options string
-	err = conn.QueryRow(ctx, `SELECT array(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+	err := conn.QueryRow(ctx, `SELECT array(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
 			WHERE NOT has_table_privilege(c.oid, p)), relpersistence = 'u', coalesce(array_to_string(reloptions, ','), '')
 		FROM pg_class c WHERE oid = to_regclass($1)`, pgx.QueryExecModeExec, s.table()).Scan(&missing, &unlogged, &options)
 	if err != nil {
-		return found, err
+		return err
 	}
 	if len(missing) > 0 {
-		found[0] = append(found[0], fmt.Sprintf("the user may not %s on the table %s. Run GRANT SELECT, INSERT, UPDATE, DELETE ON %[2]s TO the user.",
-			strings.Join(missing, ", "), s.table()))
+		f.blocks("the user may not %s on the table %s. Run GRANT SELECT, INSERT, UPDATE, DELETE ON %[2]s TO the user.",
+			strings.Join(missing, ", "), s.table())
 	}
 	if unlogged {
-		found[1] = append(found[1], "the table is unlogged: after a crash or a failover it is empty, and each key starts again with its whole limit.")
+		f.other("the table is unlogged: after a crash or a failover it is empty, and each key starts again with its whole limit.")
 	}
 	if !strings.Contains(options, "fillfactor") || !strings.Contains(options, "autovacuum_vacuum_scale_factor") {
-		found[1] = append(found[1], "the table has no fillfactor or no settings of autovacuum, so it grows more than it needs to. "+
+		f.other("the table has no fillfactor or no settings of autovacuum, so it grows more than it needs to. " +
 			"Set those that Schema returns by ALTER TABLE.")
 	}
-	return found, nil
+	return nil
 }
 
 // Stats is what a [Store] knows of its calls. Overloaded and TooShort only grow.
