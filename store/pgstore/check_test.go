@@ -72,6 +72,12 @@ func TestWhatIsFoundOfATableAndOfCalls(t *testing.T) {
 		}
 		return text
 	}
+	_ = s.within(t.Context(), func(ctx context.Context) error {
+		end, ok := ctx.Deadline()
+		require.True(t, ok)
+		require.LessOrEqual(t, time.Until(end), 5*time.Second)
+		return nil
+	})
 	none := found()
 	require.NotContains(t, none, "calls had less time")
 	require.NotContains(t, none, "no fillfactor")

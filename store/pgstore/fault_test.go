@@ -173,7 +173,8 @@ func TestAPoolThatOthersUseUpIsOverloaded(t *testing.T) {
 		}
 	}
 	pool := connect(t, pgtest.Shared(t).URL(), 2, late)
-	l := window(t, open(t, pool, pgstore.WithTimeout(200*time.Millisecond)), "n", 10)
+	s := open(t, pool, pgstore.WithTimeout(200*time.Millisecond))
+	l := window(t, s, "n", 10)
 	eventually(t, func() bool { _, err := l.Allow(t.Context(), "key"); return err == nil })
 	for range 2 {
 		conn, err := pool.Acquire(t.Context())
@@ -185,6 +186,7 @@ func TestAPoolThatOthersUseUpIsOverloaded(t *testing.T) {
 		require.ErrorIs(t, err, store.ErrOverloaded)
 		require.NotErrorIs(t, err, context.DeadlineExceeded)
 	}
+	require.GreaterOrEqual(t, s.Stats().Overloaded, int64(5))
 }
 
 func TestAServerThatIsGoneIsUnavailableUntilItIsBack(t *testing.T) {

@@ -20,7 +20,7 @@ type session struct {
 	limiter *ratelimit.FixedWindow
 }
 
-func newSession(t *testing.T, table string, change func(*pgxpool.Config)) *session {
+func newSession(t *testing.T, table string, change func(*pgxpool.Config), opts ...Option) *session {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(pgtest.Shared(t).URL())
 	require.NoError(t, err)
@@ -29,7 +29,7 @@ func newSession(t *testing.T, table string, change func(*pgxpool.Config)) *sessi
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	s, err := New(pool, WithTable(table), WithTimeout(30*time.Second))
+	s, err := New(pool, append([]Option{WithTable(table), WithTimeout(30 * time.Second)}, opts...)...)
 	require.NoError(t, err)
 	require.NoError(t, s.Migrate(t.Context()))
 	l, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1000))

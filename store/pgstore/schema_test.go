@@ -100,6 +100,7 @@ func TestReadyAndMigrateSayWhatIsWrong(t *testing.T) {
 	require.NoError(t, at(german, name).Ready(t.Context()))
 
 	wrong(at(reader(t, "GRANT SELECT, INSERT ON "+name+" TO ROLE"), name).Ready(t.Context()), "may not UPDATE, DELETE")
+	wrong(at(reader(t, "GRANT SELECT, INSERT, UPDATE ON "+name+" TO ROLE"), name).Ready(t.Context()), "may not DELETE")
 	least := at(reader(t, "GRANT SELECT, INSERT, UPDATE, DELETE ON "+name+" TO ROLE"), name)
 	require.NoError(t, least.Ready(t.Context()))
 	require.NoError(t, least.Migrate(t.Context()), "the table is there")

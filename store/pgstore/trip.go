@@ -136,14 +136,19 @@ func (s *Store) failed(err error) error {
 
 // sweep queues the deletion of ended rows on some pages, after rows of b have been written.
 func (s *Store) sweep(p *pipeline, b *batch, updated, inserted int) {
-	rows := uint64(updated + perInsert*inserted) //nolint:gosec // some thousand
-	sum := s.written.Add(rows)
-	for pages := sum/rowsPerPage - (sum-rows)/rowsPerPage; pages > 0; {
+	for pages := s.pages(updated, inserted); pages > 0; {
 		n := min(pages, mostPages)
 		first := (s.page.Add(n) - n) & math.MaxInt32
 		p.add(s.sql.sweep, swept, int8of(int64(first)), int8of(int64(n)), int8of(b.now-endedFor)) //nolint:gosec // as above
 		pages -= n
 	}
+}
+
+// pages returns how many pages are to be swept after rows have been written.
+func (s *Store) pages(updated, inserted int) uint64 {
+	rows := uint64(updated + perInsert*inserted) //nolint:gosec // some thousand
+	sum := s.written.Add(rows)
+	return sum/rowsPerPage - (sum-rows)/rowsPerPage
 }
 
 const (

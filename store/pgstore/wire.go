@@ -57,8 +57,7 @@ func (p *pipeline) run(conn *pgconn.PgConn, each func(i int, values [][]byte)) e
 }
 
 // header returns the header of an array with one dimension and n elements, none of them NULL.
-func header(oid uint32, n, size int) []byte {
-	b := make([]byte, 0, 20+size)
+func header(oid uint32, n int) (b []byte) {
 	for _, word := range [...]uint32{1, 0, oid, uint32(n), 1} { //nolint:gosec // a batch has some thousand rows at most
 		b = binary.BigEndian.AppendUint32(b, word)
 	}
@@ -67,11 +66,7 @@ func header(oid uint32, n, size int) []byte {
 
 // byteArrays returns an array of n elements.
 func byteArrays(n int, element func(i int) []byte) []byte {
-	size := 0
-	for i := range n {
-		size += 4 + len(element(i))
-	}
-	b := header(pgtype.ByteaOID, n, size)
+	b := header(pgtype.ByteaOID, n)
 	for i := range n {
 		e := element(i)
 		b = append(binary.BigEndian.AppendUint32(b, uint32(len(e))), e...) //nolint:gosec // as above
@@ -80,7 +75,7 @@ func byteArrays(n int, element func(i int) []byte) []byte {
 }
 
 func int8array(list []int64) []byte {
-	b := header(pgtype.Int8OID, len(list), 12*len(list))
+	b := header(pgtype.Int8OID, len(list))
 	for _, n := range list {
 		b = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(b, 8), uint64(n)) //nolint:gosec // the bits stay
 	}
