@@ -91,7 +91,7 @@ type row struct {
 
 // read sets the value from what the table has. A key whose value has ended is new.
 func (r *row) read(now int64) {
-	r.limit, r.err, r.changed = store.Limit{}, nil, false
+	r.err, r.changed = nil, false // of an earlier attempt
 	switch {
 	case len(r.old) == 0:
 		r.clear()

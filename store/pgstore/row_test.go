@@ -111,18 +111,50 @@ func TestTheRowOfALogThatWasSetBackStays(t *testing.T) {
 	s := newCore(func() time.Time { return now }, true)
 	q := ofLog(t, ratelimit.PerMinute(5))
 	q.N = 1
-	at := string(address(q.Namespace, q.Key))
+	at := address(q.Namespace, q.Key)
 	require.NoError(t, s.batch(newCall([]store.Request{q})))
 	now = now.Add(-time.Hour)
 	denied := q
 	denied.N = 5
 	require.NoError(t, s.batch(newCall([]store.Request{denied})), "which moves it all the same")
 	want := binary.AppendVarint([]byte{3}, -time.Hour.Microseconds())
-	require.Equal(t, want, s.rows[at][:len(want)])
-	require.Equal(t, now.Add(time.Minute).UnixMicro(), s.ends[at])
+	require.Equal(t, want, s.rows[string(at)][:len(want)])
+	require.Equal(t, now.Add(time.Minute).UnixMicro(), s.ends[string(at)])
 	now = now.Add(time.Minute)
 	require.NoError(t, s.batch(newCall([]store.Request{q})))
-	require.NotEqual(t, byte(3), s.rows[at][0], "it is new")
+	require.NotEqual(t, byte(3), s.rows[string(at)][0], "it is new")
+}
+
+// After a lost race, nothing stays of the attempt before it.
+func TestARowIsReadAgain(t *testing.T) {
+	t.Parallel()
+	s := newCore(func() time.Time { return time.Unix(1_700_000_000, 0) }, false)
+	for _, q := range rulesOf(t, ratelimit.PerMinute(5)) {
+		q.Key, q.N, q.Op = "key", 5, store.OpTake
+		require.NoError(t, s.batch(newCall([]store.Request{q})))
+		full := s.rows[string(address(q.Namespace, q.Key))]
+		b := newBatch([]*call{newCall([]store.Request{q})})
+		r, c := b.rows[0], b.calls[0]
+		for range 2 {
+			r.there, r.old = false, nil
+			update, insert := s.decideAll(b, 0)
+			require.NoError(t, c.err)
+			require.True(t, c.replies[0].OK())
+			require.Empty(t, update)
+			require.Equal(t, b.rows, insert)
+
+			r.there, r.old = true, full
+			update, insert = s.decideAll(b, 0)
+			require.NoError(t, c.err)
+			require.False(t, c.replies[0].OK())
+			require.Empty(t, append(update, insert...))
+
+			r.old = []byte("garbage")
+			update, insert = s.decideAll(b, 0)
+			require.ErrorIs(t, c.err, store.ErrCorrupt)
+			require.Empty(t, append(update, insert...))
+		}
+	}
 }
 
 // What is refunded for a caller who has left is what the call has charged, however often it was decided on.
