@@ -82,6 +82,8 @@ func TestWhatIsFoundOfATableAndOfCalls(t *testing.T) {
 	require.NotContains(t, none, "calls had less time")
 	require.NotContains(t, none, "no fillfactor")
 	require.NotContains(t, none, "unlogged")
+	require.NotContains(t, none, "the server's clock")
+	require.NotContains(t, none, "a round trip")
 	for _, setting := range []string{"fillfactor", "autovacuum_vacuum_scale_factor"} {
 		_, err := s.pool.Exec(t.Context(), "ALTER TABLE found RESET ("+setting+")")
 		require.NoError(t, err)

@@ -489,6 +489,7 @@ func TestErrorsOfTheServerHaveTheirClass(t *testing.T) {
 	_, err = window(t, s, "n", 1).Allow(t.Context(), "key")
 	require.ErrorIs(t, err, store.ErrStore)
 	require.NotErrorIs(t, err, store.ErrUnavailable, "a role that does not exist does not come by itself")
+	require.ErrorContains(t, err, "nothing was sent")
 	require.ErrorContains(t, err, "stranger")
 }
 
@@ -524,5 +525,8 @@ func TestAKeyIsNotLockedOutAfterTheServersClockWasSetBack(t *testing.T) {
 		r := take(t, of(), "key")
 		require.False(t, r.Allowed)
 		require.LessOrEqual(t, r.RetryAfter, time.Hour, algorithm)
+		var left float64 // s, until the row ends
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(ends) / 1e6 - extract(epoch FROM clock_timestamp()) FROM "+name).Scan(&left))
+		require.LessOrEqual(t, left, time.Hour.Seconds(), algorithm)
 	}
 }

@@ -125,6 +125,35 @@ func TestTheRowOfALogThatWasSetBackStays(t *testing.T) {
 	require.NotEqual(t, byte(3), s.rows[string(at)][0], "it is new")
 }
 
+// A key that is asked about continues from the new time, unless the call looks, or is a gate that lets others pass.
+func TestCallsThatMoveARowAfterTheServersClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	for _, q := range rulesOf(t, ratelimit.PerMinute(5)) {
+		for op, moves := range map[store.Op]bool{store.OpLook: false, store.OpGate: false, store.OpTake: true, store.OpShadow: true} {
+			at := time.Unix(1_700_000_000, 0)
+			s := newCore(func() time.Time { return at }, true)
+			take := func(key string, n int64) store.Request {
+				q := q
+				q.Key, q.N, q.Op = key, n, store.OpTake
+				return q
+			}
+			require.NoError(t, s.batch(newCall([]store.Request{take("key", 1), take("full", 5)})))
+			at = at.Add(-time.Hour)
+			require.NoError(t, s.batch(newCall([]store.Request{take("full", 1)})))
+			written, some := s.written, take("key", 1)
+			some.Op = op
+			c := newCall([]store.Request{some, take("full", 1)})
+			require.NoError(t, s.batch(c))
+			require.True(t, c.replies[0].OK())
+			require.False(t, c.replies[1].OK())
+			require.Equal(t, moves, s.written > written, "%s: %v", q.Namespace.Rule.Name, op)
+			some.Op, some.N = store.OpGate, 5
+			require.NoError(t, s.batch(newCall([]store.Request{some})))
+			require.Greater(t, s.written, written, "%s: a gate that is closed", q.Namespace.Rule.Name)
+		}
+	}
+}
+
 // After a lost race, nothing stays of the attempt before it.
 func TestARowIsReadAgain(t *testing.T) {
 	t.Parallel()
