@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/carrier"
 	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
@@ -373,4 +374,44 @@ func TestWhatErrorsMean(t *testing.T) {
 	f := failureOf(broken)
 	require.ErrorIs(t, f, store.ErrStore)
 	require.False(t, f.Again)
+}
+
+func TestARefundMakesRoom(t *testing.T) {
+	t.Parallel()
+	s := newSession(t, "refunds", same)
+	for _, q := range rulesOf(t, ratelimit.PerDay(5)) {
+		q.Key, q.Op, q.N = "key", store.OpTake, 5
+		for range 3 {
+			var replies [1]store.Reply
+			require.NoError(t, s.Decide(t.Context(), []store.Request{q}, replies[:]))
+			require.True(t, replies[0].OK(), q.Namespace.Rule.Name)
+			require.NoError(t, s.Refund(t.Context(), q.Namespace, q.Key, q.Limit, replies[0].Receipt(q.Namespace.Rule, q.Limit, 5, 5)))
+		}
+	}
+}
+
+// Refunds and renewals make room for others, so they are sent even if time seems to be short.
+func TestRefundsAndRenewalsGoAhead(t *testing.T) {
+	t.Parallel()
+	s := newSession(t, "ahead", same)
+	slots, err := inflight.New(s.Store, 2, time.Hour)
+	require.NoError(t, err)
+	slot, err := slots.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	q := ofLog(t, ratelimit.PerDay(5))
+	in := func(d time.Duration, f func(context.Context) error) error {
+		s.carrier.Warmed(1, 20*time.Minute) // a round trip
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		defer cancel()
+		return f(ctx)
+	}
+	for s.Stats().TooShort == 0 {
+		require.ErrorIs(t, in(20*time.Millisecond, func(ctx context.Context) error { return s.Reset(ctx, q.Namespace, "key") }), context.DeadlineExceeded)
+	}
+	short := s.Stats().TooShort
+	require.NoError(t, in(10*time.Minute, func(ctx context.Context) error {
+		return s.Refund(ctx, q.Namespace, "key", q.Limit, store.NewReceipt(q.Limit, 0, 0, 1))
+	}))
+	require.NoError(t, in(10*time.Minute, func(ctx context.Context) error { _, err := slots.Renew(ctx, "key", slot); return err }))
+	require.Equal(t, short, s.Stats().TooShort)
 }
