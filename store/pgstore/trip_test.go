@@ -158,6 +158,7 @@ func TestACallWaitsForARowAndItsCallerMayLeave(t *testing.T) {
 		if leaves {
 			cancel()
 			require.ErrorIs(t, <-ended, context.Canceled)
+			require.True(t, waits(), "without its caller")
 		}
 		release()
 		if !leaves {
