@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -415,4 +416,18 @@ func TestRefundsAndRenewalsGoAhead(t *testing.T) {
 	}))
 	require.NoError(t, in(10*time.Minute, func(ctx context.Context) error { _, err := slots.Renew(ctx, "key", slot); return err }))
 	require.Equal(t, short, s.Stats().TooShort)
+}
+
+// A server that stays away leaves nothing behind in the process.
+func TestARefundForACallerWhoHasLeftEnds(t *testing.T) {
+	t.Parallel()
+	s := newSession(t, "refund_ends", same)
+	c := newCall([]store.Request{ofLog(t, ratelimit.PerDay(5))})
+	c.charged[0], c.done = 1, true
+	s.pool.Close()
+	s.giveBack(c)
+	require.Eventually(t, func() bool {
+		stacks := make([]byte, 16<<20)
+		return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "pgstore.(*Store).giveBack")
+	}, time.Minute, 100*time.Millisecond)
 }
