@@ -35,7 +35,7 @@ func TestWhatIsFoundOfAServer(t *testing.T) {
 		"slack":     {server: at(110*time.Millisecond, 10*time.Millisecond)},
 		"slack -":   {server: at(-100*time.Millisecond, 10*time.Millisecond)},
 		"ahead":     {server: at(time.Minute+10*time.Millisecond, 10*time.Millisecond), other: "the server's clock is 1m0s ahead of"},
-		"little":    {server: at(112*time.Millisecond, 10*time.Millisecond), other: "the server's clock is 102ms ahead of"},
+		"little":    {server: at(111*time.Millisecond, 10*time.Millisecond), other: "the server's clock is 101ms ahead of"},
 		"behind":    {server: at(-time.Hour, 10*time.Millisecond), other: "the server's clock is -1h0m0s ahead of"},
 		"near":      {server: at(0, timeout/2)},
 		"far":       {server: at(0, timeout/2+time.Millisecond), other: "a round trip takes 501ms, and a call, which takes two to four, has 1s. Set WithTimeout to at least 4.008s."},
