@@ -329,3 +329,53 @@ func TestAWaiterThatLeavesBeforeAskingLetsTheNextAsk(t *testing.T) {
 		}
 	})
 }
+
+// A waiter that is admitted by a rate does not keep the next one from asking for slots of other processes as soon as any other.
+func TestAfterARateSlotsAreAskedForAsSoonAsEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		rate := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerSecond(10)))
+		l := note(ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 1))))
+		began := time.Now()
+		_, err := rate.AllowN(t.Context(), "key", 10)
+		require.NoError(t, err)
+		ctx, end := context.WithCancel(t.Context())
+		first := waitFor(t, ctx, l, "key")
+		waitFor(t, ctx, l, "key")
+		require.Equal(t, time.Second, (<-first).Sub(began))
+		time.Sleep(5 * time.Millisecond)
+		synctest.Wait()
+		require.Equal(t, 3, l.asked())
+		require.GreaterOrEqual(t, l.at[2].Sub(l.at[1]), 3750*time.Microsecond, "processes do not ask together")
+		end()
+		synctest.Wait()
+	})
+}
+
+// While slots are free, a waiter goes on when the rate has room, even in a queue of long jobs, which asks seldom.
+func TestAQueueOfLongJobsLearnsWhenTheRateHasRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const every = 200 * time.Millisecond
+		s := newRemote(t)
+		here, there := slots(t, s, 3, ratelimit.WithName("x")), slots(t, s, 3, ratelimit.WithName("x"))
+		l := ratelimit.Must(ratelimit.NewAll(here, ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: every, Burst: 1}))))
+		others := []*inflight.Slot{hold(t, there), hold(t, there)}
+		job := wait(t.Context(), t, l, "key")
+		ctx, end := context.WithCancel(t.Context())
+		var got [3]<-chan time.Time
+		for i := range got {
+			got[i] = waitFor(t, ctx, l, "key")
+		}
+		time.Sleep(4 * time.Second)
+		job.Release()
+		<-got[0]
+		time.Sleep(10 * time.Second) // in which the pauses grow to a second
+		for _, slot := range others {
+			slot.Release()
+		}
+		second := <-got[1]
+		require.Equal(t, every, (<-got[2]).Sub(second))
+		end()
+		synctest.Wait()
+	})
+}

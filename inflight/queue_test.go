@@ -564,6 +564,27 @@ func TestAWokenWaiterThatLeavesLeavesTheSlotToOthers(t *testing.T) {
 	})
 }
 
+// A key for which nobody waits any more does not keep a Release from waking those that wait for another.
+func TestAQueueThatEndsKeepsNoReleaseFromOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		a, b := holdOf(t, l, "a"), holdOf(t, l, "b")
+		ctx, end := context.WithCancel(t.Context())
+		gone, leave := context.WithCancel(t.Context())
+		waitFor(t, gone, l, "a")
+		got := waitFor(t, ctx, l, "b")
+		time.Sleep(time.Second)
+		leave()
+		synctest.Wait()
+		began := time.Now()
+		b.Release()
+		require.Zero(t, (<-got).Sub(began))
+		a.Release()
+		end()
+		synctest.Wait()
+	})
+}
+
 // g and h always have somebody waiting; each may hold one of two. c waits for a minute, and gets one.
 func TestBusyKeysDoNotStarveAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -10,7 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 )
 
 // more is the number of callers of which only one may wait for slots.
@@ -70,14 +72,16 @@ func TestWhoNeedNotWaitTakesNoPlace(t *testing.T) {
 // Who finds no place does not overtake those that wait if there is not room for all, in each of the limits.
 func TestWhoFindsNoPlaceOvertakesNobody(t *testing.T) {
 	for name, c := range map[string]struct {
-		slots, rate int // per hour; 0 for slots alone
-		got         int // of 6 callers, of whom 4 may wait
+		slots, rate int  // per hour; 0 for slots alone
+		away        bool // whether the rate's store is away, and the rate fails open
+		got         int  // of 6 callers, of whom 4 may wait
 	}{
 		"room for those that wait":          {slots: 4, got: 4},
 		"room for another one":              {slots: 5, got: 6},
 		"a rate for those that wait":        {slots: 100, rate: 4, got: 4},
 		"a rate for another one":            {slots: 100, rate: 5, got: 6},
 		"slots for those that wait, a rate": {slots: 4, rate: 100, got: 4},
+		"a rate that fails open":            {slots: 100, rate: 4, away: true, got: 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -85,7 +89,11 @@ func TestWhoFindsNoPlaceOvertakesNobody(t *testing.T) {
 				s.way = 20 * time.Millisecond
 				var l ratelimit.Limiter = slots(t, s, c.slots)
 				if c.rate > 0 {
-					l = ratelimit.Must(ratelimit.NewAll(l, ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(c.rate)))))
+					var rate ratelimit.Limiter = ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(c.rate)))
+					if c.away {
+						rate = ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewFixedWindow(testkit.Away{Store: s}, ratelimit.PerHour(c.rate))), fallback.FailOpen()))
+					}
+					l = ratelimit.Must(ratelimit.NewAll(l, rate))
 				}
 				require.Equal(t, c.got, burst(6, func(ctx context.Context) (*inflight.Slot, ratelimit.Result, error) {
 					return inflight.Wait(ctx, l, "key", 1, inflight.MaxWaiting(4))
