@@ -379,3 +379,25 @@ func TestAQueueOfLongJobsLearnsWhenTheRateHasRoom(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// While a Release fails and is repeated, nobody is woken: the slot is not free.
+func TestAReleaseThatFailsWakesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := note(slots(t, s, 1))
+		a := hold(t, l)
+		ctx, end := context.WithCancel(t.Context())
+		waitFor(t, ctx, l, "key")
+		time.Sleep(time.Second) // in which the pauses grow to 50 ms
+		before := l.asked()
+		s.down.Store(true)
+		a.Release()
+		time.Sleep(2900 * time.Millisecond) // in which it is repeated after 5 ms, 15 ms, 35 ms ...
+		end()
+		synctest.Wait()
+		for i := before + 1; i < l.asked(); i++ {
+			require.Greater(t, l.at[i].Sub(l.at[i-1]), 37*time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+	})
+}

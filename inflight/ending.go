@@ -109,19 +109,11 @@ func (h *hold) end(why Reason) {
 	}
 }
 
-// yield decides whether the slots of a caller that has waited are left to other processes.
+// yield decides which slots of a caller that has waited are left to other processes.
 func (h *hold) yield() {
-	if !h.waited || h.inMemory() {
-		return
+	if h.waited && !h.inMemory() {
+		queues.yield(h.key, h.taken, time.Since(h.since))
 	}
-	var few [4]*ratelimit.Custom
-	cores := few[:0]
-	for i := range h.taken {
-		if p := &h.taken[i]; p.life < forever && p.counted() {
-			cores = append(cores, p.core)
-		}
-	}
-	h.yields = len(cores) > 0 && queues.yield(h.key, cores, time.Since(h.since), h.full)
 }
 
 // lose reports a loss, once. The slot is still renewed, so that the work that continues is counted
@@ -169,21 +161,21 @@ func (h *hold) giveBack() {
 	var left []heldSlot
 	for _, p := range h.taken {
 		if p.charged().Charged() == 0 { // let through in an outage
-			queues.wake(h.key, p.core, h.yields)
+			queues.wake(h.key, p.core, p.yields)
 			continue
 		}
 		err := unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) }) // fewer than n would not be the whole call
 		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
-		if !gone { // even if a function of the limiter has failed
-			left = append(left, p)
+		if err == nil || p.yields {
+			queues.wake(h.key, p.core, p.yields)
 		}
-		if err == nil || h.yields {
-			queues.wake(h.key, p.core, h.yields)
+		if p.yields = false; !gone { // even if a function of the limiter has failed
+			left = append(left, p)
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.taken, h.busy, h.yields = left, false, false
+	h.taken, h.busy = left, false
 	switch {
 	case len(left) > 0:
 		h.pause = min(max(leastPause, 2*h.pause), time.Minute)

@@ -25,6 +25,7 @@ type heldSlot struct {
 	toTake  bool              // it was admitted in an outage, together with other slots of an All
 	life    time.Duration
 	until   time.Time // the earliest time at which it may expire
+	yields  bool      // it is left to other processes after the Release
 }
 
 // note records the slots of r, the answer to q, which was asked at the time asked. For an All, these
@@ -120,6 +121,11 @@ func (p *heldSlot) charged() ratelimit.Result { return innermost(p.limiter, p.an
 func (p *heldSlot) counted() bool {
 	charged := p.charged()
 	return charged.Charged() > 0 && charged.Source() == ratelimit.SourceStore
+}
+
+// scarce reports whether p was the last free slot of a store.
+func (p *heldSlot) scarce() bool {
+	return p.life < forever && p.counted() && p.charged().Remaining == 0
 }
 
 // standsIn reports whether p was admitted without the store, in an outage.

@@ -69,7 +69,6 @@ type hold struct {
 	ended      bool
 	unreleased bool          // [Flush] waits for it
 	forgotten  bool          // the next tick ends it
-	yields     bool          // leave its slots to other processes after the Release
 	pause      time.Duration // before the next attempt to release; 0 unless one has failed
 	work       context.Context
 	cancel     context.CancelCauseFunc

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/list"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -117,29 +118,33 @@ func (a *allQueues) contended(q *queue) bool {
 	return false
 }
 
-// yield reports whether slots of cores, which a waiter has held for that time and is about to
-// release, are left to other processes. It is called before the Release, because the waiter may
-// want the next slot immediately. full reports whether no other slot was free. If nobody waits
-// here, the slots are left with a small probability, because waiters elsewhere are not known here.
-func (a *allQueues) yield(key string, cores []*ratelimit.Custom, held time.Duration, full bool) (yes bool) {
-	probe := full && rand.N(mostTurn*longestPause(held)) < min(held, longestWork)
+// yield decides which of taken, slots that a waiter has held for that time and is about to release, are
+// left to other processes. It is called before the Release, because the waiter may want the next slot
+// immediately. A slot is not left if others were free beside it. If nobody waits here, it is left with a
+// small probability, because waiters elsewhere are not known here.
+func (a *allQueues) yield(key string, taken []heldSlot, held time.Duration) {
+	scarce := slices.ContainsFunc(taken, func(p heldSlot) bool { return p.scarce() })
+	probe := scarce && rand.N(mostTurn*longestPause(held)) < min(held, longestWork)
 	if !probe && !a.anyShares.Load() {
-		return false
+		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, core := range cores {
-		if of := a.bySlots[slotsOf(core, key)]; of != nil {
-			yes = of.count(held, full) || yes
+	yes := false
+	for i := range taken {
+		p := &taken[i]
+		if of := a.bySlots[slotsOf(p.core, key)]; of != nil {
+			yes = of.count(held, p.scarce()) || yes
 		} else {
-			yes = probe || yes
+			yes = probe && p.scarce() || yes
 		}
 	}
-	if !yes {
-		return false
-	}
-	for _, core := range cores {
-		slots := slotsOf(core, key)
+	for i := range taken { // all that another process may lack
+		p := &taken[i]
+		if p.yields = yes && p.scarce(); !p.yields {
+			continue
+		}
+		slots := slotsOf(p.core, key)
 		of := a.bySlots[slots]
 		if of == nil {
 			of = a.shareOf(slots)
@@ -149,7 +154,6 @@ func (a *allQueues) yield(key string, cores []*ratelimit.Custom, held time.Durat
 			a.askAgain(slots, of, longestPause(held)+mostPause) // in case the Release takes that long
 		}
 	}
-	return true
 }
 
 // count counts a slot that is released, and reports whether it is left to others.

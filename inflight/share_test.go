@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // crowd is workers of several processes, as far as limiters can see, which wait for the same slots, work, and
@@ -219,12 +220,14 @@ func TestAProcessThatComesLaterGetsASlot(t *testing.T) {
 func TestAWaiterWithLittleTimeGetsALeftSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 1)
-		for range 1000 {
+		for i := range 1000 {
 			slot, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(20*time.Millisecond))
 			require.NoError(t, err)
 			require.True(t, r.Allowed)
 			time.Sleep(100 * time.Millisecond)
-			slot.Release()
+			if slot.Release(); i%2 == 0 {
+				synctest.Wait() // and otherwise the next one may come before the store has the slot
+			}
 		}
 		synctest.Wait()
 	})
@@ -315,6 +318,33 @@ func TestSlotsInMemoryAreNotPolledFor(t *testing.T) {
 		time.AfterFunc(10*time.Second, slot.Release)
 		wait(t.Context(), t, l, "key").Release()
 		require.Less(t, l.asked()-before, 30) // once a second, in the end
+	})
+}
+
+// Of several limits, only that without a free slot is left to others: slots in memory are not, and other keys find the slots
+// of all keys free.
+func TestFreeSlotsBesideOthersAreNotLeftToOthers(t *testing.T) {
+	of := func(t *testing.T, s, each store.Store) ratelimit.Limiter {
+		total := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil })
+		return ratelimit.Must(ratelimit.NewAll(slots(t, each, 1), slots(t, s, 100, ratelimit.WithName("total"), total)))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		for _, c := range []struct {
+			l    ratelimit.Limiter
+			next string // who waits after a Release of "key"
+		}{{of(t, s, s.Store), "key"}, {of(t, s, s), "another"}} {
+			for range 1000 {
+				slot := wait(t.Context(), t, c.l, "key")
+				time.Sleep(50 * time.Millisecond)
+				slot.Release()
+				synctest.Wait()
+				began := time.Now()
+				wait(t.Context(), t, c.l, c.next).Release()
+				require.Zero(t, time.Since(began), c.next)
+				synctest.Wait()
+			}
+		}
 	})
 }
 
