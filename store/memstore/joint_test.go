@@ -93,6 +93,22 @@ func TestAKeyIsChargedInItsOwnTableThoughThatHasJustSplit(t *testing.T) {
 	}
 }
 
+// TestAnAllOfTwoLeavesWhatIsReserved takes from two keys together, until only what is reserved is left.
+func TestAnAllOfTwoLeavesWhatIsReserved(t *testing.T) {
+	s := newStore(t, memstore.WithClock(newClock().now))
+	ns := store.NewNamespace(window, "")
+	three := store.Limit{Rate: 3, Period: plenty.Period, Burst: 3}
+	of := func(key string) store.Request {
+		return store.Request{Namespace: ns, Key: key, Limit: three, N: 1, Reserved: 1}
+	}
+	for i := range 3 {
+		replies := make([]store.Reply, 2)
+		if err := s.Decide(ctx, []store.Request{of("a"), of("b")}, replies); err != nil || replies[0].OK() != (i < 2) || replies[1].OK() != (i < 2) {
+			t.Errorf("call %d: %+v, %v", i, replies, err)
+		}
+	}
+}
+
 // TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad takes three events of each of many logs, together
 // with events of a bucket.
 func TestALogThatBeginsInAnAllOfTwoKeepsWhatItHad(t *testing.T) {

@@ -222,13 +222,11 @@ func (s *Store) peek(q *store.Request) (store.Reply, error) {
 		return store.Reply{}, errNotMade
 	}
 	h, reading := s.secret.hash(q.Namespace, q.Key), s.now()
-	t := s.root.leaf(h)
-	t.mu.Lock()
+	t := s.lock(h)
 	i, now := t.counted(h, q.Limit), max(reading, t.horizon)
 	if i < 0 {
-		t = s.covering(t, h)
 		defer t.mu.Unlock()
-		return t.peek(t.find(h), q.Namespace.Rule, q.Limit, max(reading, t.horizon), q.N), nil
+		return t.peek(t.find(h), q.Namespace.Rule, q.Limit, now, q.N), nil
 	}
 	state := t.slots[i].state(q.Limit.Period)
 	t.mu.Unlock()
