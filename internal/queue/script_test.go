@@ -359,7 +359,8 @@ func TestTheResetOfAnUnknownLimitIsNotTheNextTurn(t *testing.T) {
 
 // The question is sent when the events fit, so that it is not denied and no time is lost.
 func TestTheNextIsAskedForWhenItFits(t *testing.T) {
-	slow, fast := denied(10, 1, 900*ms, 0), denied(10, 0, 100*ms, 0) // one event each 100 ms, and each 10 ms
+	slow, fast := denied(10, 1, 900*ms, 0), denied(10, 0, 100*ms, 0)                                    // one event each 100 ms, and each 10 ms
+	hundred, ten, two := admitted(10, 0, time.Second), admitted(10, 0, 100*ms), admitted(10, 2, 800*ms) // the same, and with room for two
 	for name, c := range map[string]struct {
 		kind     queue.Kind
 		n        int // events of the second
@@ -368,6 +369,10 @@ func TestTheNextIsAskedForWhenItFits(t *testing.T) {
 	}{
 		"three of five are there": {queue.Bucket, 5, reply{trip: 2 * ms, Answer: admitted(10, 3, 350*ms)}, 80 * ms, 101 * ms},
 		"one limit is exhausted":  {queue.Early, 1, reply{trip: 2 * ms, Answer: of(of(admitted(10, 0, 900*ms), queue.Plain, slow), queue.Bucket, fast)}, 2 * ms, 20 * ms},
+		"the slower of two":       {queue.Early, 1, reply{trip: 2 * ms, Answer: of(of(admitted(10, 0, time.Hour), queue.Early, hundred), queue.Early, ten)}, 80 * ms, 101 * ms},
+		"a faster one before it":  {queue.Early, 1, reply{trip: 2 * ms, Answer: of(of(admitted(10, 0, time.Hour), queue.Early, ten), queue.Early, hundred)}, 80 * ms, 101 * ms},
+		"room, and no limit":      {queue.Early, 3, reply{trip: 2 * ms, Answer: of(of(admitted(10, 2, time.Hour), queue.Early, two), queue.Early, queue.Answer{})}, 80 * ms, 101 * ms},
+		"no limit, and room":      {queue.Early, 3, reply{trip: 2 * ms, Answer: of(of(admitted(10, 2, time.Hour), queue.Early, queue.Answer{}), queue.Early, two)}, 80 * ms, 101 * ms},
 		"few in the queue":        {queue.Bucket, 1, reply{trip: 2 * ms, Answer: ahead(10, 0, 400*ms, ms)}, 20 * ms, 42 * ms},
 		"a denial from far away":  {queue.Bucket, 1, reply{trip: 60 * ms, Answer: denied(1, 0, time.Second, time.Second)}, 900 * ms, 1012 * ms},
 		"a guess":                 {queue.Plain, 1, reply{trip: 2 * ms, Answer: admitted(10, 0, 400*ms)}, 30 * ms, 42 * ms},
@@ -509,6 +514,7 @@ func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
 	}{
 		"a window":      {queue.Plain, admitted(3, 2, time.Second)},
 		"turns unknown": {queue.Turns, admitted(0, math.MaxInt32, 0)}, // no limit counts it
+		"no turns":      {queue.Foreign, admitted(3, 2, time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			slow := reply{trip: time.Second, Answer: c.answer}
@@ -528,6 +534,86 @@ func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
 		s.at(4500 * ms) // the last answer is old, but a question is in progress
 		s.join(t.Context(), 1)
 		require.Equal(t, 4500*ms, s.sent(t, 3)[2])
+	})
+}
+
+// While one limit is exhausted, as many ask a far limiter as its rate admits, if it may admit events before their time. A
+// denial before that changes nothing.
+func TestAFarLimiterIsAskedForMoreOnlyIfItAdmitsEventsEarly(t *testing.T) {
+	far := func(a queue.Answer, kind queue.Kind) reply { return reply{trip: 500 * ms, Answer: of(a, kind, a)} }
+	for kind, together := range map[queue.Kind]bool{queue.Early: true, queue.Bucket: true, queue.Plain: false, queue.Leased: false} {
+		for _, before := range [][]reply{nil, {far(denied(10, 0, time.Second, 10*ms), kind)}} {
+			yes := far(admitted(10, 0, time.Second), kind)
+			play(t, queue.Early, append(before, yes, yes, yes), func(t *testing.T, s *script) {
+				for range 3 {
+					s.join(t.Context(), 1)
+				}
+				s.wg.Wait()
+				sent := s.sent(t, 3+len(before))[len(before):]
+				require.Equal(t, together, sent[1] == sent[2], "kind %d, denied %d: %v", kind, len(before), sent)
+			})
+		}
+	}
+}
+
+// What was learned of a larger call, which counts as one as well, does not refuse a smaller one.
+func TestALargerCallRefusesNoSmallerOne(t *testing.T) {
+	large := ahead(5, 0, 4*time.Second, 2*time.Second) // one in 400 ms
+	for name, c := range map[string]struct {
+		second reply
+		end    time.Duration // of the second call, which is large
+		leave  bool
+	}{
+		"admitted":                   {second: reply{Answer: large}, end: time.Hour},
+		"denied, too late":           {second: reply{Answer: denied(5, 0, 10*time.Second, 10*time.Second)}, end: 5 * time.Second},
+		"denied, and it then leaves": {second: reply{Answer: denied(5, 0, 10*time.Second, 10*time.Second)}, end: time.Hour, leave: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			play(t, queue.Bucket, []reply{{Answer: large}, c.second}, func(t *testing.T, s *script) {
+				join := func(size int, end time.Duration) (*caller, context.CancelFunc) {
+					ctx, cancel := context.WithDeadline(t.Context(), s.began.Add(end))
+					t.Cleanup(cancel)
+					return s.joinWith(ctx, 1, queue.Waiter{Limiter: s, Size: size}), cancel
+				}
+				join(1, time.Hour) // has its turn after 2 s
+				_, leave := join(3, c.end)
+				s.at(100 * ms)
+				if c.leave {
+					leave()
+					synctest.Wait()
+				}
+				small, _ := join(1, time.Second)
+				require.NoError(t, small.err)
+				require.True(t, small.Asked)
+			})
+		})
+	}
+}
+
+// A denial by a bucket counts from the time that the question allowed. That is added for those who come later, and for the
+// caller, who is told when its events could be admitted.
+func TestADenialCountsFromTheTimeThatWasAllowed(t *testing.T) {
+	no := reply{Answer: denied(5, 0, time.Second, 100*ms)}
+	play(t, queue.Bucket, []reply{no}, func(t *testing.T, s *script) {
+		late := s.until(t, 1, 50*ms)
+		require.ErrorIs(t, late.err, queue.ErrTooLate)
+		require.Equal(t, 100*ms+s.questions()[0].within, late.RetryAfter)
+	})
+	play(t, queue.Bucket, []reply{no}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		allowed := s.questions()[0].within
+		require.Positive(t, allowed)
+		s.until(t, 1, 100*ms+allowed-1).refusedUnasked(t)
+		s.sent(t, 1)
+	})
+}
+
+// No turn of a leaky bucket comes before it is empty, so who has less time is refused.
+func TestWhileALeakyBucketIsNotEmptyNobodyIsInTime(t *testing.T) {
+	play(t, queue.Leaky, []reply{{Answer: denied(5, 0, time.Second, 100*ms)}}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.until(t, 1, 900*ms).refusedUnasked(t)
+		s.sent(t, 1)
 	})
 }
 
