@@ -130,6 +130,57 @@ func TestAQueueOfLongJobsAsksSeldomFromTheSecondOneOn(t *testing.T) {
 	})
 }
 
+// A queue that has got nothing for long asks as often as any other again after it got a slot.
+func TestAfterASlotAQueueAsksOftenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, there := note(slots(t, s, 1, ratelimit.WithName("x"))), slots(t, s, 1, ratelimit.WithName("x"))
+		other := hold(t, there)
+		ctx, end := context.WithCancel(t.Context())
+		first := waitFor(t, ctx, l, "key")
+		waitFor(t, ctx, l, "key")
+		time.Sleep(70 * time.Second)
+		other.Release()
+		at := <-first
+		before := l.asked()
+		time.Sleep(time.Second)
+		require.Greater(t, l.asked(), before)
+		require.LessOrEqual(t, l.at[before].Sub(at), 50*time.Millisecond)
+		end()
+		synctest.Wait()
+	})
+}
+
+// After a job that took very long, a queue of short jobs soon asks as often as its jobs are short.
+func TestAQueueOfShortJobsForgetsALongOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		of := func() ratelimit.Limiter {
+			return ratelimit.Must(inflight.New(s, 1, time.Hour, ratelimit.WithName("x"))) // so that there are no renewals
+		}
+		l, took, got := note(of()), time.Hour/2, make(chan *inflight.Slot)
+		slot := wait(t.Context(), t, l, "key")
+		for range 60 {
+			go func() { got <- wait(t.Context(), t, l, "key") }()
+			time.Sleep(took)
+			slot.Release()
+			slot, took = <-got, 50*time.Millisecond
+		}
+		slot.Release()
+		synctest.Wait()
+		other := hold(t, of())
+		ctx, end := context.WithCancel(t.Context())
+		waitFor(t, ctx, l, "key")
+		time.Sleep(time.Second) // in which the pauses grow
+		before := l.asked()
+		time.Sleep(time.Second)
+		require.Greater(t, l.asked()-before, 15, "every 50 ms")
+		end()
+		other.Release()
+		synctest.Wait()
+	})
+}
+
 // Where only a slot is known to be free, or one that an outage lets through, one asks, and not the whole queue.
 func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
 	for name, make := range map[string]func(t *testing.T) ratelimit.Limiter{

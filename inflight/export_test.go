@@ -24,6 +24,13 @@ func Queues() int {
 	return n
 }
 
+// Shares is how many shares there are.
+func Shares() int {
+	queues.mu.Lock()
+	defer queues.mu.Unlock()
+	return len(queues.bySlots)
+}
+
 // LostAfterSleep reports whether the slot has ended after a sleep of the machine for d, in which only the wall clock
 // goes on.
 func (s *Slot) LostAfterSleep(d time.Duration) bool {

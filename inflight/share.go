@@ -248,8 +248,6 @@ func (a *allQueues) found(o offer, n int) {
 	case n < o.leftToOthers-1:
 		of.turn, of.rival = leastTurn, time.Now()
 	default:
-		if of.turn = min(of.turn+of.turn/2, mostTurn); of.turn == mostTurn {
-			of.rival = time.Time{}
-		}
+		of.turn = min(of.turn+of.turn/2, mostTurn)
 	}
 }

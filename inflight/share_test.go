@@ -263,6 +263,133 @@ func TestASlotThatIsLeftIsAskedForEvenIfItsReleaseTakesLong(t *testing.T) {
 	})
 }
 
+// aTurn has callers of l do two long jobs, after which their slot is left to others for a second. Another caller waits for it.
+func aTurn(t *testing.T, ctx context.Context, l ratelimit.Limiter) (got <-chan time.Time) {
+	first, second := wait(t.Context(), t, l, "key"), make(chan *inflight.Slot)
+	go func() { second <- wait(t.Context(), t, l, "key") }()
+	synctest.Wait()
+	got = waitFor(t, ctx, l, "key")
+	time.Sleep(10 * time.Second)
+	first.Release()
+	slot := <-second
+	time.Sleep(10 * time.Second)
+	slot.Release()
+	synctest.Wait()
+	require.Empty(t, got)
+	return got
+}
+
+// A slot stays left to others if all who waited for it leave, and one more comes.
+func TestASlotIsLeftToOthersThoughAllWhoWaitLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		ctx, leave := context.WithCancel(t.Context())
+		aTurn(t, ctx, l)
+		leave()
+		synctest.Wait()
+		began := time.Now()
+		slot := wait(t.Context(), t, l, "key")
+		require.InDelta(t, time.Second, time.Since(began), float64(time.Second/2))
+		slot.Release()
+		time.Sleep(time.Minute)
+	})
+}
+
+// Where another process has taken a slot that was left to it, newcomers ask as seldom as those before them, until that is
+// forgotten.
+func TestNewcomersAskSeldomBesideAnotherProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shares := inflight.Shares()
+		s := newRemote(t)
+		l, there := note(slots(t, s, 1, ratelimit.WithName("x"))), slots(t, s, 1, ratelimit.WithName("x"))
+		ctx, leave := context.WithCancel(t.Context())
+		aTurn(t, ctx, l)
+		other := hold(t, there)
+		time.Sleep(3 * time.Second)
+		leave()
+		synctest.Wait()
+		ctx, leave = context.WithCancel(t.Context())
+		before := l.asked()
+		waitFor(t, ctx, l, "key")
+		time.Sleep(2 * time.Second)
+		require.GreaterOrEqual(t, l.at[before+1].Sub(l.at[before]), 750*time.Millisecond)
+		leave()
+		other.Release()
+		time.Sleep(time.Minute)
+		require.Equal(t, shares, inflight.Shares())
+	})
+}
+
+// While a slot is left to others, and after that, each queue finds slots that other processes release.
+func TestEachQueueAsksAgainAfterASlotWasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, there := slots(t, s, 2, ratelimit.WithName("x")), slots(t, s, 2, ratelimit.WithName("x"))
+		other := hold(t, there)
+		ctx, end := context.WithCancel(t.Context())
+		third := aTurn(t, ctx, l)
+		fourth := waitFor(t, ctx, note(l), "key") // in another queue
+		<-third
+		time.Sleep(5 * time.Second)
+		other.Release()
+		select {
+		case <-fourth:
+		case <-time.After(2 * time.Second):
+			t.Error("the slot is not found")
+		}
+		end()
+		time.Sleep(time.Minute)
+	})
+}
+
+// While a slot is left to others, who gets another one does not let the next one here ask for it.
+func TestASlotThatIsLeftIsNotTakenBesideAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, got := slots(t, newRemote(t), 2), make(chan *inflight.Slot)
+		first, second := wait(t.Context(), t, l, "key"), wait(t.Context(), t, l, "key")
+		for range 3 {
+			go func() { got <- wait(t.Context(), t, l, "key") }()
+		}
+		time.Sleep(10 * time.Second)
+		first.Release()
+		third := <-got
+		second.Release() // this one is left
+		time.Sleep(200 * time.Millisecond)
+		began := time.Now()
+		third.Release()
+		fourth := <-got
+		require.Zero(t, time.Since(began))
+		fifth := <-got
+		require.Greater(t, time.Since(began), 500*time.Millisecond)
+		fourth.Release()
+		fifth.Release()
+		time.Sleep(time.Minute)
+	})
+}
+
+// While nobody takes what a process leaves to others, it leaves it ever more rarely.
+func TestASlotThatNobodyElseWantsIsLeftMoreRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, got := slots(t, newRemote(t), 1), make(chan *inflight.Slot)
+		const jobs = 25
+		for range jobs {
+			go func() { got <- wait(t.Context(), t, l, "key") }()
+		}
+		var left []int
+		for job := range jobs {
+			began := time.Now()
+			slot := <-got
+			if time.Since(began) > 0 {
+				left = append(left, job)
+			}
+			time.Sleep(10 * time.Second) // counted as 8 s
+			slot.Release()
+		}
+		time.Sleep(time.Minute)
+		require.Equal(t, []int{2, 4, 8, 13, 20}, left, "after 12 s, and then 18, 27, 40 and 60")
+	})
+}
+
 // While slots are free nobody waits: others can have those.
 func TestFreeSlotsAreNotLeftToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
