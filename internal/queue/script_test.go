@@ -544,13 +544,14 @@ func TestAFarLimiterIsAskedForMoreOnlyIfItAdmitsEventsEarly(t *testing.T) {
 	for kind, together := range map[queue.Kind]bool{queue.Early: true, queue.Bucket: true, queue.Plain: false, queue.Leased: false} {
 		for _, before := range [][]reply{nil, {far(denied(10, 0, time.Second, 10*ms), kind)}} {
 			yes := far(admitted(10, 0, time.Second), kind)
-			play(t, queue.Early, append(before, yes, yes, yes), func(t *testing.T, s *script) {
-				for range 3 {
+			play(t, queue.Early, append(before, yes, yes, yes, yes, yes, yes), func(t *testing.T, s *script) {
+				for range 6 {
 					s.join(t.Context(), 1)
 				}
 				s.wg.Wait()
-				sent := s.sent(t, 3+len(before))[len(before):]
+				sent := s.sent(t, 6+len(before))[len(before):]
 				require.Equal(t, together, sent[1] == sent[2], "kind %d, denied %d: %v", kind, len(before), sent)
+				require.NotEqual(t, sent[4], sent[5], "no faster than the rate")
 			})
 		}
 	}
@@ -614,6 +615,19 @@ func TestWhileALeakyBucketIsNotEmptyNobodyIsInTime(t *testing.T) {
 		s.join(t.Context(), 1)
 		s.until(t, 1, 900*ms).refusedUnasked(t)
 		s.sent(t, 1)
+	})
+}
+
+// A caller for more events than the last answer allowed asks at once, and waits if the limit has risen meanwhile.
+func TestWhenTheLimitHasRisenACallerForMoreWaits(t *testing.T) {
+	play(t, queue.Early, []reply{
+		{Answer: ahead(2, 1, time.Second, 2*time.Second)}, {Answer: denied(10, 0, time.Second, 100*ms)},
+	}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		c := s.until(t, 5, 10*time.Second)
+		s.wg.Wait()
+		require.NoError(t, c.err)
+		require.Equal(t, 100*ms, c.ended)
 	})
 }
 
@@ -755,6 +769,11 @@ func TestACallerThatAskedWithAllItsTimeDoesNotAskAgain(t *testing.T) {
 		require.ErrorIs(t, c.err, queue.ErrTooLate)
 		require.Equal(t, 8*ms, c.RetryAfter, "from now on, without a sleep")
 		require.Equal(t, 5*ms, s.questions()[0].within, "nothing is taken that it cannot wait for")
+	})
+	play(t, queue.Unknown, []reply{{Answer: denied(5, 4, time.Second, 3*ms)}}, func(t *testing.T, s *script) { // so it has turns
+		c := s.until(t, 1, 5*ms)
+		require.ErrorIs(t, c.err, queue.ErrTooLate)
+		require.Equal(t, 8*ms, c.RetryAfter)
 	})
 	for _, d := range []queue.Answer{
 		denied(5, 4, time.Second, ms), // its turn is too far away

@@ -312,7 +312,6 @@ func (w *Waiter) denied(now time.Time) error {
 		if q.tooLate(w.end, now.Add(min(a.RetryAfter, Forever)), now) {
 			return ErrTooLate
 		}
-		q.insert(w)
 		return err
 	}
 	late := asked.wholeTime && a.late > 0 && q.kind != Bucket // the RetryAfter of a bucket shows it
