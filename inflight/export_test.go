@@ -31,6 +31,14 @@ func Shares() int {
 	return len(queues.bySlots)
 }
 
+// ForgetShares forgets the shares that tests have left, whose timers have ended with their bubbles.
+func ForgetShares() {
+	queues.mu.Lock()
+	defer queues.mu.Unlock()
+	clear(queues.bySlots)
+	queues.anyShares.Store(false)
+}
+
 // LostAfterSleep reports whether the slot has ended after a sleep of the machine for d, in which only the wall clock
 // goes on.
 func (s *Slot) LostAfterSleep(d time.Duration) bool {

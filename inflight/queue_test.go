@@ -566,6 +566,7 @@ func TestAWokenWaiterThatLeavesLeavesTheSlotToOthers(t *testing.T) {
 
 // A key for which nobody waits any more does not keep a Release from waking those that wait for another.
 func TestAQueueThatEndsKeepsNoReleaseFromOthers(t *testing.T) {
+	inflight.ForgetShares()
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 1)
 		a, b := holdOf(t, l, "a"), holdOf(t, l, "b")

@@ -296,28 +296,38 @@ func TestASlotIsLeftToOthersThoughAllWhoWaitLeave(t *testing.T) {
 }
 
 // Where another process has taken a slot that was left to it, newcomers ask as seldom as those before them, until that is
-// forgotten.
+// forgotten. A store that is away has not taken it.
 func TestNewcomersAskSeldomBesideAnotherProcess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shares := inflight.Shares()
-		s := newRemote(t)
-		l, there := note(slots(t, s, 1, ratelimit.WithName("x"))), slots(t, s, 1, ratelimit.WithName("x"))
-		ctx, leave := context.WithCancel(t.Context())
-		aTurn(t, ctx, l)
-		other := hold(t, there)
-		time.Sleep(3 * time.Second)
-		leave()
-		synctest.Wait()
-		ctx, leave = context.WithCancel(t.Context())
-		before := l.asked()
-		waitFor(t, ctx, l, "key")
-		time.Sleep(2 * time.Second)
-		require.GreaterOrEqual(t, l.at[before+1].Sub(l.at[before]), 750*time.Millisecond)
-		leave()
-		other.Release()
-		time.Sleep(time.Minute)
-		require.Equal(t, shares, inflight.Shares())
-	})
+	inflight.ForgetShares()
+	for name, away := range map[string]bool{"taken": false, "away": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newRemote(t)
+				l, there := note(slots(t, s, 1, ratelimit.WithName("x"))), slots(t, s, 1, ratelimit.WithName("x"))
+				ctx, leave := context.WithCancel(t.Context())
+				aTurn(t, ctx, l)
+				var other *inflight.Slot
+				if s.down.Store(away); !away {
+					other = hold(t, there)
+				}
+				time.Sleep(3 * time.Second)
+				leave()
+				synctest.Wait()
+				if s.down.Store(false); away {
+					other = hold(t, there)
+				}
+				ctx, leave = context.WithCancel(t.Context())
+				before := l.asked()
+				waitFor(t, ctx, l, "key")
+				time.Sleep(2 * time.Second)
+				require.Equal(t, away, l.at[before+1].Sub(l.at[before]) < 750*time.Millisecond)
+				leave()
+				other.Release()
+				time.Sleep(time.Minute)
+				require.Zero(t, inflight.Shares())
+			})
+		})
+	}
 }
 
 // While a slot is left to others, and after that, each queue finds slots that other processes release.
