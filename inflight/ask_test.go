@@ -144,6 +144,7 @@ func TestAfterASlotAQueueAsksOftenAgain(t *testing.T) {
 		at := <-first
 		before := l.asked()
 		time.Sleep(time.Second)
+		synctest.Wait()
 		require.Greater(t, l.asked(), before)
 		require.LessOrEqual(t, l.at[before].Sub(at), 50*time.Millisecond)
 		end()
@@ -154,30 +155,25 @@ func TestAfterASlotAQueueAsksOftenAgain(t *testing.T) {
 // After a job that took very long, a queue of short jobs soon asks as often as its jobs are short.
 func TestAQueueOfShortJobsForgetsALongOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newRemote(t)
-		of := func() ratelimit.Limiter {
-			return ratelimit.Must(inflight.New(s, 1, time.Hour, ratelimit.WithName("x"))) // so that there are no renewals
-		}
-		l, took, got := note(of()), time.Hour/2, make(chan *inflight.Slot)
-		slot := wait(t.Context(), t, l, "key")
-		for range 60 {
+		l := note(ratelimit.Must(inflight.New(newRemote(t), 1, time.Hour))) // so that there are no renewals
+		const jobs = 60
+		got := make(chan *inflight.Slot)
+		for range jobs + 2 {
 			go func() { got <- wait(t.Context(), t, l, "key") }()
+		}
+		slot, took := <-got, time.Hour/2
+		for range jobs {
 			time.Sleep(took)
 			slot.Release()
 			slot, took = <-got, 50*time.Millisecond
 		}
-		slot.Release()
-		synctest.Wait()
-		other := hold(t, of())
-		ctx, end := context.WithCancel(t.Context())
-		waitFor(t, ctx, l, "key")
-		time.Sleep(time.Second) // in which the pauses grow
+		time.Sleep(time.Second) // in which the pauses of the last one grow
 		before := l.asked()
 		time.Sleep(time.Second)
 		require.Greater(t, l.asked()-before, 15, "every 50 ms")
-		end()
-		other.Release()
-		synctest.Wait()
+		slot.Release()
+		(<-got).Release()
+		time.Sleep(time.Minute)
 	})
 }
 

@@ -320,6 +320,7 @@ func TestNewcomersAskSeldomBesideAnotherProcess(t *testing.T) {
 				before := l.asked()
 				waitFor(t, ctx, l, "key")
 				time.Sleep(2 * time.Second)
+				synctest.Wait()
 				require.Equal(t, away, l.at[before+1].Sub(l.at[before]) < 750*time.Millisecond)
 				leave()
 				other.Release()
@@ -482,6 +483,59 @@ func TestFreeSlotsBesideOthersAreNotLeftToOthers(t *testing.T) {
 				synctest.Wait()
 			}
 		}
+	})
+}
+
+// Of several limits, only what was held of that without a free slot is a turn.
+func TestWhatIsHeldOfFreeSlotsIsNoTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		total := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil })
+		l := ratelimit.Must(ratelimit.NewAll(slots(t, s, 1), slots(t, s, 100, ratelimit.WithName("total"), total)))
+		ctx, end := context.WithCancel(t.Context())
+		var held []*inflight.Slot
+		var got []<-chan time.Time
+		for i := range 20 {
+			held = append(held, wait(t.Context(), t, l, fmt.Sprint(i)))
+			got = append(got, waitFor(t, ctx, l, fmt.Sprint(i)))
+		}
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		for _, slot := range held {
+			slot.Release()
+		}
+		for _, got := range got {
+			require.Zero(t, (<-got).Sub(began))
+		}
+		end()
+		time.Sleep(time.Minute)
+	})
+}
+
+// While others wait for another key, a slot for which nobody waits is seldom left to others.
+func TestASlotForWhichNobodyWaitsIsSeldomLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		another := holdOf(t, l, "another")
+		ctx, end := context.WithCancel(t.Context())
+		waitFor(t, ctx, l, "another")
+		left := 0
+		for range 100 {
+			slot := wait(t.Context(), t, l, "key")
+			time.Sleep(50 * time.Millisecond)
+			slot.Release()
+			synctest.Wait()
+			began := time.Now()
+			wait(t.Context(), t, l, "key").Release()
+			synctest.Wait()
+			if time.Since(began) > 0 {
+				left++
+			}
+		}
+		require.Less(t, left, 50, "one of 64 is")
+		another.Release()
+		end()
+		time.Sleep(time.Minute)
 	})
 }
 
