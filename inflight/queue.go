@@ -236,7 +236,7 @@ func (a *allQueues) queueOf(id queueID) *queue {
 		slots := slotsOf(core, id.key)
 		q.waitFor[slots] = a.shareOf(slots).queues.PushBack(q)
 	}
-	if a.left(q) == 0 {
+	if a.left(q, slotsID{}) == 0 {
 		q.free = 1
 	}
 	if a.contended(q) {
@@ -300,7 +300,7 @@ func (a *allQueues) offer(o offer) {
 		o.offersLeft--
 		q := of.queues.Front().Value.(*queue)
 		of.queues.MoveToBack(of.queues.Front())
-		if len(q.offers) < q.asking+q.idle.Len() {
+		if len(q.offers) < q.asking+q.idle.Len() && a.left(q, o.slots) == 0 { // or else it would take what is left
 			q.offers = append(q.offers, o)
 			a.letAsk(q)
 			return
@@ -314,7 +314,7 @@ func (a *allQueues) rested(q *queue) {
 	defer a.mu.Unlock()
 	switch {
 	case !q.armed:
-	case a.left(q) > 0:
+	case a.left(q, slotsID{}) > 0:
 		q.timer.Reset(q.rest)
 	default:
 		q.free = max(q.free, 1)
@@ -376,7 +376,7 @@ func (a *allQueues) leave(w *waiter, free int, next bool) {
 	if q.rest = q.pause - rand.N(q.pause/4); !w.served || w.ratesFull {
 		q.rest = leastPause // to find out the current state
 	}
-	q.free = max(q.free, free-q.asking-a.left(q))
+	q.free = max(q.free, free-q.asking-a.left(q, slotsID{}))
 	switch {
 	case next && w.offer.slots.core != nil:
 		q.offers = append(q.offers, w.offer)

@@ -100,10 +100,12 @@ func (a *allQueues) longest(q *queue) time.Duration {
 	return min(max(d, time.Since(q.served)/mostTurn), mostPause)
 }
 
-// left returns how many of the slots that q waits for are left to other processes now.
-func (a *allQueues) left(q *queue) (n int) {
+// left returns how many of the slots that q waits for are left to other processes now, besides those of one limit.
+func (a *allQueues) left(q *queue, besides slotsID) (n int) {
 	for slots := range q.waitFor {
-		n = max(n, a.bySlots[slots].left)
+		if slots != besides {
+			n = max(n, a.bySlots[slots].left)
+		}
 	}
 	return n
 }

@@ -295,6 +295,36 @@ func TestASlotIsLeftToOthersThoughAllWhoWaitLeave(t *testing.T) {
 	})
 }
 
+// A Release of another limit's slot, which is not left, does not let those who wait here take what is.
+func TestASlotIsLeftToOthersBesideOneThatIsNot(t *testing.T) {
+	for name, here := range map[string]bool{"beside slots in memory": true, "beside free slots": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newRemote(t)
+				beside := slots(t, s, 100, ratelimit.WithName("beside"))
+				if here {
+					beside = slots(t, s.Store, 1, ratelimit.WithName("beside"))
+				}
+				l, got := ratelimit.Must(ratelimit.NewAll(slots(t, s, 1), beside)), make(chan *inflight.Slot)
+				for range 3 {
+					go func() { got <- wait(t.Context(), t, l, "key") }()
+				}
+				for range 2 {
+					slot := <-got
+					time.Sleep(10 * time.Second)
+					slot.Release()
+				}
+				began := time.Now()
+				slot := <-got
+				took := time.Since(began)
+				slot.Release()
+				time.Sleep(time.Minute)
+				require.InDelta(t, time.Second, took, float64(time.Second/2))
+			})
+		})
+	}
+}
+
 // Where another process has taken a slot that was left to it, newcomers ask as seldom as those before them, until that is
 // forgotten. A store that is away has not taken it.
 func TestNewcomersAskSeldomBesideAnotherProcess(t *testing.T) {
