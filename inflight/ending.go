@@ -55,10 +55,11 @@ func (h *hold) forget() {
 }
 
 // unreleased is the number of holds that have ended, and whose slots are not given back yet. It leaves out those in
-// memory, which are given back at once.
+// memory, which are given back at once. It includes holds whose caller has left, and that may still get slots.
 var unreleased atomic.Int64
 
-// Flush waits until the stores have the releases of all slots that ended in this process, or until ctx ends.
+// Flush waits until the stores have the releases of all slots that ended in this process, or until ctx ends. Among
+// these are the slots, and the refunds, of calls of [Hold] and [Wait] whose context ended while a store was asked.
 // Call it before a program ends, after the last [Slot.Release] and before the client of the store is closed.
 // Otherwise a slot on Redis or Postgres may stay taken until its lifetime is over, because Release does not wait for
 // the store.

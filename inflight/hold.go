@@ -181,7 +181,9 @@ func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err 
 			}
 			r, err = a.r, a.err
 		case <-ctx.Done():
+			unreleased.Add(1) // until it is known whether there is a slot to give back
 			go func() {
+				defer unreleased.Add(-1)
 				if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed {
 					h.abandon(a.r)
 				}
