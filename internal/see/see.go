@@ -92,18 +92,22 @@ func First[Kind, L any](l L) (found L, ok bool) {
 
 // first returns the outermost limiter for which so returns true.
 func first[L any](l L, so func(L) bool) (found L, ok bool) {
-	if isnil.Is(l) {
-		return found, false
-	}
-	if so(l) {
-		return l, true
-	}
-	for _, inside := range Inside(l) {
-		if found, ok = first(inside, so); ok {
-			break
+	for !isnil.Is(l) {
+		if so(l) {
+			return l, true
 		}
+		if w, one := any(l).(interface{ Unwrap() L }); one { // Inside would allocate
+			l = w.Unwrap()
+			continue
+		}
+		for _, inside := range Inside(l) {
+			if found, ok = first(inside, so); ok {
+				break
+			}
+		}
+		return found, ok
 	}
-	return found, ok
+	return found, false
 }
 
 // Inside returns the limiters that l wraps, or none if it has no Unwrap.
