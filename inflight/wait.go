@@ -23,7 +23,7 @@ var errMaxWaiting = fmt.Errorf("%w: MaxWaiting has no effect, because Hold does 
 const (
 	defaultMost = 1024
 	leastPause  = 5 * time.Millisecond
-	leastPoll   = 50 * time.Millisecond // a pause is never longer than this while slots are held for a shorter time
+	leastPoll   = 50 * time.Millisecond // the longest pause if slots are held for up to four times as long
 	mostPause   = time.Second
 
 	mostFlushPause = 20 * time.Millisecond

@@ -37,8 +37,9 @@
 //     (TestNoCallIsLaterThanItsDeadline). A call that was sent ends with [store.ErrTimeout] then, or with
 //     the error of its own context.
 //   - A refused call was not sent, and its error is [store.ErrOverloaded]
-//     (TestRefusedCallersGetErrOverloaded), or [store.ErrTimeout] if a round trip takes longer than the call has left. If the server has been silent for a second, or for
-//     twice the timeout if that is longer, the error is [store.ErrUnavailable] instead
+//     (TestRefusedCallersGetErrOverloaded). If a round trip takes longer than the call has left, the error is
+//     [store.ErrTimeout], or that of the call's own context. If the server has been silent for a second, or for
+//     twice the timeout if that is longer, it is [store.ErrUnavailable]
 //     (TestAServerThatDoesNotAnswerIsNotCalledOverloaded), unless nobody has asked it
 //     (TestTheFirstBurstAfterARestIsNotCalledAnOutage).
 //   - Calls that make room for others ([Budget].Ahead) are neither refused nor late past the server's capacity, even if

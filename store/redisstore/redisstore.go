@@ -212,8 +212,8 @@ func (s *Store) serverOf(redisKey string) string {
 	return c.Options().Addr
 }
 
-// failed returns err, the error of a call for redisKey, with the server that has failed. If redisKey is empty, that
-// server is not known.
+// failed returns err, the error of a call for redisKey, with the server that has failed. If redisKey is empty, the client
+// does not tell several servers apart (see where), and err names none.
 func (s *Store) failed(redisKey string, err error) error {
 	if redisKey == "" || !errors.Is(err, store.ErrStore) || errors.Is(err, store.ErrOverloaded) {
 		return err

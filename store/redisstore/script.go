@@ -217,7 +217,7 @@ func (s *Store) anotherWay(b carrier.Budget, c *call, f *fault) bool {
 		c.unshared = true
 	case s.link.slots != nil && !c.viaClient && elsewhere(f.Err):
 		c.viaClient = true
-	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, and there are mostRested at the most
+	case errors.Is(f.Err, errRested) && c.rested < mostRested: // that connection is closed now, so another attempt finds another one
 		c.rested++
 		return time.Now().Before(b.End)
 	default:
