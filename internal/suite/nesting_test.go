@@ -415,7 +415,7 @@ func refuses(outer string, inside []string) bool {
 		return has("accesslist", "shadow", "Waiter", "Slowdown")
 	case "First", "First,": // it would go past what they say
 		return has("accesslist", "shadow", "Waiter", "Slowdown")
-	case "All", "All,", "Slowdown": // it would hold what others have taken while it sleeps, or sleep to be let through
+	case "All", "All,", "Slowdown", "Waiter": // it would hold what others have taken while it sleeps, sleep to be let through, or sleep beyond its maximum
 		return has("Waiter")
 	}
 	return false
