@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/grpclimit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 // client is an interceptor without a network, so that time can be a bubble's.
@@ -123,6 +124,17 @@ func TestAClientThatDoesNotWaitIsRefusedWithoutARoundTrip(t *testing.T) {
 	require.Equal(t, time.Minute, a.retryInfo())
 	require.Equal(t, []string{"1/m"}, a.quotas())
 	require.Equal(t, 1, c.sent)
+}
+
+// A client that waits would wait beyond the maximum of a Waiter.
+func TestAClientWaitsForNoWaiter(t *testing.T) {
+	w := ratelimit.Must(throttle.NewWaiter(bucket(t, ratelimit.PerMinute(1)), time.Second))
+	_, err := grpclimit.UnaryClientInterceptor(w)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = grpclimit.StreamClientInterceptor(w)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, a := newClient(t, w, grpclimit.WithoutWaiting()).call(t.Context())
+	require.Equal(t, codes.OK, a.code())
 }
 
 func TestACallThatNoWaitingAdmitsIsRefused(t *testing.T) {

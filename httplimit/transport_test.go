@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 // supplier answers calls in turn, the last answer for all that follow.
@@ -669,6 +670,7 @@ func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
 		"negative retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(-1))),
 		"too many retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(101))),
 		"a wait that is none":   last(httplimit.NewTransport(nil, slots(t, memory(t), 1), httplimit.WithoutWaiting(), httplimit.WithSlots(inflight.WaitUpTo(time.Second)))),
+		"a wait too many":       last(httplimit.NewTransport(nil, ratelimit.Must(throttle.NewWaiter(lim, time.Second)))),
 		"retries that are none": last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(5), httplimit.WithoutWaiting())),
 		"the zero Transport":    call(t, new(httplimit.Transport), "http://example.com/"),
 	} {

@@ -16,8 +16,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/grpclimit"
-	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/dispatch"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
@@ -1006,14 +1004,6 @@ func TestAWaitForAWaiterIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 		_, err = throttle.NewReader(t.Context(), new(bytes.Buffer), l, "key")
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		_, err = httplimit.NewTransport(nil, l)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		_, err = httplimit.NewTransport(nil, l, httplimit.WithoutWaiting())
-		require.NoError(t, err)
-		_, err = grpclimit.UnaryClientInterceptor(l)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		_, err = grpclimit.UnaryClientInterceptor(l, grpclimit.WithoutWaiting())
-		require.NoError(t, err)
 	}
 	r, err := lim.Allow(t.Context(), "key")
 	require.NoError(t, err)
