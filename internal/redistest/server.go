@@ -204,10 +204,10 @@ var shared struct {
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 //
-// Twenty parallel tests run at the same time, unless -parallel is given, because they wait for
+// Twelve parallel tests run at the same time, unless -parallel is given, because they wait for
 // servers and not for processors.
 func Main(m *testing.M) int {
-	_ = flag.Set("test.parallel", "20") // the command line is read later
+	_ = flag.Set("test.parallel", "12") // the command line is read later
 	shared.Lock()
 	shared.main = true
 	shared.Unlock()
