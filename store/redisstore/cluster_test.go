@@ -208,7 +208,7 @@ func TestACallLooksForItsServerWhileItHasTime(t *testing.T) {
 			Addrs: []string{server.Addr(), hangs.Addr().String()}, DialTimeout: time.Minute, ReadTimeout: time.Minute,
 		})
 		defer cluster.Close()
-		s := newStore(t, cluster) // whose calls have less time than the client waits for a seed
+		s := newStore(t, cluster, redisstore.WithTimeout(8*time.Second)) // less than the client waits for a seed
 		all.Go(func() {
 			_, err := s.Take(t.Context(), space, "k", limit, 1)
 			assert.NoError(t, err)
