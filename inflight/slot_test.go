@@ -277,9 +277,8 @@ func TestASlotThatNothingCanReachIsGivenBack(t *testing.T) {
 			}
 			require.Eventually(t, func() bool {
 				runtime.GC()
-				return free(t, l) == n
+				return free(t, l) == n && told.Load() == n // elsewhere, slots are given back meanwhile
 			}, time.Minute, 10*time.Millisecond)
-			require.EqualValues(t, n, told.Load())
 			require.EqualValues(t, n, counters.Stats().Forgotten)
 			require.Zero(t, counters.Stats().Held)
 		})
