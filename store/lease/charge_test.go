@@ -1,6 +1,7 @@
 package lease_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,10 +61,9 @@ func TestAnAllowUpToGivesBackWhatItCan(t *testing.T) {
 			synctest.Wait()
 		}
 		held, left := d.Stats().Held, remaining(t, d.plain)
-		failed := 0
+		var failed atomic.Bool
 		s.set(0, func(op string) error {
-			if op == "Refund" && failed == 0 {
-				failed++
+			if op == "Refund" && !failed.Swap(true) {
 				return store.ErrUnavailable
 			}
 			return nil
