@@ -216,8 +216,8 @@ func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, erro
 	return l.AllowN(ctx, key, 1)
 }
 
-// AllowN decides on n events together, by the lists or by the wrapped limiter. It does
-// what a [ratelimit.Around] does with decide, in straight-line code.
+// AllowN decides on n events together, by the lists or by the wrapped limiter. It does what a
+// [ratelimit.Around] does with decide, in straight-line code.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if l.around == nil {
 		return ratelimit.Result{}, unmade.Err

@@ -171,7 +171,7 @@ func (d *debts) change(key string, by func(*debt)) {
 		return
 	}
 	by(&owed)
-	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // below 0 if events were refunded while the store was charged with them. What is below 0 is not given back
+	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // what was refunded while the store was charged with it stays charged
 	if d.byKey[id] = owed; owed.events <= 0 && owed.calls <= 0 && !owed.paying {
 		delete(d.byKey, id)
 	}

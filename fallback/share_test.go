@@ -21,6 +21,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
+// anHourForOne bans a key for an hour for one denial.
+var anHourForOne = ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
+
 func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
 	tiers := ratelimit.WithTiers(func(_ context.Context, key string) (string, error) { return key, nil },
 		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(400)})
@@ -392,8 +395,7 @@ func TestARefundOfWhoWasUnlimitedForgivesNothing(t *testing.T) {
 func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
 	s := onSwitch(t)
 	s.down = true
-	ban, err := ratelimit.NewBan(newLimiter(t, "token_bucket", s, ratelimit.PerHour(1)), s,
-		ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour})
+	ban, err := ratelimit.NewBan(newLimiter(t, "token_bucket", s, ratelimit.PerHour(1)), s, anHourForOne)
 	require.NoError(t, err)
 	lim := failover(t, ban, fallback.FailLocal(1))
 	require.Equal(t, ratelimit.SourceLocal, allow(t, lim, "key").Source())
@@ -409,8 +411,7 @@ func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
 // A key that the store has always admitted is not banned in an outage, although it has spent more than its share.
 func TestWhatTheStoreAdmitsIsNoReasonForALocalBan(t *testing.T) {
 	s := onSwitch(t)
-	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
-	ban, err := ratelimit.NewBan(newLimiter(t, "fixed_window", s, ratelimit.PerDay(10)), s, penalty)
+	ban, err := ratelimit.NewBan(newLimiter(t, "fixed_window", s, ratelimit.PerDay(10)), s, anHourForOne)
 	require.NoError(t, err)
 	lim := failover(t, all(t, newLimiter(t, "fixed_window", s, ratelimit.PerHour(100)), ban), fallback.FailLocal(2))
 	for range 10 {
@@ -425,8 +426,7 @@ func TestWhatTheStoreAdmitsIsNoReasonForALocalBan(t *testing.T) {
 // Nor is it banned after the outage, because the store has no room for all that it owes.
 func TestWhatAKeyOwesIsNoReasonForABan(t *testing.T) {
 	s := onSwitch(t)
-	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
-	ban, err := ratelimit.NewBan(newLimiter(t, "fixed_window", s, ratelimit.PerDay(10)), s, penalty)
+	ban, err := ratelimit.NewBan(newLimiter(t, "fixed_window", s, ratelimit.PerDay(10)), s, anHourForOne)
 	require.NoError(t, err)
 	own := ratelimit.Must(ratelimit.NewAround(ban, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) { return c.Inside(ctx) }))
 	lim := failover(t, all(t, newLimiter(t, "fixed_window", s, ratelimit.PerHour(100)), own),
@@ -444,7 +444,6 @@ func TestWhatAKeyOwesIsNoReasonForABan(t *testing.T) {
 
 // What a key has spent before its local ban is also owed during the ban.
 func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
-	penalty := ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}
 	for name, around := range map[string]func(ban ratelimit.Limiter, s store.Store) ratelimit.Limiter{
 		"a ban": func(ban ratelimit.Limiter, _ store.Store) ratelimit.Limiter { return ban },
 		"an All around it": func(ban ratelimit.Limiter, s store.Store) ratelimit.Limiter {
@@ -454,7 +453,7 @@ func TestAKeyThatIsBannedLocallyOwesWhatItHasSpent(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := onSwitch(t)
 			s.down = true
-			ban, err := ratelimit.NewBan(newLimiter(t, "token_bucket", s, ratelimit.PerDay(5)), s, penalty)
+			ban, err := ratelimit.NewBan(newLimiter(t, "token_bucket", s, ratelimit.PerDay(5)), s, anHourForOne)
 			require.NoError(t, err)
 			lim := failover(t, around(ban, s), fallback.FailLocal(1))
 			require.Equal(t, 5, admitted(t, lim, 7))
@@ -482,7 +481,7 @@ func TestAKeyThatIsBannedByALocalLimiterThatChangesOwesWhatItHasSpent(t *testing
 		bucket := inMemory(t, "token_bucket", ratelimit.PerDay(5))
 		local := &turning{see.Has(see.Traits{Changes: true, Observes: true}), bucket}
 		lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerDay(5)), fallback.FailTo(local))
-		local.Limiter = ratelimit.Must(ratelimit.NewBan(bucket, ratelimit.Must(memstore.New()), ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour}))
+		local.Limiter = ratelimit.Must(ratelimit.NewBan(bucket, ratelimit.Must(memstore.New()), anHourForOne))
 		s.down = true
 		require.Equal(t, 5, admitted(t, lim, 7))
 		require.Equal(t, ratelimit.SourceBan, peek(t, lim, "key").Source())

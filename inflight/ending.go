@@ -64,7 +64,7 @@ var unreleased atomic.Int64
 // Otherwise a slot on Redis or Postgres may stay taken until its lifetime is over, because Release does not wait for
 // the store.
 func Flush(ctx context.Context) error {
-	for pause := time.Millisecond; unreleased.Load() > 0; pause = min(2*pause, mostFlushPause) {
+	for pause := time.Millisecond; unreleased.Load() > 0; pause = min(2*pause, 20*time.Millisecond) {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -29,9 +29,9 @@ func Longest(d time.Duration) Option {
 	return options.Checked(options.Positive("Longest", d), func(s *settings) { s.longest = d })
 }
 
-// OnEnd calls f when the slot ends. If the slot is lost before that, f is called at that time too. f must return quickly. A slot
-// in memory that has ended is free for what f begins. A panic of f is one of Release, if that ends
-// the slot, and otherwise it is dropped.
+// OnEnd calls f when the slot ends. If the slot is lost before that, f is called at that time too. f
+// must return quickly. A slot in memory that has ended is free for what f begins. A panic of f is one
+// of Release, if that ends the slot, and otherwise it is dropped.
 func OnEnd(f func(Ending)) Option {
 	return options.Checked(options.Given("OnEnd", f != nil), func(s *settings) { s.onEnd = f })
 }

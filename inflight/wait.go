@@ -25,8 +25,6 @@ const (
 	leastPause  = 5 * time.Millisecond
 	leastPoll   = 50 * time.Millisecond // the longest pause if slots are held for up to four times as long
 	mostPause   = time.Second
-
-	mostFlushPause = 20 * time.Millisecond
 )
 
 // MaxWaiting limits how many callers wait for slots of a key and limiter in this process, 1 to

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/pgstore/internal/pgtest"
 )
@@ -37,71 +38,62 @@ func raise(code string) string {
 func TestAnswersThatMayNotComeAgainAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	const times = 6 // more than a trip tries
-	for name, way := range ways {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool, name := shared(t), table()
-			l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name))
-			spent := 0
-			for _, code := range []string{"40001", "40P01", "55P03", "25006", "0A000", "57P03", "08006", "53300"} {
-				asked := answers(t, pool, name, raise(code), times)
-				require.True(t, take(t, l, "key").Allowed, code)
-				require.Greater(t, asked(), int64(times), code)
-				spent++
-			}
-			require.Equal(t, 1000-spent, remaining(t, l, "key"))
-		})
-	}
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		pool, name := shared(t), table()
+		l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name))
+		spent := 0
+		for _, code := range []string{"40001", "40P01", "55P03", "25006", "0A000", "57P03", "08006", "53300"} {
+			asked := answers(t, pool, name, raise(code), times)
+			require.True(t, take(t, l, "key").Allowed, code)
+			require.Greater(t, asked(), int64(times), code)
+			spent++
+		}
+		require.Equal(t, 1000-spent, remaining(t, l, "key"))
+	})
 }
 
 func TestAnswersThatWouldComeAgainAreTheErrorOfTheCall(t *testing.T) {
 	t.Parallel()
-	for name, way := range ways {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool, name := shared(t), table()
-			l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name))
-			take(t, l, "key")
-			for code, class := range map[string]error{
-				"53100": store.ErrOutOfMemory, "53200": store.ErrOutOfMemory, "57014": store.ErrUnavailable, "42501": store.ErrStore, "XX000": store.ErrStore,
-			} {
-				for _, key := range []string{"key", "new"} {
-					asked := answers(t, pool, name, raise(code), 1000)
-					_, err := l.Allow(t.Context(), key)
-					require.ErrorIs(t, err, class, code)
-					require.ErrorContains(t, err, "planted")
-					require.NotErrorIs(t, err, store.ErrTimeout, code)
-					if class == store.ErrStore { //nolint:errorlint // itself
-						require.NotErrorIs(t, err, store.ErrUnavailable, code)
-					}
-					if code == "57014" { // perhaps of a wait for a row, which is not tried again
-						require.LessOrEqual(t, asked(), int64(2))
-					} else {
-						require.EqualValues(t, 1, asked(), code)
-					}
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		pool, name := shared(t), table()
+		l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name))
+		take(t, l, "key")
+		for code, class := range map[string]error{
+			"53100": store.ErrOutOfMemory, "53200": store.ErrOutOfMemory, "57014": store.ErrUnavailable, "42501": store.ErrStore, "XX000": store.ErrStore,
+		} {
+			for _, key := range []string{"key", "new"} {
+				asked := answers(t, pool, name, raise(code), 1000)
+				_, err := l.Allow(t.Context(), key)
+				require.ErrorIs(t, err, class, code)
+				require.ErrorContains(t, err, "planted")
+				require.NotErrorIs(t, err, store.ErrTimeout, code)
+				if class == store.ErrStore { //nolint:errorlint // itself
+					require.NotErrorIs(t, err, store.ErrUnavailable, code)
+				}
+				if code == "57014" { // perhaps of a wait for a row, which is not tried again
+					require.LessOrEqual(t, asked(), int64(2))
+				} else {
+					require.EqualValues(t, 1, asked(), code)
 				}
 			}
-			require.Equal(t, 999, remaining(t, l, "key"))
-			require.Equal(t, 1000, remaining(t, l, "new"))
-		})
-	}
+		}
+		require.Equal(t, 999, remaining(t, l, "key"))
+		require.Equal(t, 1000, remaining(t, l, "new"))
+	})
 }
 
 // Nobody knows what a session has committed that ended while it wrote.
 func TestASessionThatEndsWhileItWritesIsNotTriedAgain(t *testing.T) {
 	t.Parallel()
-	for name, way := range ways {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool, name := shared(t), table()
-			l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name))
-			take(t, l, "key")
-			asked := answers(t, pool, name, "PERFORM pg_terminate_backend(pg_backend_pid())", 1)
-			_, err := l.Allow(t.Context(), "key")
-			require.ErrorIs(t, err, store.ErrTimeout)
-			require.ErrorContains(t, err, "unknown")
-			require.EqualValues(t, 1, asked())
-			require.Equal(t, 999, remaining(t, l, "key"))
-		})
-	}
+	eachWay(t, func(t *testing.T, way func(*testing.T, store.Store) ratelimit.Limiter) {
+		pool, name := shared(t), table()
+		l := way(t, openAt(t, connect(t, pgtest.Shared(t).URL(), 4), name))
+		take(t, l, "key")
+		asked := answers(t, pool, name, "PERFORM pg_terminate_backend(pg_backend_pid())", 1)
+		_, err := l.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.ErrorContains(t, err, "unknown")
+		require.EqualValues(t, 1, asked())
+		require.Equal(t, 999, remaining(t, l, "key"))
+	})
 }

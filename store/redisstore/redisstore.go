@@ -256,8 +256,8 @@ func (s *Store) one(ctx context.Context, ahead bool, ns *store.Namespace, key, o
 	return reply[0], nil
 }
 
-// fill makes r the request for n events of key, whose key in Redis is redisKey, or not made yet if redisKey is empty. The delay that the
-// call accepts ([store.Limit.Before]) is in op.
+// fill makes r the request for n events of key. If redisKey is empty, it is not made yet. The delay that the call accepts
+// ([store.Limit.Before]) is in op.
 func (s *Store) fill(r *request, redisKey string, ns *store.Namespace, key, op string, l store.Limit, n int64) {
 	if redisKey == "" {
 		redisKey = s.key(ns, key)
