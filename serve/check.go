@@ -113,6 +113,18 @@ func (s *Service) canRead(rules *Rules) error {
 	return nil
 }
 
+// tellOfGone logs the checks that are missing from the new rules, because a proxy may still ask for them.
+func (s *Service) tellOfGone(before, now *plan) {
+	if before == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(before.checks)) {
+		if now.checks[name] == nil {
+			s.log.Warn("a check was removed: a proxy that still asks for it gets 404, for which nginx answers 500", "check", name, "file", before.checks[name].file)
+		}
+	}
+}
+
 // request makes the request of a check. As in Envoy, a descriptor is left out if one of its header
 // fields is missing.
 func (s *Service) request(now *plan, c *check, r *http.Request) (*pb.RateLimitRequest, error) {

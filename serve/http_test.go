@@ -296,6 +296,21 @@ func TestFieldsMustBeNamed(t *testing.T) {
 	}
 }
 
+// nginx answers 500 as soon as a check that it asks for is gone, so the log says which one it was.
+func TestACheckThatIsGoneIsLogged(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	const gone = "a check was removed"
+	s, err := serve.New(memory(t), rules(t, overHTTP), serve.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	require.NoError(t, err)
+	require.NoError(t, s.Update(rules(t, overHTTP)))
+	require.NotContains(t, log.String(), gone)
+	require.NoError(t, s.Update(rules(t, strings.Replace(overHTTP, "client:", "clients:", 1))))
+	require.Equal(t, 1, strings.Count(log.String(), gone), log.String())
+	require.Regexp(t, gone+".*check=client ", log.String())
+	require.Equal(t, http.StatusNotFound, check(s, "/check/client").Code)
+}
+
 // Proxies are networks as httplimit.ClientIP reads them.
 func TestProxies(t *testing.T) {
 	t.Parallel()

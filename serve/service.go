@@ -260,7 +260,8 @@ func (s *Service) Update(rules *Rules) error {
 			return err
 		}
 	}
-	s.now.Store(next)
+	before := s.now.Swap(next)
+	s.tellOfGone(before, next)
 	s.metrics.inForce(nil)
 	s.metrics.loadedAt.SetToCurrentTime()
 	dropped := s.fronts
