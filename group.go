@@ -38,7 +38,7 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 	switch {
 	case voters == 0:
 		return ctx.Err()
-	case voters < len(d.group) && errors.Is(err, store.ErrCorrupt): // nothing was charged, and the corrupt state may be a shadow's
+	case voters < len(d.group) && (errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrClock)): // nothing was charged, and a shadow may have caused it
 		for _, e := range d.group {
 			if !e.shadow {
 				e.err = nil

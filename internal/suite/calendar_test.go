@@ -3,6 +3,7 @@ package suite_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -351,6 +352,30 @@ func TestTheServersClockPicksTheWindow(t *testing.T) {
 	mini.SetTime(now.AddDate(0, 0, -4))
 	_, err := lim.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, store.ErrClock, "nor is the state's window that of a clock that has gone back")
+}
+
+// A calendar that is tried out keeps nobody out while the clocks differ, in whichever order it is asked.
+func TestAShadowWhoseClocksDifferKeepsNobodyOut(t *testing.T) {
+	mini := redistest.Mini(t)
+	s := onRedis(t, mini.Client(t))
+	trial := newLimiter(t, "fixed_window", s, ratelimit.PerDay(9).In(time.UTC), ratelimit.WithName("trial"))
+	limit := newLimiter(t, "token_bucket", s, ratelimit.PerHour(9), ratelimit.WithName("limit"))
+	mini.SetTime(time.Now().AddDate(0, 0, 4))
+	for i := range 2 {
+		asks := []ratelimit.Ask{{Limiter: trial, Key: "key", N: 1, Shadow: true}, {Limiter: limit, Key: "key", N: 1}}
+		if i == 1 {
+			slices.Reverse(asks)
+		}
+		r, err := ratelimit.Decide(t.Context(), asks...)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Zero(t, r.Parts()[i].Result)
+		require.Equal(t, 8-i, r.Parts()[1-i].Remaining)
+		asks[i].Shadow = false
+		_, err = ratelimit.Decide(t.Context(), asks...)
+		require.ErrorIs(t, err, store.ErrClock)
+		require.Equal(t, 8-i, peek(t, limit, "key").Remaining, "an error charges nothing")
+	}
 }
 
 // The server's clock is set back by a window. The spend then counts in the window of now, and no
