@@ -187,17 +187,14 @@ func (d *decision) run(ctx context.Context, res *Result) error {
 func (d *decision) decide(ctx context.Context) error {
 	returned := false
 	defer func() {
-		if !returned { // a user's function has panicked, in a limiter without a core
+		if !returned { // a user's function or a store has panicked
 			d.giveBack(ctx)
 		}
 	}()
 	err := d.askInTurn(ctx)
 	returned = true
-	switch {
-	case err != nil && ctx.Err() != nil:
-		d.giveBackLater(ctx)
-	case err != nil || d.denied:
-		d.giveBack(ctx)
+	if err != nil || d.denied {
+		d.giveBackInTime(ctx)
 	}
 	d.conclude(ctx, err)
 	return err
@@ -356,22 +353,39 @@ func (d *decision) giveBack(ctx context.Context) {
 	}
 }
 
-// giveBackLater is giveBack for a caller whose time is up, and who does not wait for the refunds, because they have
-// time of their own.
-func (d *decision) giveBackLater(ctx context.Context) {
+// giveBackInTime is giveBack for a caller that waits only until ctx ends. The refunds, which have time of their own,
+// then go on without it.
+func (d *decision) giveBackInTime(ctx context.Context) {
 	if !slices.ContainsFunc(d.entries, func(e entry) bool { return e.chargedBy > 0 }) {
 		return
 	}
-	later := &decision{entries: slices.Clone(d.entries), parts: slices.Clone(d.parts)}
-	for i := range d.entries {
-		e := &d.entries[i]
-		later.entries[i].result = &later.parts[i].Result
-		*e.result = e.result.without(e.n, e.n)
+	if ctx.Done() == nil {
+		d.giveBack(ctx)
+		return
 	}
+	later := &decision{entries: slices.Clone(d.entries), parts: slices.Clone(d.parts)}
+	for i := range later.entries {
+		later.entries[i].result = &later.parts[i].Result
+	}
+	done := make(chan any, 1)
 	go func() {
-		defer func() { _ = recover() }() // if a limiter or a store panics, there is no caller to panic for
+		defer func() { done <- recover() }() // if a limiter or a store panics, the caller does, unless it has left
 		later.giveBack(ctx)
 	}()
+	select {
+	case panicked := <-done:
+		for i := range d.entries {
+			*d.entries[i].result = later.parts[i].Result
+		}
+		if panicked != nil {
+			panic(panicked)
+		}
+	case <-ctx.Done():
+		for i := range d.entries {
+			e := &d.entries[i]
+			*e.result = e.result.without(e.n, e.n)
+		}
+	}
 }
 
 // chargeOrder returns by which call each entry was charged.

@@ -790,33 +790,43 @@ func (h hesitant) Refund(ctx context.Context, ns *store.Namespace, key string, l
 	return h.Store.Refund(ctx, ns, key, l, c)
 }
 
-// A caller whose time is up does not wait until what was charged has gone back.
+// A caller whose time is up does not wait until what was charged has gone back, be it after a denial or an error.
 func TestACallReturnsInTimeAlthoughItsChargesHaveToGoBack(t *testing.T) {
 	t.Parallel()
 	mem := memory(t, newClock())
-	for name, foreign := range map[string]bool{"built in": false, "another one": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				slow, last := hesitant{Store: mem, refunds: true}, hesitant{Store: mem, decides: true}
-				day, err := ratelimit.NewFixedWindow(slow, ratelimit.PerDay(9), ratelimit.WithName(name))
-				require.NoError(t, err)
-				second := ratelimit.Limiter(day)
-				if foreign {
-					second = opened{day}
-				}
-				first := ratelimit.Must(ratelimit.NewFixedWindow(slow, ratelimit.PerHour(9), ratelimit.WithName(name)))
-				all := all(t, first, second, ratelimit.Must(ratelimit.NewFixedWindow(last, ratelimit.PerMinute(9))))
-				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-				defer cancel()
-				start := time.Now()
-				_, err = all.AllowN(ctx, "key", 3)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.Equal(t, 100*time.Millisecond, time.Since(start))
-				time.Sleep(3 * time.Second)
-				require.Equal(t, 9, peek(t, first, "key").Remaining)
-				require.Equal(t, 9, peek(t, day, "key").Remaining)
+	for _, foreign := range []bool{false, true} {
+		for _, denied := range []bool{false, true} {
+			name := fmt.Sprint(foreign, denied)
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					slow, last := hesitant{Store: mem, refunds: true}, hesitant{Store: mem, decides: !denied}
+					day, err := ratelimit.NewFixedWindow(slow, ratelimit.PerDay(9), ratelimit.WithName(name))
+					require.NoError(t, err)
+					second := ratelimit.Limiter(day)
+					if foreign {
+						second = opened{day}
+					}
+					first := ratelimit.Must(ratelimit.NewFixedWindow(slow, ratelimit.PerHour(9), ratelimit.WithName(name)))
+					all := all(t, first, second, ratelimit.Must(ratelimit.NewFixedWindow(last, ratelimit.PerMinute(2))))
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					defer cancel()
+					start := time.Now()
+					r, err := all.AllowN(ctx, "key", 3)
+					if require.Equal(t, 100*time.Millisecond, time.Since(start)); denied {
+						require.NoError(t, err)
+						require.False(t, r.Allowed)
+						for _, part := range r.Parts() {
+							require.Zero(t, part.Charged(), "it is on its way back")
+						}
+					} else {
+						require.ErrorIs(t, err, context.DeadlineExceeded)
+					}
+					time.Sleep(3 * time.Second)
+					require.Equal(t, 9, peek(t, first, "key").Remaining)
+					require.Equal(t, 9, peek(t, day, "key").Remaining)
+				})
 			})
-		})
+		}
 	}
 }
 
@@ -825,6 +835,19 @@ type fragile struct{ store.Store }
 
 func (fragile) Refund(context.Context, *store.Namespace, string, store.Limit, store.Receipt) error {
 	panic("planted")
+}
+
+// A store that panics while charges go back panics for the caller.
+func TestAStoreThatPanicsWhileChargesGoBack(t *testing.T) {
+	t.Parallel()
+	mem := memory(t, newClock())
+	first := ratelimit.Must(ratelimit.NewFixedWindow(fragile{mem}, ratelimit.PerHour(9)))
+	all := all(t, first, ratelimit.Must(ratelimit.NewFixedWindow(hesitant{Store: mem}, ratelimit.PerMinute(1))))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
+		require.PanicsWithValue(t, "planted", func() { _, _ = all.AllowN(ctx, "key", 2) })
+	}
 }
 
 // A store that panics after the call has returned does not end the program.
