@@ -249,7 +249,8 @@ func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
 	return res, err
 }
 
-// Charge charges n events to each limit, in their order, until one returns an error.
+// Charge charges n events to each limit, in their order, until one returns an error. What it has charged by then stays
+// charged.
 func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	if err = a.check(ctx, key, n); err != nil {
 		return res, err
@@ -348,12 +349,12 @@ type Ask struct {
 	Reserved int
 }
 
-// check is CheckCall for an Ask, whose N may be 0 if none is set.
-func (a *Ask) check(ctx context.Context, none bool) error {
+// check is CheckCall for an Ask, whose N may be 0 only if mayBeZero is set.
+func (a *Ask) check(ctx context.Context, mayBeZero bool) error {
 	switch {
 	case a.Reserved < 0 || a.Reserved > maxEvents:
 		return fmt.Errorf("%w: Ask.Reserved is %d, want 0 to %d", ErrInvalidN, a.Reserved, maxEvents)
-	case a.N == 0 && none:
+	case a.N == 0 && mayBeZero:
 		return store.CheckCall(ctx, a.Key, 1)
 	case a.Look:
 		return fmt.Errorf("%w: Ask.N is %d, want 0 if Look is set", ErrInvalidN, a.N)

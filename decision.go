@@ -10,7 +10,13 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// decision is a call to one or more limits that is being decided.
+// decision is a call to one or more limits that is being decided:
+//
+//	run          decide, and then result, which joins the results of the entries
+//	decide       askInTurn, and after a denial or an error giveBack
+//	askInTurn    decideGroup for each call to a store or to a limiter without a core, until one denies
+//	decideGroup  askStore or askOther
+//	askStore     requestOf for each entry, the call, and read for each reply
 type decision struct {
 	how       asking
 	n         int  // events; in a Decide, the most that an entry other than a shadow asks for
@@ -118,11 +124,11 @@ func (d *decision) behindGate(ctx context.Context, res *Result) {
 	entries, parts := d.entries, d.parts
 	defer func() { d.entries, d.parts = entries, parts }()
 	d.entries, d.parts = entries[1:], parts[1:]
-	d.alone(ctx, res)
+	d.fill(ctx, res)
 }
 
-// alone makes res the result of the entries, which are of an All or of a single limiter.
-func (d *decision) alone(ctx context.Context, res *Result) {
+// fill makes res the result of the entries, which are of an All or of a single limiter.
+func (d *decision) fill(ctx context.Context, res *Result) {
 	if d.all != nil {
 		d.result(ctx, res)
 		return
@@ -133,24 +139,24 @@ func (d *decision) alone(ctx context.Context, res *Result) {
 // addAsk adds the limits of an Ask.
 func (d *decision) addAsk(ctx context.Context, a *Ask) (err error) {
 	var few [1]member // on the stack
-	var parts []member
+	var members []member
 	if core := coreOf(a.Limiter); core != nil {
 		few[0] = member{a.Limiter, core}
-		parts, err = few[:], nil
+		members, err = few[:], nil
 	} else {
-		parts, err = membersOf(a.Limiter)
+		members, err = membersOf(a.Limiter)
 	}
 	switch {
 	case err != nil:
 		return err
-	case len(d.entries)+len(parts) > maxLimits:
-		return errAsks(len(d.entries) + len(parts))
+	case len(d.entries)+len(members) > maxLimits:
+		return errAsks(len(d.entries) + len(members))
 	}
 	if err := a.check(ctx, a.Look); err != nil {
 		return err
 	}
-	for i := range parts {
-		d.add(parts[i], a.Key, a.N, a.Shadow)
+	for i := range members {
+		d.add(members[i], a.Key, a.N, a.Shadow)
 		if e := &d.entries[len(d.entries)-1]; a.Reserved > 0 {
 			if e.core == nil || e.core.rule.Held {
 				return fmt.Errorf("%w: Ask.Reserved is %d, but a %T cannot reserve events", ErrInvalidOption, a.Reserved, e.limiter)

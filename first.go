@@ -304,6 +304,7 @@ func (f *First) alternatives(ctx context.Context, key string, n int, list *decis
 
 // answer makes res the Result of d, which is an alternative, or notifies the observers of err.
 func (d *decision) answer(ctx context.Context, replies []store.Reply, err error, res *Result) {
+	d.callCount = 1
 	if err == nil {
 		d.readAll(replies)
 	} else {
@@ -312,7 +313,7 @@ func (d *decision) answer(ctx context.Context, replies []store.Reply, err error,
 		}
 	}
 	if d.conclude(ctx, err); err == nil {
-		d.alone(ctx, res)
+		d.fill(ctx, res)
 	}
 }
 
@@ -322,7 +323,7 @@ func (f *First) askApart(ctx context.Context, key string, n int, how asking, alt
 		if err := d.decide(ctx); err != nil {
 			return err
 		}
-		if d.alone(ctx, &parts[i].Result); !d.denied {
+		if d.fill(ctx, &parts[i].Result); !d.denied {
 			return nil
 		}
 	}

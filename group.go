@@ -26,19 +26,19 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 		d.callCount-- // which has charged nothing, so that each entry can still have a call of its own
 		return d.decideGroup(ctx, first)
 	}
-	voters := 0
+	needed := 0 // entries without which there is no decision
 	for _, e := range d.group {
 		if e.requestIndex >= 0 {
 			e.err = err
 		}
 		if !d.skip(e) {
-			voters++
+			needed++
 		}
 	}
 	switch {
-	case voters == 0:
+	case needed == 0:
 		return ctx.Err()
-	case voters < len(d.group) && (errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrClock)): // nothing was charged, and a shadow may have caused it
+	case needed < len(d.group) && (errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrClock)): // nothing was charged, and a shadow may have caused it
 		for _, e := range d.group {
 			if !e.shadow {
 				e.err = nil
