@@ -61,10 +61,10 @@ func takes(r *store.Request) bool { return r.Op == store.OpTake && r.Reserved ==
 // takeTwo is Decide for two takes in straight-line code, if both keys have states that were counted
 // under their limits. Otherwise, it returns false and changes nothing.
 func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
-	if s.maxKeys == 0 {
+	p, q := &requests[0], &requests[1]
+	if s.maxKeys == 0 || mayPanic(p.Namespace.Rule) || mayPanic(q.Namespace.Rule) {
 		return false
 	}
-	p, q := &requests[0], &requests[1]
 	h, k := s.secret.hash(p.Namespace, p.Key), s.secret.hash(q.Namespace, q.Key)
 	r, o := &replies[0], &replies[1]
 	if k.hi < h.hi { // tables are locked in their order
@@ -112,7 +112,14 @@ func (s *Store) takeAll(list []request) error {
 	slices.SortFunc(list, func(a, b request) int { return cmp.Compare(a.hash.hi, b.hash.hi) })
 	reading := s.now()
 	var few [8]*table // on the stack
-	locked := s.lockAll(few[:0], list)
+	locked, returned := s.lockAll(few[:0], list), false
+	defer func() {
+		if !returned { // a rule has panicked
+			for _, t := range locked {
+				t.mu.Unlock()
+			}
+		}
+	}()
 	if all := decideAll(locked, list, reading); all {
 		for i := range list {
 			if q := &list[i]; q.Op == store.OpOverdraw || q.reply.OK() && !q.Looks() {
@@ -120,6 +127,7 @@ func (s *Store) takeAll(list []request) error {
 			}
 		}
 	}
+	returned = true
 	s.unlockAll(locked, reading)
 	return nil
 }

@@ -476,6 +476,74 @@ func TestPanicOfTheClockLeavesNoLock(t *testing.T) {
 	}
 }
 
+// net/http recovers the panic of a handler. Calls for other keys must not wait forever then.
+func TestPanicOfARuleLeavesNoLock(t *testing.T) {
+	c, fail := newClock(), false
+	s := newStore(t, memstore.WithClock(c.now))
+	faulty := *window
+	faulty.Plain = ""
+	faulty.Step = func(st store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+		if fail {
+			panic("a fault of the rule")
+		}
+		return window.Step(st, l, now, n)
+	}
+	faulty.TTL = func(store.State, store.Limit) int64 {
+		if fail {
+			panic("a fault of the rule")
+		}
+		return 60 * second
+	}
+	ns := store.NewNamespace(&faulty, "")
+	ask := func(op store.Op, keys ...string) func() {
+		requests := make([]store.Request, len(keys))
+		for i, key := range keys {
+			requests[i] = store.Request{Namespace: ns, Key: key, Limit: perMinute(9), N: 1, Op: op}
+		}
+		return func() { _ = s.Decide(ctx, requests, make([]store.Reply, len(requests))) }
+	}
+	keys := []string{"new", "known", "other"}
+	take(t, s, ns, "known", perMinute(9), 1)
+	take(t, s, ns, "other", perMinute(9), 1)
+	c.add(3600 * second)
+	for name, call := range map[string]func(){
+		"a new key":     ask(store.OpTake, "new"),
+		"a known key":   ask(store.OpTake, "known"),
+		"another limit": func() { _, _ = s.Take(ctx, ns, "known", perMinute(8), 1) },
+		"up to two":     func() { _, _ = store.TakeUpTo(ctx, s, ns, "known", perMinute(9), 2) },
+		"a look":        ask(store.OpLook, "new"),
+		"an overdraft":  ask(store.OpOverdraw, "known"),
+		"two keys":      ask(store.OpTake, "known", "other"),
+		"three keys":    ask(store.OpTake, keys...),
+		"a refund":      func() { _ = s.Refund(ctx, ns, "known", perMinute(9), store.Receipt{N: 1}) },
+		"a sweep":       s.SweepAll,
+	} {
+		fail = true
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			call()
+		}()
+		fail = false
+		free := make(chan struct{})
+		go func() {
+			defer close(free)
+			for _, key := range keys {
+				s.LockTableOf(ns, key)()
+			}
+		}()
+		select {
+		case <-free:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s: a table stayed locked", name)
+		}
+	}
+	check(t, s)
+}
+
 func TestTooManyRules(t *testing.T) {
 	effort.OneGoroutine(t)
 	s := newStore(t)

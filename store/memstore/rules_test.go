@@ -12,10 +12,13 @@ const second = int64(1e6) // µs
 // plenty is a limit that is never reached.
 var plenty = store.Limit{Rate: 1 << 30, Period: 3600 * second, Burst: 1 << 30}
 
+// builtIn is the Plain of rules on which a store decides as on the built-in ones.
+const builtIn = "built in"
+
 // window is a fixed window, the simplest possible rule. Reply.X is the previous spend, and Y the
 // time that counted.
 var window = &store.Rule{
-	Name: "window",
+	Name: "window", Plain: builtIn,
 	Step: func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 		now = max(now, s.At)
 		if now >= s.At+l.Period {
@@ -43,7 +46,7 @@ type plainLog struct {
 
 // sliding keeps a log from the first event on.
 var sliding = &store.Rule{
-	Name: "log",
+	Name: "log", Plain: builtIn,
 	Step: func(_ store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 		return store.State{}, new(plainLog).Step(l, now, n)
 	},
@@ -53,6 +56,7 @@ var sliding = &store.Rule{
 // forward is sliding with a log whose time does not go back, as the contract of Log requires.
 var forward = &store.Rule{
 	Name:   "forward",
+	Plain:  builtIn,
 	Step:   sliding.Step,
 	NewLog: func(store.State) store.Log { return new(forwardLog) },
 }

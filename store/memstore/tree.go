@@ -260,10 +260,10 @@ func (s *Store) sweepNext(now int64) {
 	if !s.hand.CompareAndSwap(t, t.next.Load()) || !t.mu.TryLock() {
 		return
 	}
+	defer t.mu.Unlock()
 	if t.slots != nil {
 		s.keys.Add(-int64(t.sweep(&s.rules, max(now, t.horizon))))
 	}
-	t.mu.Unlock()
 }
 
 // rules numbers the rules of a store, so that a slot needs no pointer.
