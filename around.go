@@ -141,15 +141,16 @@ type chargeNote struct {
 
 // canRefund reports whether r has everything that a Refund of inner needs.
 func (r *Result) canRefund(inner *Result) bool {
-	if *r == *inner {
-		return true
-	}
+	return *r == *inner || r.isOf(inner) && !r.uncounted() && r.ResetAfter == inner.ResetAfter && r.Limit == inner.Limit // of which a receipt is made
+}
+
+// isOf reports whether r is inner, which has charged events, perhaps with other numbers and more marks.
+func (r *Result) isOf(inner *Result) bool {
 	m := r.mark
 	for m != nil && m != inner.mark {
 		m = m.under
 	}
-	return inner.Charged() > 0 && m == inner.mark && r.at == inner.at && r.period == inner.period && r.n == inner.n && r.rate == inner.rate &&
-		r.ResetAfter == inner.ResetAfter && r.Limit == inner.Limit // of which a receipt is made
+	return inner.Charged() > 0 && m == inner.mark && r.at == inner.at && r.period == inner.period && r.n == inner.n && r.rate == inner.rate
 }
 
 // admitted reports whether the limiter inside has admitted the call.
@@ -207,7 +208,7 @@ func (a *Around) Refund(ctx context.Context, key string, charged Result, n int) 
 		return err
 	}
 	inner := a.Inner(charged)
-	if charged.Allowed && (charged.uncounted() || inner == (Result{})) {
+	if charged.Allowed && (inner.uncounted() || inner == (Result{})) {
 		return nil
 	}
 	return a.inside.Refund(ctx, key, inner, n)

@@ -120,6 +120,7 @@ func TestAWrapperThatDeniesOrFailsRefundsTheCharge(t *testing.T) {
 func TestARefundGoesToWhatTheLimiterInsideHasCharged(t *testing.T) {
 	l := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	others := ratelimit.NewMark(new(byte), ratelimit.SourceStore, nil)
+	free := ratelimit.NewMark(new(byte), ratelimit.SourceUnlimited, nil)
 	for name, c := range map[string]struct {
 		f       decider
 		charged int
@@ -137,6 +138,14 @@ func TestARefundGoesToWhatTheLimiterInsideHasCharged(t *testing.T) {
 		"another Result": {func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
 			_, err := c.Inside(ctx)
 			return ratelimit.Result{Allowed: true}, err
+		}, 3},
+		"a mark of no limit": {func(ctx context.Context, c ratelimit.Call) (r ratelimit.Result, err error) {
+			r, err = c.Inside(ctx)
+			return r.WithMark(free), err
+		}, 3},
+		"another Result of no limit": {func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+			_, err := c.Inside(ctx)
+			return ratelimit.Result{Allowed: true, Limit: 99, Remaining: 99}.WithMark(free), err
 		}, 3},
 		"without the limiter": {func(context.Context, ratelimit.Call) (ratelimit.Result, error) {
 			return ratelimit.Result{Allowed: true}, nil

@@ -353,7 +353,7 @@ func (d *decision) notify(ctx context.Context) {
 // giveBack refunds what was charged before an entry denied or failed, the last charge first, even if ctx has ended.
 func (d *decision) giveBack(ctx context.Context) {
 	for i := range d.chargeOrder().lastFirst(len(d.entries)) {
-		if e := &d.entries[i]; e.chargedBy > 0 && !e.result.uncounted() {
+		if e := &d.entries[i]; e.chargedBy > 0 {
 			e.giveBack(context.WithoutCancel(ctx))
 		}
 	}
