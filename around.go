@@ -128,6 +128,9 @@ func (a *Around) ask(ctx context.Context, key string, n int, how asking) (grante
 	case !got.canRefund(&in.result):
 		k := &chargeNote{charged: in.result}
 		k.mark = Mark{owner: a.own, note: k}
+		if got.isOf(&in.result) {
+			n = in.granted
+		}
 		return n, got.WithMark(&k.mark), nil
 	}
 	return in.granted, got, nil

@@ -203,6 +203,11 @@ func TestARefundReachesTheChargeWhateverFieldsChange(t *testing.T) {
 				r := allowN(t, a, 3)
 				require.NoError(t, a.Refund(t.Context(), "key", r, 3))
 				require.Equal(t, [2]int{10, 10}, [2]int{left(t, one, "key"), left(t, two, "key")}, "%T: %s", l, what)
+				granted, r, err := a.AllowUpTo(t.Context(), "key", 30)
+				require.NoError(t, err)
+				require.Equal(t, 10, granted, "%T: %s", l, what)
+				require.NoError(t, a.Refund(t.Context(), "key", r, granted))
+				require.Equal(t, [2]int{10, 10}, [2]int{left(t, one, "key"), left(t, two, "key")}, "%T: %s", l, what)
 			}
 		}
 	})
