@@ -45,6 +45,7 @@ import (
 	"math"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -152,13 +153,16 @@ func kindOf(algorithm string) (*kind, error) {
 type Custom struct{ limiter }
 
 // NewCustom returns a limiter with the algorithm rule, which must be made by [NewRule], even if it never
-// runs on Redis. It returns [ErrInvalidOption] if the rule lacks a function. A rule with a NewLog needs a ParseLog too, and any
-// other rule Overdrawn and Spent.
+// runs on Redis. It returns [ErrInvalidOption] if the rule lacks a function, or if its Name is that of a built-in algorithm,
+// contains braces or is not UTF-8. A rule with a NewLog needs a ParseLog too, and any other rule Overdrawn and Spent.
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == nil {
 		return nil, fmt.Errorf("%w: the rule was not made by NewRule from a store.Rule with a Name and a Step", ErrInvalidOption)
 	}
-	if _, err := kindOf(rule.Name); err == nil {
+	if strings.ContainsAny(rule.Name, "{}") || !utf8.ValidString(rule.Name) { // it is in the keys of Redis, before the hash tag
+		return nil, fmt.Errorf("%w: the rule's name is %q, want UTF-8 without braces", ErrInvalidOption, rule.Name)
+	}
+	if _, err := kindOf(rule.Name); err == nil || rule.Name == ban.Name {
 		return nil, fmt.Errorf("%w: a built-in algorithm has the name %q: give the rule another one", ErrInvalidOption, rule.Name)
 	}
 	if name := missing(rule); name != "" { // stores call it late, and with a lock held

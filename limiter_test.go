@@ -925,6 +925,9 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 
 	for name, change := range map[string]func(r *store.Rule){
 		"no name": func(r *store.Rule) { r.Name = "" }, "one of the five": func(r *store.Rule) { r.Name = "sliding_log" },
+		"that of a Ban": func(r *store.Rule) { r.Name = "ban" }, "not UTF-8": func(r *store.Rule) { r.Name = "\xff" },
+		// Keys of a cluster that belong together would be in different slots.
+		"braces":  func(r *store.Rule) { r.Name = "my{rule}" },
 		"no step": func(r *store.Rule) { r.Step = nil }, "no script": func(r *store.Rule) { r.Script = nil },
 		// In memory, a call of one of these would panic with a lock held, and later calls would hang.
 		"no available": func(r *store.Rule) { r.Available = nil }, "no report": func(r *store.Rule) { r.Report = nil },
