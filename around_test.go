@@ -213,6 +213,40 @@ func TestARefundReachesTheChargeWhateverFieldsChange(t *testing.T) {
 	})
 }
 
+func TestAWrapperGrantsWhatWasChargedUnlessItDecidesItself(t *testing.T) {
+	for name, c := range map[string]struct {
+		l       ratelimit.Limiter
+		own     bool
+		granted int
+	}{
+		"another Limit":             {inMemory(t, "token_bucket", ratelimit.PerHour(1)), false, 1},
+		"a Result of its own":       {inMemory(t, "token_bucket", ratelimit.PerHour(1)), true, 5},
+		"of another package":        {two{ratelimittest.Static(ratelimit.Result{}, nil)}, true, 5},
+		"as another package has it": {two{ratelimittest.Static(ratelimit.Result{}, nil)}, false, 2},
+	} {
+		a := newAround(t, c.l, func(ctx context.Context, call ratelimit.Call) (ratelimit.Result, error) {
+			r, err := call.Inside(ctx)
+			if c.own {
+				return ratelimit.Result{Allowed: true, Limit: 9}, err
+			}
+			if r.Limit > 0 {
+				r.Limit = 9
+			}
+			return r, err
+		})
+		granted, _, err := a.AllowUpTo(t.Context(), "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, c.granted, granted, name)
+	}
+}
+
+// two has room for two events.
+type two struct{ ratelimit.Limiter }
+
+func (two) AllowUpTo(context.Context, string, int) (int, ratelimit.Result, error) {
+	return 2, ratelimit.Result{Allowed: true}, nil
+}
+
 func TestACallAsksInsideOnce(t *testing.T) {
 	l := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	var kept ratelimit.Call
