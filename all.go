@@ -272,7 +272,7 @@ func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err er
 	return res, nil
 }
 
-// Refund gives n events back to each limit.
+// Refund refunds n events to each limit.
 func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err
@@ -387,7 +387,7 @@ func errAsks(n int) error {
 }
 
 // GiveBack refunds what a [Decide] has charged. asks are those of the Decide, in the same order, with N
-// lowered to the number of events to give back. GiveBack works even if ctx has ended. It returns
+// lowered to the number of events to refund. GiveBack works even if ctx has ended. It returns
 // [ErrInvalidN] if nothing was charged, or if the number of asks differs.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	ctx = context.WithoutCancel(ctx)

@@ -18,7 +18,7 @@ import (
 // Around keeps account of the events that the wrapped limiter has charged, whatever the function
 // returns:
 //
-//   - If the function denies the call, returns an error or panics, the events are given back. The same
+//   - If the function denies the call, returns an error or panics, the events are refunded. The same
 //     applies if it returns a Delay that is longer than an AllowWithin may take.
 //   - A Refund of events that the function admitted, but the wrapped limiter did not charge, has no
 //     effect and returns nil.

@@ -167,7 +167,7 @@ func (f *First) parts() []Part {
 	return parts
 }
 
-// Refund gives n events back to the limiter that was charged.
+// Refund refunds n events to the limiter that was charged.
 func (f *First) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := f.check(ctx, key, n); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 // Bound: at most Burst + Rate·x/Period events in any interval x (in whole µs, rounded up). If every
 // caller sleeps for its Delay, the events are spaced Period/Rate apart.
 //
-// Refund gives events back only while they are the last in the queue, so callers that cannot wait should
+// Refund refunds events only while they are the last in the queue, so callers that cannot wait should
 // use [AllowWithin]. Refund a charge as a whole, because if it is refunded in parts, a place may be given
 // to two events.
 //

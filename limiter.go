@@ -68,10 +68,10 @@ type Limiter interface {
 	AllowN(ctx context.Context, key string, n int) (Result, error)
 	// Peek returns what Allow would return, and charges nothing.
 	Peek(ctx context.Context, key string) (Result, error)
-	// Refund gives back n of the events that were admitted by the decision charged, as far as
-	// they are still charged. It does not give back events that have been refilled, have drained
-	// or have left the window since (to within 1 µs). Refund each event only once, to the limiter
-	// that charged it, because otherwise the refund gives back events of other calls.
+	// Refund refunds n of the events that were admitted by the decision charged, as far as they
+	// are still charged. It does not refund events that have been refilled, have drained or have
+	// left the window since (to within 1 µs). Refund each event only once, to the limiter that
+	// charged it, because a second refund would refund events of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error

@@ -115,7 +115,7 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 // number of requests together with their cost: AllowN of 1,200 then admits one request and 1,200
 // tokens, or neither.
 //
-// [AllowUpTo] grants all events or none. The one event of a call is given back only by a Refund of all
+// [AllowUpTo] grants all events or none. The one event of a call is refunded only by a Refund of all
 // its events. Charge charges nothing.
 func CountCalls() Option {
 	return options.Set(func(lim *limiter) { lim.calls = true })

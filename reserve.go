@@ -102,7 +102,7 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	return r, err
 }
 
-// Credit gives back up to n events of key without the Result of their charge, but no more than are
+// Credit refunds up to n events of key without the Result of their charge, but no more than are
 // charged to the current window or bucket. In a bucket, one event stays charged. If you have the Result,
 // use Refund.
 //

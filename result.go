@@ -57,7 +57,7 @@ func (r Result) String() string {
 	return s
 }
 
-// Charged returns the number of events that a Refund can give back. It is 0 for limiters that are not
+// Charged returns the number of events that can be refunded. It is 0 for limiters that are not
 // built on this package.
 func (r Result) Charged() int {
 	if j, ok := r.together().(*joined); ok {

@@ -152,7 +152,7 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 // refund is made when the handler has returned, even if the client has disconnected. The metadata
 // shows the state before the refund. If the refund fails, its error is dropped and the charge
 // stands. The refund's context does not end, so give the store a timeout. Slots (package inflight)
-// are given back in any case, so a limiter of slots alone is refused with
+// are released in any case, so a limiter of slots alone is refused with
 // [ratelimit.ErrInvalidOption].
 //
 // If a handler panics, the code is [codes.Internal]. If a handler returns an error after the client

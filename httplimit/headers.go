@@ -22,7 +22,7 @@ import (
 // through. Neither are denials by a list, nor the limit [ratelimit.Unlimited].
 //
 // With several limits, Draft10 reports each of them. Legacy has room for one: the limit that denies
-// longest or, for an admission, the one with the fewest events left. Of a [ratelimit.First], that is
+// longest or, for an admission, the one with the fewest events left. For a [ratelimit.First], that is
 // the limiter that admits again first or, for an admission, the one that was charged.
 type HeaderStyle uint8
 

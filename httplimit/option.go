@@ -135,7 +135,7 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 // The refund is made when the handler has returned, even if the client has disconnected. The header
 // fields show the state before the refund. If the refund fails, its error is dropped and the charge
 // stands. A [ratelimit.LeakyBucket] can refund only the last events in its queue. Slots (package
-// inflight) are given back in any case, so a limiter of slots alone is refused with
+// inflight) are released in any case, so a limiter of slots alone is refused with
 // [ratelimit.ErrInvalidOption].
 //
 // The status is the one that the handler wrote, with these exceptions:
