@@ -114,7 +114,7 @@ func membersOf(l Limiter) ([]member, error) {
 		}
 	}
 	if sleeper, sleeps := see.Sleeping(l); sleeps {
-		return nil, fmt.Errorf("%w: an All cannot contain a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
+		return nil, fmt.Errorf("%w: a %T cannot be in an All, a First, a Ban or a Decide: put it around them", ErrInvalidOption, sleeper)
 	}
 	return []member{{l, nil}}, nil
 }

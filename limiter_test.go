@@ -955,7 +955,7 @@ func TestAnAlgorithmOfYourOwnIsRefusedWhereItCannotWork(t *testing.T) {
 	shared := ratelimit.Must(regions.New("a", map[string]store.Store{"a": memory(t, newClock()), "b": memory(t, newClock())}))
 	_, err = ratelimit.NewCustom(session, shared, limit)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "a session_window cannot be shared by regions, want a fixed_window,")
+	require.ErrorContains(t, err, "algorithm session_window cannot be shared by regions, want a fixed_window,")
 	own := ratelimit.Must(ratelimit.NewCustom(session, memory(t, newClock()), limit))
 	allowN(t, own, 3)
 	_, err = ratelimit.Credit(t.Context(), own, "key", 1)

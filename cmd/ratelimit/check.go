@@ -14,13 +14,13 @@ import (
 
 const checkText = `[flags] limits.yaml...
 
-Check reads configuration files, in YAML or JSON, as package config does. It prints what is
-wrong, with line and column, or the names of the limiters. The exit code is 1 if something is
-wrong. The file - is standard input.
+Check reads configuration files, in YAML or JSON, as package config does. It prints the errors,
+with line and column, or the names of the limiters. The exit code is 1 if there is an error.
+The file - is standard input.
 
-With -explain it says of each limiter what it will do: the most that a key is admitted, by
-the bounds of docs/promises.md, how long a key is remembered, what leases and bans do, what
-is decided while the store fails, the series in /metrics, and what can never happen.
+With -explain, check describes each limiter: the most that a key is admitted, by the bounds of
+docs/promises.md, how long a key is remembered, what leases and bans do, what is decided while
+the store fails, the series in /metrics, and what can never happen.
 `
 
 // check is the command check.

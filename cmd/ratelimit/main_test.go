@@ -160,7 +160,7 @@ func TestAfterTwoDashesNothingIsAFlag(t *testing.T) {
 func TestReadmeShowsWhatCommandsPrint(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	require.LessOrEqual(t, bytes.Count(readme, []byte("\n")), 60)
+	require.LessOrEqual(t, len(bytes.Fields(readme)), 600)
 	shown := 0
 	for _, block := range strings.Split(string(readme), "```console\n")[1:] {
 		block, _, _ = strings.Cut(block, "```")

@@ -83,18 +83,18 @@ func (ls *limits) Set(text string) error {
 
 const replayText = `[flags] [access log, plain or gzip; standard input if none or -]...
 
-Replay says who would have been denied by the limits, and how often. Several limits must
-all admit a request, and one that two of them deny counts for each. A limiter of this
-library decides on each request, at the log's own time. Lines may be out of order by 16,384;
-files may be given in any order.
+Replay reports who would have been denied by the limits, and how often. A request must be
+admitted by all of the limits. If two limits deny it, each of them counts the denial. A limiter
+of this library decides on each request, at the time in the log. Lines may be out of order by up
+to 16,384, and files may be given in any order.
 
-With -config each limiter of a configuration file decides on all requests by itself, as if
-nobody had a tier, and nobody else shared its counts. What spares calls of the store, what
-happens while it fails, bans and slots (in_flight) do not count.
+With -config, each limiter of a configuration file decides on all requests by itself, as if no
+key had a tier and no other limiter shared its counts. Replay ignores the file's caches (lease,
+coalescing, deny_cache), on_failure, bans, and slots (in_flight).
 
-Memory is bounded, to about 1 GB for each limiter. At most 1,048,576 keys have a row of their own; further ones
-are decided on, and counted together. 4,194,304 keys are kept by the limiters, those with the
-most spend.
+Memory is bounded, to about 1 GB per limiter. At most 1,048,576 keys have a row of their own.
+Requests of other keys are decided on too, and counted together. The limiters keep 4,194,304
+keys, those with the most spend.
 `
 
 // replay is the command replay.

@@ -9,9 +9,9 @@ import (
 
 const schemaText = `
 
-Schema prints the JSON Schema of configuration files, for editors: they complete names, and
-mark what is wrong. Check knows more. With the YAML language server a comment in the file
-names a copy of it:
+Schema prints the JSON Schema of configuration files, with which editors complete names and
+mark errors. Check finds more errors than the schema does. For the YAML language server, name a
+copy of the schema in a comment of the file:
 
 	# yaml-language-server: $schema=limits.schema.json
 `

@@ -79,19 +79,19 @@ func (ps *periods) Set(text string) error {
 
 const suggestText = `[flags] [access log, plain or gzip; standard input if none or -]...
 
-Suggest says how many requests clients make at most in any second, minute and hour, and
-which limit all but a few of them keep to. For each client it finds the most requests
-within any such period. That is the least limit of a sliding log that would have denied it
-nothing. Try it by replay, which also says how many requests it denies: by its default,
-token_bucket, no more than by -algorithm sliding_log. A sliding_window is an estimate and
-denies more, above all at short periods and small limits.
+Suggest reports how many requests clients make at most in any second, minute and hour, and the
+limit that all but a few clients keep. For each client, it finds the most requests in any such
+period, which is the least limit of a sliding log that would have denied nothing. Then replay
+the log with that limit, to see how many requests it denies: a token_bucket, the default of
+replay, denies no more than a sliding_log. A sliding_window is an estimate and denies more,
+especially for short periods and small limits.
 
-Each row is a limit of its own. Take the one whose period fits what you protect, or
-several together: one for bursts and one for an hour. A share of the clients that is all of
-them, such as 99 % of fewer than 100, gives the limit of the busiest, and Suggest says so.
+Each row is a separate limit. Choose the one whose period suits what you protect, or combine
+several, such as one for bursts and one for an hour. If the share of the clients comes to all of
+them, such as 99% of fewer than 100, the limit is that of the busiest client, and suggest says so.
 
-Memory is bounded. 1,048,576 keys are counted, and the requests of further ones left out. A
-period with 8,388,608 requests in it is given up, after they have taken 256 MB.
+Memory is bounded. Suggest counts 1,048,576 keys, and leaves out the requests of further keys. It
+gives up a period with 8,388,608 requests, after they have taken 256 MB.
 `
 
 // suggest is the command suggest.

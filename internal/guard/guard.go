@@ -43,7 +43,7 @@ func ApplyClient[C, O any](c *Config[C], opts []O, apply func(O) error) error {
 		return err
 	}
 	if sleeper, sleeps := see.Sleeping(c.Limiter); sleeps && !c.Refuse {
-		return Invalid("a client that waits would ignore the maximum of a %T: use WithoutWaiting, with which the %[1]T waits", sleeper)
+		return Invalid("a client that waits would ignore the maximum of a %T: use WithoutWaiting, with which the %[2]T waits", sleeper)
 	}
 	return nil
 }

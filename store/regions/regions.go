@@ -149,7 +149,7 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 		return fmt.Errorf("%w: the regions.Store was not made by New", store.ErrInvalidOption)
 	}
 	if !credit.Has(rule) {
-		return fmt.Errorf("%w: a %s cannot be shared by regions, want a fixed_window, a sliding_window or a token_bucket", store.ErrInvalidOption, rule.Name)
+		return fmt.Errorf("%w: algorithm %s cannot be shared by regions, want a fixed_window, a sliding_window or a token_bucket", store.ErrInvalidOption, rule.Name)
 	}
 	for _, r := range append([]*region{s.own}, s.others...) {
 		share, err := l, error(nil)
