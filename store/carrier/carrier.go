@@ -127,7 +127,8 @@ type Carrier[C any] struct {
 	late          int           // trips that all callers have left, and that have not ended
 	began         time.Time     // when the last trip that was not full began, or when one was last measured, if all calls go alone
 	paused        time.Duration // the pauses of this process until began: see measure
-	timer         bool          // whether a timer is set that starts trips
+	timer         *time.Timer   // starts trips when it is due
+	due           time.Time     // when that is; zero if it is not set
 	diagnosing    bool          // whether a dial finds out why no connection is made: see diagnose
 	ahead         queue[C]      // the calls that wait, and go ahead because they make room for others
 	others        queue[C]      // the other calls that wait

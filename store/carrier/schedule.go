@@ -75,11 +75,11 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 		return nil
 	}
 	if d := cr.gathering(now); connected && d > 0 {
-		cr.later(d)
+		cr.later(now.Add(d))
 		return nil
 	}
 	if !connected && !cr.conns.mayDial(now) {
-		cr.later(untilDial) // before that, nothing might arrive or end
+		cr.later(now.Add(untilDial)) // before that, nothing might arrive or end
 		return nil
 	}
 	t := &Trip[C]{connected: connected, begun: now, end: now.Add(cr.timeout)}
@@ -150,16 +150,20 @@ func (cr *Carrier[C]) gathering(now time.Time) time.Duration {
 	return cr.length/time.Duration(cr.mostTrips()) - now.Sub(cr.began)
 }
 
-// later starts trips after d.
-func (cr *Carrier[C]) later(d time.Duration) {
-	if cr.timer {
+// later starts trips at that time, unless they start sooner.
+func (cr *Carrier[C]) later(at time.Time) {
+	if !cr.due.IsZero() && !at.Before(cr.due) {
 		return
 	}
-	cr.timer = true
-	time.AfterFunc(d, func() {
+	cr.due = at
+	if cr.timer != nil {
+		cr.timer.Reset(time.Until(at))
+		return
+	}
+	cr.timer = time.AfterFunc(time.Until(at), func() {
 		cr.mu.Lock()
 		defer cr.mu.Unlock()
-		cr.timer = false
+		cr.due = time.Time{}
 		cr.start(time.Now())
 	})
 }

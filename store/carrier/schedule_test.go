@@ -675,7 +675,7 @@ func TestATripBeginsIfAConnectionIsReadyOrMayBeMade(t *testing.T) {
 		vain, began := p.conns.dials.vain, p.began
 		tr := p.next(now)
 		require.Equal(t, c.want < 0, tr == nil, what)
-		require.Equal(t, c.later, p.timer, what)
+		require.Equal(t, c.later, !p.due.IsZero(), what)
 		if tr != nil {
 			require.Equal(t, []any{c.made, c.want, now, time.Second}, []any{tr.connected, tr.calls, tr.begun, tr.paused}, what)
 			require.False(t, tr.end.Before(now.Add(p.timeout-ms)), what)
@@ -874,6 +874,30 @@ func TestCallsThatMayNotDialLookAgain(t *testing.T) {
 		b := p.Begin(t.Context())
 		bt, i, _ := p.enter(b, 0)
 		require.Equal(t, 3*untilDial, <-sent)
+		_, err := p.wait(b, bt, i)
+		require.Error(t, err)
+		time.Sleep(time.Minute)
+	})
+}
+
+// A call that waits for others on a connection that breaks does not wait for them any longer: it looks when it may dial.
+func TestACallWhoseConnectionBreaksDoesNotGather(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun, sent := time.Now(), make(chan time.Duration, 100)
+		p := far(t)
+		p.config.Send = func(context.Context, *Trip[int]) error {
+			sent <- time.Since(begun)
+			return io.EOF
+		}
+		p.window.calls, p.length, p.began = 2*leastTripSize, 180*ms, begun
+		p.conns.ready = 2
+		p.begin(true)
+		b := p.Begin(t.Context())
+		bt, i, _ := p.enter(b, 0)
+		require.Equal(t, begun.Add(90*ms), p.due)
+		p.conns.dials.vain, p.conns.dials.last, p.conns.dials.pause = p.conns.dials.free, begun, 2*untilDial
+		p.finish(&Trip[int]{connected: true, calls: 1, begun: begun, end: begun.Add(p.timeout)}, io.EOF, begun, 0)
+		require.Equal(t, 2*untilDial, <-sent)
 		_, err := p.wait(b, bt, i)
 		require.Error(t, err)
 		time.Sleep(time.Minute)
