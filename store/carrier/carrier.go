@@ -53,7 +53,8 @@ type Config[C any] struct {
 	Conns int
 
 	// DialTimeout is how long the client may take to make a connection. If dials hang, the carrier lets them take half of
-	// Conns, and the rest one by one over this time, so that a server that takes the place of another can be reached.
+	// Conns, and the rest one by one over this time, so that a server that takes the place of another can be reached. 0 means
+	// that only the operating system ends a dial. The rest then follow one each second.
 	DialTimeout time.Duration
 
 	// Slack is how much longer than the shortest recent round trip one may take before the carrier takes the server for

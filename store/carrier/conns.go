@@ -89,8 +89,11 @@ type dials struct {
 const mostDialPause = time.Second
 
 func newDials(size int, timeout time.Duration) dials {
-	free := max(1, size/2)
-	return dials{free: free, pause: min(timeout/time.Duration(max(1, size-free)), mostDialPause)}
+	d := dials{free: max(1, size/2), pause: mostDialPause}
+	if timeout > 0 {
+		d.pause = min(timeout/time.Duration(max(1, size-d.free)), mostDialPause)
+	}
+	return d
 }
 
 // may reports whether a dial may begin.

@@ -230,9 +230,9 @@ func TestTheOtherDialsFollowOneByOne(t *testing.T) {
 	for _, c := range []struct {
 		size           int
 		timeout, pause time.Duration
-	}{{20, 5 * time.Second, 500 * ms}, {20, time.Minute, time.Second}, {3, time.Second, 500 * ms}, {2, 500 * ms, 500 * ms}, {1, 500 * ms, 500 * ms}} {
+	}{{20, 5 * time.Second, 500 * ms}, {20, time.Minute, time.Second}, {3, time.Second, 500 * ms}, {2, 500 * ms, 500 * ms}, {1, 500 * ms, 500 * ms}, {20, 0, time.Second}, {2, -1, time.Second}} {
 		now, d := time.Now(), newDials(c.size, c.timeout)
-		for d.may(now) {
+		for d.vain <= c.size && d.may(now) {
 			d.begin(now)
 		}
 		for range 3 {
