@@ -91,18 +91,18 @@ type Config[C any] struct {
 	Alone func(b Budget, call C) (after C, sent bool, err error)
 
 	// GiveBack gets each call that ran although its caller's context had ended, so that the store can give back what it
-	// charged. It may be nil. It must not block.
+	// charged. It may be nil. It must not block or panic.
 	GiveBack func(call C)
 
 	// Pool returns how many connections the client has: those in the pool that are free, and all. It may be nil. It must not
-	// block.
+	// block or panic.
 	Pool func() (idle, total int)
 
 	// Jitter returns a random time from 0 to most. By default, the carrier takes its own.
 	Jitter func(most time.Duration) time.Duration
 
-	// Dial makes a connection and closes it. The carrier calls it to find out why the client makes no connection. It may
-	// be nil.
+	// Dial makes a connection and closes it. The carrier calls it to find out why the client makes no connection: its error,
+	// or its panic, is then in the errors of calls. It may be nil.
 	Dial func(ctx context.Context) error
 }
 
@@ -195,7 +195,7 @@ func (cr *Carrier[C]) Admit(b *Budget) error {
 
 // Do makes one attempt at an admitted call, and returns the call with its reply. If the server answered with an error, Do
 // returns that error. All other errors are a [*Failure]: pass it to [Budget.Again], and at the end to [Budget.Fail]. Do
-// panics if Send or Alone does.
+// panics if Send, Alone or Means does.
 //
 // A call may be tried by several carriers, if it turns out to belong to another server. It leaves the one that admitted it.
 func (cr *Carrier[C]) Do(b Budget, call C) (C, error) {

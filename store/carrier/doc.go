@@ -49,6 +49,7 @@
 //     [store.ErrTimeout], nothing ran (TestNothingRunsTwice).
 //   - Callers that leave cost the others nothing (TestACallerThatLeavesDoesNotCostOthers). What ran for them is refunded
 //     (TestCallsMadeForACallerThatLeftAreRefundedOnce).
-//   - If Send panics, its callers panic too, and the carrier keeps working (TestAPanicOfSendReachesItsCallers).
+//   - If Send or Means panics, its callers panic too, and the carrier keeps working (TestAPanicOfSendReachesItsCallers,
+//     TestAPanicOfMeansReachesTheCallersOfATrip).
 //   - No goroutine is left when the calls have ended (TestNoGoroutineIsLeft).
 package carrier

@@ -66,10 +66,11 @@ var (
 	errUnconnected = errors.New("no connection was made in time")
 	errGivenUp     = errors.New("the call was to share a round trip with another call that ran out of time")
 	errNoEnd       = errors.New("carrier: Send returned nil without ending the call")
-	errPanic       = errors.New("carrier: Send panicked")
+	errPanic       = errors.New("carrier: Send or Means panicked")
+	errDial        = errors.New("carrier: Dial panicked")
 )
 
-// ErrExit is what the callers of Do panic with if Send has ended its goroutine, as [runtime.Goexit] does.
+// ErrExit is what the callers of Do panic with if Send or Means has ended its goroutine, as [runtime.Goexit] does.
 var ErrExit = errors.New("carrier: runtime.Goexit ended the goroutine of a round trip")
 
 const unsentText = "nothing was sent"

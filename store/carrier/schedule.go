@@ -3,6 +3,7 @@ package carrier
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"runtime"
 	"time"
@@ -343,12 +344,19 @@ func (cr *Carrier[C]) diagnose(err error) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), cr.timeout)
 		defer cancel()
-		if err := cr.config.Dial(ctx); err != nil {
-			cr.pulse.cause.Store(&err)
-		}
-		cr.mu.Lock()
-		defer cr.mu.Unlock()
-		cr.diagnosing = false
+		err := errDial // if Dial ends the goroutine
+		defer func() {
+			if r := recover(); r != nil { // there is no caller to panic for
+				err = fmt.Errorf("%w: %v", errDial, r)
+			}
+			if err != nil {
+				cr.pulse.cause.Store(&err)
+			}
+			cr.mu.Lock()
+			defer cr.mu.Unlock()
+			cr.diagnosing = false
+		}()
+		err = cr.config.Dial(ctx)
 	}()
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -832,6 +833,29 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 		answer = refused
 		require.Equal(t, refused, diagnosed(context.DeadlineExceeded, 1))
 		require.Equal(t, refused, diagnosed(context.DeadlineExceeded, 1), "and asked again")
+	})
+}
+
+// A Dial that panics, or ends its goroutine, is why no connection is made. The next one is asked again.
+func TestADialThatPanicsIsWhyNoConnectionIsMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dial func()
+		config := plain()
+		config.Dial = func(context.Context) error {
+			dial()
+			return nil
+		}
+		p := made(t, config)
+		for range 2 {
+			for what, fault := range map[string]func(){"carrier: Dial panicked: planted": func() { panic("planted") }, "carrier: Dial panicked": runtime.Goexit} {
+				dial = fault
+				p.mu.Lock()
+				p.diagnose(context.DeadlineExceeded)
+				p.mu.Unlock()
+				synctest.Wait()
+				require.EqualError(t, *p.pulse.cause.Swap(nil), what)
+			}
+		}
 	})
 }
 

@@ -21,7 +21,7 @@ type Trip[C any] struct {
 	twice     bool          // it took several round trips
 	writing   Writing
 	ctx       waves.EarlyDone // of its Send
-	panicked  any             // the value that Send panicked with, or ErrExit
+	panicked  any             // the value that Send or Means panicked with, or ErrExit
 
 	batches int  // whose callers wait; this and what follows is protected by Carrier.mu
 	left    bool // all callers have left
@@ -110,7 +110,7 @@ func (t *Trip[C]) leave() (sent bool) {
 // send makes the calls of t and ends its batches. It returns the error of the connection,
 // or the server's last answer.
 func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
-	t.panicked = ErrExit // unless Send returns or panics
+	t.panicked = ErrExit // unless Send and Means return or panic
 	defer func() {
 		if r := recover(); r != nil {
 			t.panicked = r
@@ -144,6 +144,7 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 	lasts := max(lasting, lastingTimes*min(cr.timeout, math.MaxInt64/lastingTimes))
 	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(lasts), Wave: cr.refusal.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	err = cr.config.Send(&t.ctx, t)
+	_ = cr.answered(err) // if Means panics, it does so here, and not where no caller learns of it
 	t.panicked = nil
 	return err
 }
