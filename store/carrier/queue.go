@@ -41,19 +41,19 @@ func (b *batch[C]) outcome(i int) (err error, sent bool) { //nolint:revive // se
 	return b.err, b.sent
 }
 
-// queue is a list of batches in the order in which they came. Batches that have ended are removed later.
+// queue is a list of batches in the order in which they came. Batches that all callers have left are removed later.
 type queue[C any] struct {
 	batches []*batch[C]
 	living  int // calls in it
-	dead    int // batches in it that have ended
+	dead    int // batches in it that all callers have left
 }
 
 // last returns the batch that the next call may join, or nil. Its calls end together, so
-// none may have come long after the first.
+// none may have come long after the first. A batch that all have left stays dead.
 func (q *queue[C]) last(now time.Time, most int, spread time.Duration) *batch[C] {
 	if n := len(q.batches); n > 0 {
 		last := q.batches[n-1]
-		if len(last.calls) < most && now.Sub(last.begun) < spread && !last.ended.Load() {
+		if last.living > 0 && len(last.calls) < most && now.Sub(last.begun) < spread && !last.ended.Load() {
 			return last
 		}
 	}
@@ -88,7 +88,6 @@ func (q *queue[C]) take(most int) *batch[C] {
 		}
 		q.dead--
 	}
-	q.dead = 0
 	return nil
 }
 

@@ -38,9 +38,9 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 				b := q.last(now, most, spread)
 				if n := len(model); n > 0 {
 					last := model[n-1]
-					joins := len(last.calls) < most && now.Sub(last.begun) < spread
-					require.True(t, b == nil || joins && b == last)
-					require.False(t, b == nil && joins && last.living > 0)
+					joins := last.living > 0 && len(last.calls) < most && now.Sub(last.begun) < spread
+					require.Equal(t, joins, b != nil)
+					require.True(t, b == nil || b == last)
 				}
 				if b == nil {
 					b = &batch[int]{queue: &q, begun: now}
@@ -57,6 +57,7 @@ func TestAQueueKeepsThoseWhoStayInOrder(t *testing.T) {
 				}
 			}
 			require.Equal(t, calls, q.living)
+			require.Equal(t, len(q.batches)-batches, q.dead)
 			require.LessOrEqual(t, len(q.batches), 2*batches+17)
 		}
 	}
