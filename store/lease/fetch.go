@@ -128,6 +128,7 @@ func (d *Store) takeIn(f *fetch, i int) {
 	rule, by := m.request.Namespace.Rule, m.limits.by
 	report := p.Reply.Report(rule, by, p.Granted, p.Granted)
 	k.grant = &grant{at: p.Reply.X, reset: report.Reset, room: int(report.Remaining), limits: m.limits}
+	d.stats.granted.Add(p.Granted)
 	m.shard.mu.Lock()
 	defer m.shard.mu.Unlock()
 	e, now := m.entry, d.now()
@@ -160,7 +161,6 @@ func (d *Store) takeIn(f *fetch, i int) {
 func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 	m, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	e := m.entry
-	d.stats.granted.Add(p.Granted)
 	owed := e.owed
 	held := e.receive(grants{
 		granted: int(p.Granted), want: int(k.wish), owed: int(p.Owed), room: k.room,

@@ -13,7 +13,7 @@ type Stats struct {
 	Keys, Held int   // keys with a lease or a denial, and events that are currently held
 	Local      int64 // decisions without the store
 	Asked      int64 // calls to the store for events
-	Granted    int64 // events that the store has charged for leases
+	Granted    int64 // events that the store has charged for leases, and for calls that waited for it
 	Lapsed     int64 // of Granted, not used in time
 	GivenBack  int64 // of Lapsed, refunded, for a bucket minus what has flowed in since; the others stay charged until they leave the limit
 	Unleased   int64 // of Asked, for keys that cannot be leased: few events, a long key, or WithMaxKeys
