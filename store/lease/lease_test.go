@@ -365,8 +365,19 @@ func TestCallsThatCannotBeLeasedAreCounted(t *testing.T) {
 	_, err = ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: d.limiting, Key: "few", Look: true}, ratelimit.Ask{Limiter: other, Key: "few", N: 1})
 	require.NoError(t, err)
 	require.Equal(t, before+1, d.Stats().Asked)
+	for key, want := range map[string]int64{"few": 1, "key": 0} {
+		before := d.Stats()
+		_, err = ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: d.limiting, Key: key, N: 1}, ratelimit.Ask{Limiter: d.limiting, Key: "key", N: 1000})
+		require.NoError(t, err)
+		after := d.Stats()
+		require.Equal(t, []int64{1, want}, []int64{after.Asked - before.Asked, after.Unleased - before.Unleased}, "with others: %s", key)
+	}
 	closeLease(t, d)
 	require.Zero(t, ask("key", 1), "closed: as its owner wants it")
+	unleased := d.Stats().Unleased
+	_, err = all.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, unleased, d.Stats().Unleased)
 }
 
 // A call that is lost was not counted as another one before.

@@ -70,13 +70,14 @@ func (d *Store) takeOne(ctx context.Context, r store.Request, m *miss) (store.Re
 
 // miss is one of several requests for which not all events are held.
 type miss struct {
-	request store.Request // as the caller asked
-	limits  *limits
-	at      int  // its index among the requests
-	known   bool // whether the reply is known without the store
+	request  store.Request // as the caller asked
+	limits   *limits
+	at       int  // its index among the requests
+	known    bool // whether the reply is known without the store
+	unleased bool // whether the store is asked because the key cannot have a lease
 
 	shard *shard
-	entry *entry // nil if the key cannot have a lease
+	entry *entry // nil if only the store can answer
 }
 
 // Decide admits events that are held. If some are not, the store decides on these, all or none, and
@@ -182,6 +183,7 @@ func (d *Store) spendFor(r *store.Request, reply *store.Reply) (m miss, held boo
 	}
 	e := d.entry(s, id, r.Namespace, r.Key, own)
 	if e == nil {
+		m.unleased = !d.closed.Load() && !leaseless // as in Take
 		return m, false
 	}
 	now := d.now()
@@ -267,7 +269,10 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, misses 
 
 // takeAlone asks the store for everything that one call lacks.
 func (d *Store) takeAlone(ctx context.Context, misses []miss, replies []store.Reply) (all bool, err error) {
-	if slices.ContainsFunc(misses, func(m miss) bool { return !m.request.Looks() }) { // the call is for events
+	switch {
+	case slices.ContainsFunc(misses, func(m miss) bool { return m.unleased }):
+		d.stats.unleased.Add(1)
+	case slices.ContainsFunc(misses, func(m miss) bool { return !m.request.Looks() }): // the call is for events
 		d.stats.asked.Add(1)
 	}
 	requests, answers := make([]store.Request, len(misses)), make([]store.Reply, len(misses))
