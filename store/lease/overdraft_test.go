@@ -361,6 +361,22 @@ func TestADenialOfAnAllOwesNothing(t *testing.T) {
 	})
 }
 
+// An event that one limit was lent for an All that then waits for another limit was not admitted by overdraft.
+func TestWhatIsNotLentToAllIsNotCounted(t *testing.T) {
+	eachLending(t, func(t *testing.T, algorithm string) {
+		all, limits, d, s := lendingTwo(t, algorithm, 4, perSecond)
+		s.set(trip, nil) // so that what is owed stays owed
+		for range 4 {
+			require.True(t, allow(t, limits[1]).Allowed)
+		}
+		require.EqualValues(t, 4, d.Stats().Overdrawn)
+		require.True(t, allow(t, all).Allowed)
+		require.EqualValues(t, 4, d.Stats().Overdrawn)
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
 // Whatever callers of one limit and of several do in two processes, even if they leave, each limit
 // exceeds its bound by at most its overdraft per process, and in the end the store has charged each
 // event once.

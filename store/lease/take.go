@@ -50,6 +50,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	case e.borrow(now, &d.terms):
 		r := d.lend(s, e, now)
 		s.mu.Unlock()
+		d.stats.overdrawn.Add(1)
 		return r, nil
 	}
 	s.mu.Unlock()
@@ -215,6 +216,7 @@ func (d *Store) lendAll(misses []miss, replies []store.Reply) bool {
 			return false
 		}
 	}
+	d.stats.overdrawn.Add(int64(len(misses)))
 	return true
 }
 
@@ -232,7 +234,6 @@ func (d *Store) lendFor(m *miss, reply *store.Reply) (lent bool) {
 
 // lend returns the admission of an event that e has borrowed.
 func (d *Store) lend(s *shard, e *entry, now time.Duration) store.Reply {
-	d.stats.overdrawn.Add(1)
 	at := lentAt + inMicros(now)
 	if e.owed == 1 {
 		e.owes = at
