@@ -17,6 +17,7 @@ type fetch struct {
 	portions []portion  // one for each key
 	single   [1]portion // the portions for a single key
 	sent     time.Duration
+	left     bool // whether the outcome is unknown because its only caller has left
 }
 
 var fetches = sync.Pool{New: func() any { return new(fetch) }}
@@ -87,6 +88,7 @@ func (d *Store) addLease(f *fetch, i int) {
 // run asks the store for f, answers its claims, and returns those that must be asked for again.
 func (d *Store) run(ctx context.Context, f *fetch) (again []batch.Claim) {
 	defer func() { // even if the store ends the goroutine
+		f.left = f.Lost && ctx.Err() != nil
 		again = d.land(f)
 		*f = fetch{}
 		fetches.Put(f)
@@ -140,9 +142,13 @@ func (d *Store) takeIn(f *fetch, i int) {
 		if p.Granted > 0 {
 			d.takeLease(f, i, now)
 		}
-		e.unsure = false
-		if f.Lost {
+		switch {
+		case f.left: // which says nothing about the store
+			e.size = 0 // the demand for the last lease has been judged: see ask
+		case f.Lost:
 			e.failed()
+		default:
+			e.unsure = false
 		}
 		if p.Forced > 0 && (f.Next == nil || m.limits != e.limits) {
 			e.full = max(e.full, now+lengthened(refill(by.Burst, by))) // it is not known for how long, but for no longer

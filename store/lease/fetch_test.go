@@ -663,6 +663,42 @@ func TestACallForALeaseDoesNotEndWithItsCaller(t *testing.T) {
 	}
 }
 
+// Leases grow although every second caller leaves before the store has answered.
+func TestCallersInAHurryKeepNoLeaseSmall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &punctual{&recorder{Store: memory(t)}}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+		s.set(10*time.Millisecond, nil)
+		for range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+			_, _ = d.Allow(ctx, "key")
+			cancel()
+			require.True(t, allow(t, d).Allowed)
+			synctest.Wait()
+		}
+		require.Less(t, len(asked(s.reset(), "TakeUpTo")), 10)
+		require.Greater(t, d.Stats().Held, 4)
+		s.set(0, nil)
+		closeLease(t, d)
+	})
+}
+
+// punctual is a store whose calls for events end with the context.
+type punctual struct{ *recorder }
+
+// Decide implements [store.Store].
+func (s *punctual) Decide(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	return dispatch.Decide(ctx, s, s.Store, requests, replies)
+}
+
+func (s *punctual) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, err := s.recorder.TakeUpTo(ctx, ns, key, l, n)
+	if ctx.Err() != nil {
+		return store.Reply{}, ctx.Err()
+	}
+	return r, err
+}
+
 // tagged is a store that keeps a value of the last context.
 type tagged struct {
 	*recorder
