@@ -64,33 +64,36 @@ func (d *Store) do(j job, most int) {
 		d.jobs = append(d.jobs, j)
 		if d.workers < maxWorkers {
 			d.workers++
-			d.running.Go(func() { _ = d.work(context.Background(), true) })
+			d.running.Go(d.work)
 		}
 	}
 }
 
-// work runs jobs until none are left, and returns the first error. Open workers leave the rest to
-// Close.
-func (d *Store) work(ctx context.Context, open bool) (first error) {
-	for {
-		d.mu.Lock()
-		last := len(d.jobs) - 1
-		if last < 0 || open && d.closed.Load() {
-			if last < 0 {
-				d.jobs = nil // frees the room of many
-			}
-			d.workers--
-			d.mu.Unlock()
-			return first
-		}
-		j := d.jobs[last]
-		d.jobs[last] = nil // frees what it refers to
-		d.jobs = d.jobs[:last]
-		d.mu.Unlock()
-		if err := j.run(ctx); first == nil {
-			first = err
-		}
+// work runs jobs until none are left, or Close runs the rest.
+func (d *Store) work() {
+	for j := d.pop(true); j != nil; j = d.pop(true) {
+		_ = j.run(context.Background())
 	}
+}
+
+// pop removes and returns a job. It returns nil if none is left, or if Close runs those that are, and a worker then ends.
+func (d *Store) pop(worker bool) job {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	last := len(d.jobs) - 1
+	if last < 0 {
+		d.jobs = nil // frees the room of many
+	}
+	if last < 0 || worker && d.closed.Load() {
+		if worker {
+			d.workers--
+		}
+		return nil
+	}
+	j := d.jobs[last]
+	d.jobs[last] = nil // frees what it refers to
+	d.jobs = d.jobs[:last]
+	return j
 }
 
 func (j job) run(ctx context.Context) (err error) {
@@ -147,7 +150,7 @@ func (d *Store) sweepShard(s *shard) {
 
 // Close releases all leases, and charges what is owed by overdraft. Later calls ask the store.
 // Close waits for calls in progress even if ctx has ended, but no longer than the store's timeout.
-// It returns the first error of the store. Calling Close again has no effect.
+// It returns the first error of the store. Another Close only waits for the first one, or for the end of its ctx.
 func (d *Store) Close(ctx context.Context) error {
 	if d.inner == nil {
 		return unmade.Err
@@ -159,8 +162,14 @@ func (d *Store) Close(ctx context.Context) error {
 	}
 	d.mu.Unlock()
 	if closed {
-		return nil
+		select {
+		case <-d.ended:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+	defer close(d.ended)
 	first := d.workTogether(ctx)
 	d.running.Wait()
 	for i := range d.shards {
@@ -172,15 +181,21 @@ func (d *Store) Close(ctx context.Context) error {
 	return cmp.Or(first, d.workTogether(ctx))
 }
 
-// workTogether runs all jobs, several at a time, and returns the first error of a worker.
-func (d *Store) workTogether(ctx context.Context) error {
-	errs := make([]error, maxWorkers)
-	var workers sync.WaitGroup
-	for i := range errs {
-		workers.Go(func() { errs[i] = d.work(ctx, false) })
+// workTogether runs all jobs, several at a time, and returns the first error.
+func (d *Store) workTogether(ctx context.Context) (first error) {
+	var failed sync.Once
+	var all sync.WaitGroup
+	for range maxWorkers {
+		all.Go(func() {
+			for j := d.pop(false); j != nil; j = d.pop(false) {
+				if err := j.run(ctx); err != nil {
+					failed.Do(func() { first = err })
+				}
+			}
+		})
 	}
-	workers.Wait()
-	return cmp.Or(errs...)
+	all.Wait()
+	return first
 }
 
 // closeShard makes jobs for everything that is held or owed.

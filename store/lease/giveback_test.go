@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -250,6 +251,59 @@ func TestCloseLeavesNothingToDo(t *testing.T) {
 		closing.Wait()
 		require.Equal(t, lapses, refunds)
 		require.Equal(t, 1_000_000-taken, remaining(t, d))
+	})
+}
+
+// Another Close does not return before the first one has given everything back, or before its own context has ended.
+func TestEachCloseWaitsForTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		taken := len(hold(t, d, 10))
+		s.set(trip, nil)
+		began := time.Now()
+		var closing sync.WaitGroup
+		for range 3 {
+			closing.Go(func() {
+				require.NoError(t, d.Close(t.Context()))
+				require.Equal(t, trip, time.Since(began))
+				require.Equal(t, d.Stats().Lapsed, d.Stats().GivenBack)
+			})
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), trip/2)
+		defer cancel()
+		require.ErrorIs(t, d.Close(ctx), context.DeadlineExceeded)
+		require.Equal(t, trip/2, time.Since(began))
+		closing.Wait()
+		s.set(0, nil)
+		require.Equal(t, 1_000_000-taken, remaining(t, d))
+	})
+}
+
+func TestCloseReturnsTheErrorThatCameFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 8
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Minute)
+		for key := range keys {
+			for range 3 { // for the last one, two are fetched
+				_, err := d.Allow(t.Context(), string(rune('a'+key)))
+				require.NoError(t, err)
+			}
+		}
+		require.Equal(t, keys, d.Stats().Held)
+		first, last := errors.New("first"), errors.New("last")
+		var refunds atomic.Int64
+		s.set(0, func(string) error {
+			n := refunds.Add(1)
+			time.Sleep(time.Duration(keys-n) * time.Second)
+			if n == keys {
+				return first
+			}
+			return last
+		})
+		require.Equal(t, first, d.Close(t.Context()))
 	})
 }
 

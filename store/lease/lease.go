@@ -91,7 +91,8 @@ type Store struct {
 	armed   atomic.Bool // whether a timer will sweep
 	running sync.WaitGroup
 
-	closed atomic.Bool // set with mu held
+	closed atomic.Bool   // set with mu held
+	ended  chan struct{} // closed at the end of Close
 
 	mu      sync.Mutex  // protects what follows; locked after a shard
 	timer   *time.Timer // for the next sweep
@@ -240,7 +241,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	if life < leastLife || life > mostLife {
 		return nil, fmt.Errorf("%w: a lease TTL of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
 	}
-	d := &Store{wrapper: see.Has(see.Traits{Leases: true}), inner: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
+	d := &Store{wrapper: see.Has(see.Traits{Leases: true}), inner: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New(), ended: make(chan struct{})}
 	d.terms = terms{life: life, most: maxLease}
 	if err := options.Apply(d, opts); err != nil {
 		return nil, err
