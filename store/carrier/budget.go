@@ -56,7 +56,7 @@ const (
 )
 
 // Again reports whether to try a call again after an attempt that ended in f: nothing ran, and there is time. It waits for
-// 1 to 32 ms first, longer after each attempt.
+// 0.5 to 32 ms first, longer after each attempt.
 func (b *Budget) Again(f *Failure) bool {
 	b.pause = min(max(2*b.pause, firstPause), lastPause)
 	if !f.Again || !b.sleep(b.pause) {

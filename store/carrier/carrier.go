@@ -98,7 +98,7 @@ type Config[C any] struct {
 	// block or panic.
 	Pool func() (idle, total int)
 
-	// Jitter returns a random time from 0 to most. By default, the carrier takes its own.
+	// Jitter returns a random time, at least 0 and below most. By default, the carrier takes its own.
 	Jitter func(most time.Duration) time.Duration
 
 	// Dial makes a connection and closes it. The carrier calls it to find out why the client makes no connection: its error,
@@ -107,7 +107,7 @@ type Config[C any] struct {
 }
 
 // Carrier sends the calls of a store to a server. It is made by [New] and safe for concurrent use. There is nothing to
-// close: it has no goroutine while no call is in progress.
+// close: soon after the last call, it has no goroutine.
 //
 // While a connection is free, a call may go alone, on its caller's goroutine and in its caller's time. All other calls
 // wait for a connection, and then go together in one round trip, a [Trip].
@@ -240,7 +240,6 @@ func (cr *Carrier[C]) Idle() bool {
 	return cr.forecast.admitted.Load()+cr.forecast.ahead.Load() == 0 && time.Since(cr.conns.used) > time.Hour && time.Since(cr.base) > time.Hour
 }
 
-// waiting returns how many calls wait.
 func (cr *Carrier[C]) waiting() int { return cr.ahead.living + cr.others.living }
 
 // Warmed tells the carrier that the store has made so many connections, and how long a round trip took.

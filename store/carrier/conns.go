@@ -104,5 +104,4 @@ func (d *dials) begin(now time.Time) { d.vain, d.last = d.vain+1, now }
 // reached records that a dial did not hang, because it was the handshake that was slow.
 func (d *dials) reached() { d.vain = max(0, d.vain-1) }
 
-// worked records that a connection worked.
 func (d *dials) worked() { d.vain = 0 }

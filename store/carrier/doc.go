@@ -51,5 +51,5 @@
 //     (TestCallsMadeForACallerThatLeftAreRefundedOnce).
 //   - If Send or Means panics, its callers panic too, and the carrier keeps working (TestAPanicOfSendReachesItsCallers,
 //     TestAPanicOfMeansReachesTheCallersOfATrip).
-//   - No goroutine is left when the calls have ended (TestNoGoroutineIsLeft).
+//   - Soon after the last call, no goroutine is left (TestNoGoroutineIsLeft).
 package carrier

@@ -130,8 +130,8 @@ func (cr *Carrier[C]) Explain(err error, sent bool) error {
 	return &Failure{Class: store.ErrTimeout, What: what, Err: err}
 }
 
-// unconnected returns the failure of a call that got no connection. A call that had to wait has no time
-// for another attempt.
+// unconnected returns the failure of a call that got no connection. It is tried again only if the
+// client was busy, which it said at once, so there is time.
 func (cr *Carrier[C]) unconnected(err error, busy bool) *Failure {
 	f := &Failure{Class: store.ErrUnavailable, What: unsentText, Err: err, Again: busy}
 	full := busy || contextEnded(err) && cr.conns.taken()

@@ -91,7 +91,6 @@ func (q *queue[C]) take(most int) *batch[C] {
 	return nil
 }
 
-// first removes the first batch.
 func (q *queue[C]) first() {
 	if len(q.batches) == 1 { // the memory is used again
 		q.batches[0] = nil

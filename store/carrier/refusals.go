@@ -139,10 +139,10 @@ const (
 	leastTry = 3
 )
 
-// immediately reports whether a refused call gets its error at once, and counts it. now is the time since
-// a fixed instant.
-func (r *retriers) immediately(now time.Duration) bool {
-	period := int64(now/periodLength) + 1
+// immediately reports whether a refused call gets its error at once, and counts it. end is the end of the call,
+// since a fixed instant. It determines the period, because reading the clock costs more.
+func (r *retriers) immediately(end time.Duration) bool {
+	period := int64(end/periodLength) + 1
 	for {
 		old := r.seen.Load()
 		if old>>countBits < period {

@@ -7,7 +7,7 @@ import "time"
 type distance struct {
 	least, before time.Duration // the shortest of this span, which has one, and of the span before; 0 if none
 	since         time.Time     // when this span began
-	probed        time.Time     // when a trip last began alone
+	probed        time.Time     // when the distance was last measured, or when the trip that measures it began
 }
 
 // A span lasts for lately, or for latelyTimes the distance if that is longer.

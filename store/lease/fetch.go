@@ -122,9 +122,8 @@ func (d *Store) land(f *fetch) (again []batch.Claim) {
 	})
 }
 
-// takeIn receives the lease of key i, and the store's answers about it. The lease has its full
-// lifetime, however long the call took, so that leases work even if the store needs longer than a
-// lifetime to answer.
+// takeIn receives the lease of key i, and the store's answers about it. Its lifetime counts from
+// when it was requested. Events that came too late lapse.
 func (d *Store) takeIn(f *fetch, i int) {
 	m, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	rule, by := m.request.Namespace.Rule, m.limits.by

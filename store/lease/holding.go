@@ -54,7 +54,6 @@ func (h *holding[G]) spend(now time.Duration, n int) *lease[G] {
 	return &h.lease
 }
 
-// held returns how many events may be admitted without asking.
 func (h *holding[G]) held(now time.Duration) (n int) {
 	for _, s := range []*lease[G]{&h.lease, &h.spare} {
 		if now < s.until {

@@ -74,6 +74,8 @@ import (
 // A Store holds up to 65,536 keys ([WithMaxKeys]) of about 450 bytes. While it holds events, a
 // timer runs; calls for several callers run in a goroutine. It is safe for concurrent use. Use
 // [New] to create one, and Close it. [More].
+//
+// [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#leases
 type Store struct {
 	wrapper
 	inner // Together
@@ -135,7 +137,7 @@ type entry struct {
 	last      *remembered // the store's last answer about one event that it did not charge; nil if there is none
 	used      time.Duration
 	remaining int   // what the store had left at its last answer
-	debtAt    int64 // when an Overdraw happened that could be mistaken for the lease, Unix µs
+	debtAt    int64 // when an Overdraw happened, whose Result could be taken for one of a lease that is held, Unix µs
 	owes      int64 // the time of an admission by overdraft since which events are owed: see lentAt
 	paid      paid
 

@@ -134,8 +134,8 @@ func (d *Store) overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: report.Reset}, nil
 }
 
-// noteDebt records that key was overdrawn at that time, unless it already records that an overdraft
-// has the time of its lease.
+// noteDebt records when an Overdraw of key happened, unless the one that is recorded has the time of a
+// lease that is held.
 func (d *Store) noteDebt(ns *store.Namespace, key string, at int64) {
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()

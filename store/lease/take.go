@@ -57,7 +57,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return d.takeOne(ctx, store.Request{Namespace: e.ns, Key: e.key, Limit: l, N: n}, &miss{limits: ls, shard: s, entry: e})
 }
 
-// takeOne decides on r. If l is not nil, none of the events of r are held.
+// takeOne decides on r. If m is not nil, none of the events of r are held.
 func (d *Store) takeOne(ctx context.Context, r store.Request, m *miss) (store.Reply, error) {
 	requests, replies := [1]store.Request{r}, [1]store.Reply{}
 	if m == nil {
@@ -142,7 +142,7 @@ func (d *Store) takeMisses(ctx context.Context, requests []store.Request, replie
 	return err
 }
 
-// alone reports whether l must be asked for in a call of its own.
+// alone reports whether m must be asked for in a call of its own.
 func (m miss) alone() bool {
 	return m.entry == nil || !m.request.Votes() || m.request.N > batch.MostEvents
 }
