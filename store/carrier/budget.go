@@ -24,9 +24,9 @@ type Budget struct {
 	// would then cost a connection.
 	Together bool
 
-	gate   *gate         // of the carrier that admits the call
-	before *Failure      // of an earlier attempt that gave a reason, or nil
-	pause  time.Duration // before the last attempt
+	admission *admission    // of the carrier that admits the call
+	before    *Failure      // of an earlier attempt that gave a reason, or nil
+	pause     time.Duration // before the last attempt
 }
 
 // Begin returns the budget of a call with ctx that begins now. It has the timeout, if ctx has no nearer deadline.
@@ -34,17 +34,17 @@ func (cr *Carrier[C]) Begin(ctx context.Context) Budget {
 	now := time.Now()
 	end := now.Add(cr.timeout)
 	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
-		return Budget{Context: ctx, End: callers, Left: callers.Sub(now), gate: &cr.gate}
+		return Budget{Context: ctx, End: callers, Left: callers.Sub(now), admission: &cr.admission}
 	}
-	return Budget{Context: ctx, End: end, Left: cr.timeout, Own: true, gate: &cr.gate}
+	return Budget{Context: ctx, End: end, Left: cr.timeout, Own: true, admission: &cr.admission}
 }
 
 // Leave ends a call that was admitted. Call it once.
 func (b *Budget) Leave() {
 	if b.Ahead {
-		b.gate.forecast.ahead.Add(-1)
+		b.admission.forecast.ahead.Add(-1)
 	} else {
-		b.gate.forecast.admitted.Add(-1)
+		b.admission.forecast.admitted.Add(-1)
 	}
 }
 
@@ -70,7 +70,7 @@ func (b *Budget) Again(f *Failure) bool {
 
 // sleep waits for about d, and reports whether there is still time.
 func (b *Budget) sleep(d time.Duration) bool {
-	d = d/2 + b.gate.refusal.jitter(d/2+1) // so that callers refused together do not return together
+	d = d/2 + b.admission.refusal.jitter(d/2+1) // so that callers refused together do not return together
 	if time.Until(b.End) <= d {
 		return false
 	}
@@ -92,7 +92,7 @@ func (b *Budget) Fail(f *Failure) error {
 		f = b.before // its reason says more than that time was short
 	}
 	if full {
-		b.gate.waitOutDeadline(b)
+		b.admission.waitOutDeadline(b)
 	}
 	return b.fail(f)
 }
@@ -106,7 +106,7 @@ func (b *Budget) fail(f *Failure) error {
 		return ended
 	}
 	if f.Is(store.ErrOverloaded) {
-		b.gate.overloaded.Add(1)
+		b.admission.overloaded.Add(1)
 	}
 	return f
 }

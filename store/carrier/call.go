@@ -66,7 +66,7 @@ func (cr *Carrier[C]) open(q *queue[C], now time.Time) *batch[C] {
 // charged could not be refunded either. (After the store's own timeout, it stays charged in any case.)
 func (cr *Carrier[C]) alone(b Budget, now time.Time) bool {
 	distance := cr.distance.is()
-	return cr.config.Alone != nil && b.Own && !b.Together && distance > 0 && b.Left > 2*max(distance, cr.length) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.mostTrips() &&
+	return cr.config.Alone != nil && b.Own && !b.Together && distance > 0 && b.Left > 2*max(distance, cr.usualTrip) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.mostTrips() &&
 		now.Sub(cr.conns.used) <= rested && cr.gathering(now) <= 0
 }
 

@@ -116,7 +116,7 @@ type Config[C any] struct {
 // middle of a handshake. With many callers, or far from the server, they would then do nothing but make connections.
 // A trip therefore has its own time, in which connections are made and late replies arrive. Callers leave by their own timers.
 type Carrier[C any] struct {
-	gate
+	admission
 
 	config Config[C]
 	base   time.Time
@@ -135,8 +135,8 @@ type Carrier[C any] struct {
 	others        queue[C]      // the other calls that wait
 	skippedOthers bool          // whether the last trip was without others: see fill
 	distance      distance
-	length        time.Duration // of a trip, about
-	quick         time.Duration // of a short trip, about
+	usualTrip     time.Duration // how long a trip takes, about
+	quickTrip     time.Duration // how long a short trip takes, about
 	delay         time.Duration // until a goroutine of this process runs, about
 	pauses        pauses
 	window        window
@@ -186,8 +186,8 @@ func New[C any](config Config[C]) (*Carrier[C], error) {
 // that come back immediately are refused late, so that they leave the processor to others. Call it before the command is
 // built, so that a refusal costs little.
 func (cr *Carrier[C]) Admit(b *Budget) error {
-	b.gate = &cr.gate // the call may have begun with another carrier
-	if f := cr.refuses(b, cr.probes); f != nil {
+	b.admission = &cr.admission // the call may have begun with another carrier
+	if f := cr.admitOrHold(b, cr.takeProbe); f != nil {
 		return b.fail(f)
 	}
 	return nil
@@ -229,7 +229,7 @@ func (cr *Carrier[C]) Stats() Stats {
 	return Stats{
 		UnderWay:   cr.forecast.admitted.Load() + cr.forecast.ahead.Load(),
 		Overloaded: cr.overloaded.Load(), TooShort: cr.tooShort.Load(),
-		Waiting: cr.waiting(), Trips: cr.trips, Busy: cr.conns.busy, Late: cr.late, RoundTrip: time.Duration(cr.forecast.roundTrip.Load()),
+		Waiting: cr.waiting(), Trips: cr.trips, Busy: cr.conns.busy, Late: cr.late, RoundTrip: time.Duration(cr.forecast.distance.Load()),
 	}
 }
 
@@ -250,16 +250,16 @@ func (cr *Carrier[C]) Warmed(conns int, took time.Duration) {
 	cr.pulse.beat()
 	cr.conns.reached = true
 	cr.conns.ready, cr.conns.used = conns, now
-	cr.length = took
+	cr.usualTrip = took
 	cr.distance.probed = now.Add(-took)
 	cr.distance.add(cr.distance.probed, now)
 	cr.distance.probed = now
 	cr.count()
 }
 
-// probes reports whether a call that has less time than a round trip takes is sent anyway, to see
-// whether round trips are shorter now.
-func (cr *Carrier[C]) probes(now time.Time) bool {
+// takeProbe reports whether a call that has less time than a round trip takes is sent anyway, to see
+// whether round trips are shorter now. If so, no other is for a while.
+func (cr *Carrier[C]) takeProbe(now time.Time) bool {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
 	if cr.trips > 0 || now.Sub(cr.distance.probed) < min(max(cr.timeout, cr.distance.is()), lately) {
@@ -273,10 +273,10 @@ func (cr *Carrier[C]) probes(now time.Time) bool {
 func (cr *Carrier[C]) count() {
 	room, trip := cr.mostTrips()*cr.tripSize(), time.Duration(0)
 	if cr.trips > 0 {
-		trip = cr.quick
+		trip = cr.quickTrip
 	}
 	cr.forecast.room.Store(int64(room))
-	cr.forecast.perCall.Store(int64(cr.length) / int64(room))
+	cr.forecast.perCall.Store(int64(cr.usualTrip) / int64(room))
 	cr.forecast.tripTime.Store(int64(trip))
-	cr.forecast.roundTrip.Store(int64(cr.distance.is()))
+	cr.forecast.distance.Store(int64(cr.distance.is()))
 }

@@ -242,7 +242,7 @@ func TestAPauseOfTheProcessIsNotTheServers(t *testing.T) {
 		p.distance.add(now.Add(-20*ms), now)
 		p.begin(true)
 		if c.timer {
-			require.True(t, p.pauses.begin(now))
+			require.True(t, p.pauses.startTimer(now))
 		}
 		p.finish(&Trip[int]{connected: true, calls: 1, begun: now}, nil, now.Add(c.took), 0)
 		require.Equal(t, c.want, p.window.calls, "%+v", c)
@@ -256,7 +256,7 @@ func TestAPauseOfTheProcessLosesNoTrip(t *testing.T) {
 		p.distance.add(begun.Add(-20*ms), begun)
 		p.begin(true)
 		if paused {
-			p.pauses.begin(begun)
+			p.pauses.startTimer(begun)
 		}
 		p.abandon(&Trip[int]{connected: true, calls: 1, begun: begun})
 		require.Equal(t, want, p.window.calls)
@@ -267,8 +267,8 @@ func TestAPauseOfTheProcessCountsOnce(t *testing.T) {
 	var p pauses
 	now := time.Unix(1_000, 0)
 	require.Zero(t, p.until(now), "there is no timer")
-	require.True(t, p.begin(now))
-	require.False(t, p.begin(now), "one is enough")
+	require.True(t, p.startTimer(now))
+	require.False(t, p.startTimer(now), "one is enough")
 	require.Zero(t, p.until(now.Add(tick)))
 	require.Equal(t, 40*ms, p.until(now.Add(tick+40*ms)))
 	require.Equal(t, 50*ms, p.until(now.Add(tick+50*ms)), "nothing counts twice")
@@ -333,12 +333,12 @@ func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
 			p.abandon(trip)
 		}
 		p.finish(trip, nil, now, 0)
-		return p.quick
+		return p.quickTrip
 	}
 	for range 8 {
 		end(20*ms, false)
 	}
-	before := p.quick
+	before := p.quickTrip
 	require.Equal(t, before, end(time.Second, true))
 	require.Greater(t, end(time.Second, false), before)
 }
@@ -609,7 +609,7 @@ func TestATripThatMadeItsConnectionShortensTheDistance(t *testing.T) {
 	require.Equal(t, 170*ms, end(200*ms, nil))
 	require.Equal(t, 170*ms, end(2*ms, context.DeadlineExceeded))
 	require.Equal(t, 2*ms, end(2*ms, nil))
-	require.Equal(t, int64(2*ms), p.forecast.roundTrip.Load(), "and calls that have more time are not refused")
+	require.Equal(t, int64(2*ms), p.forecast.distance.Load(), "and calls that have more time are not refused")
 }
 
 // A call that is tried again goes with calls that have more time, and ends at most 8 ms later than

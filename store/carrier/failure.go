@@ -117,7 +117,7 @@ func (cr *Carrier[C]) Explain(err error, sent bool) error {
 		cr.pulse.beat()
 		return err
 	}
-	cr.pulse.undialed(err)
+	cr.pulse.noteDial(err)
 	switch {
 	case m == Busy, !sent && (contextEnded(err) || errors.Is(err, errUnconnected)):
 		return cr.unconnected(err, m == Busy)

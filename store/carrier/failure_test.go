@@ -207,7 +207,7 @@ func TestAServerThatCannotBeDialedIsSilentUntilItAnswers(t *testing.T) {
 	p := pulse{base: time.Now()}
 	p.beat()
 	require.False(t, p.silent(time.Hour))
-	require.True(t, p.undialed(&net.OpError{Op: "dial", Err: errClosed}))
+	require.True(t, p.noteDial(&net.OpError{Op: "dial", Err: errClosed}))
 	require.True(t, p.silent(time.Hour))
 	p.beat()
 	require.False(t, p.silent(time.Hour))

@@ -52,7 +52,7 @@ func far(t testing.TB) *Carrier[int] {
 	p, now := full(t), time.Now()
 	p.forecast.admitted.Store(100)
 	p.distance = distance{least: 10 * ms, since: now, probed: now}
-	p.length, p.quick = 12*ms, 12*ms
+	p.usualTrip, p.quickTrip = 12*ms, 12*ms
 	p.conns.ready, p.conns.used = 1, now
 	return p
 }

@@ -22,8 +22,8 @@ func (p *pulse) beat() {
 	}
 }
 
-// undialed reports whether a call failed because no connection could be made, and records the cause.
-func (p *pulse) undialed(err error) bool {
+// noteDial records err if it says why no connection could be made, and reports whether it does.
+func (p *pulse) noteDial(err error) bool {
 	ok := dialFailed(err) && !contextEnded(err)
 	if ok {
 		p.cause.Store(&err)

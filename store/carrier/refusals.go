@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// gate admits calls to a server, and refuses those that it cannot serve in time.
-type gate struct {
+// admission admits calls to a server, and refuses those that it cannot serve in time.
+type admission struct {
 	timeout  time.Duration // of a call
 	pulse    pulse
 	forecast forecast
@@ -22,27 +22,27 @@ type gate struct {
 
 // silent reports whether the server has been silent for so long that a call which waits
 // for a connection is really waiting for the server.
-func (g *gate) silent() bool { return g.pulse.silent(max(leastSilence, 2*g.timeout)) }
+func (a *admission) silent() bool { return a.pulse.silent(max(leastSilence, 2*a.timeout)) }
 
 // noRoom returns the failure of a call that found no room.
-func (g *gate) noRoom() *Failure {
-	if cause := g.pulse.cause.Load(); cause != nil {
+func (a *admission) noRoom() *Failure {
+	if cause := a.pulse.cause.Load(); cause != nil {
 		return &Failure{Class: store.ErrUnavailable, What: unsentText + ": no connection was made", Err: *cause}
 	}
-	if g.silent() {
+	if a.silent() {
 		return failSilent
 	}
 	return failFull
 }
 
-// refuses returns the failure of a call that cannot be served in time, as soon as its caller may get it.
+// admitOrHold returns the failure of a call that cannot be served in time, as soon as its caller may get it.
 // Otherwise it admits the call and returns nil. A call that has less time than a round trip takes is admitted anyway
-// if probes returns true, to see whether round trips are shorter now.
-func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
-	f := &g.forecast
-	if !b.Ahead && b.Left < time.Duration(f.roundTrip.Load()) && !probes(b.End.Add(-b.Left)) {
-		g.tooShort.Add(1)
-		g.refusal.wait(b, b.End) // if the time is the caller's own, the error is that of the context
+// if takeProbe returns true, to see whether round trips are shorter now.
+func (a *admission) admitOrHold(b *Budget, takeProbe func(now time.Time) bool) *Failure {
+	f := &a.forecast
+	if !b.Ahead && b.Left < time.Duration(f.distance.Load()) && !takeProbe(b.End.Add(-b.Left)) {
+		a.tooShort.Add(1)
+		a.refusal.wait(b, b.End) // if the time is the caller's own, the error is that of the context
 		return failFar
 	}
 	if b.Ahead {
@@ -52,36 +52,36 @@ func (g *gate) refuses(b *Budget, probes func(now time.Time) bool) *Failure {
 	n := f.admitted.Add(1)
 	before := n + min(f.ahead.Load(), mostAhead*n)
 	wait := time.Duration((before - f.room.Load()) * f.perCall.Load())
-	full := n > mostAdmitted || wait > g.timeout/4
+	full := n > mostAdmitted || wait > a.timeout/4
 	if !full && (b.Own || wait <= 0 || wait+time.Duration(f.tripTime.Load()) <= b.Left) {
 		return nil
 	}
 	f.admitted.Add(-1)
-	if full || !g.waitOutDeadline(b) {
-		g.refusal.hold(b)
+	if full || !a.waitOutDeadline(b) {
+		a.refusal.hold(b)
 	}
-	return g.noRoom()
+	return a.noRoom()
 }
 
 // waitOutDeadline reports whether a call found no room only because its caller's own deadline is near, and then waits for that
 // deadline. The call ends with its context's error, because a store that serves other callers has not failed.
-func (g *gate) waitOutDeadline(b *Budget) bool {
-	if b.Own || g.noRoom() != failFull {
+func (a *admission) waitOutDeadline(b *Budget) bool {
+	if b.Own || a.noRoom() != failFull {
 		return false
 	}
-	g.refusal.wait(b, b.End)
+	a.refusal.wait(b, b.End)
 	return true
 }
 
 // forecast is what calls have to expect. It can be read without the lock, so that a refusal
 // costs little.
 type forecast struct {
-	admitted  atomic.Int64 // calls that have been admitted and not returned, except those that go ahead
-	ahead     atomic.Int64 // calls that go ahead, and have not returned
-	room      atomic.Int64 // calls that may be in progress before one must wait
-	perCall   atomic.Int64 // ns until the next one is served
-	tripTime  atomic.Int64 // ns that a trip takes now
-	roundTrip atomic.Int64 // ns that the shortest takes
+	admitted atomic.Int64 // calls that have been admitted and not returned, except those that go ahead
+	ahead    atomic.Int64 // calls that go ahead, and have not returned
+	room     atomic.Int64 // calls that may be in progress before one must wait
+	perCall  atomic.Int64 // ns until the next one is served
+	tripTime atomic.Int64 // ns that a trip takes now
+	distance atomic.Int64 // ns that the shortest trip takes
 }
 
 // refusalDelay decides when refused calls get their error. Normally, they get it immediately. If callers

@@ -62,7 +62,7 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 			p.timeout, p.refusal.jitter = 240*ms, latest
 			p.distance.probed = time.Now()
 			p.refusal.retriers.heldLoops()
-			e.roundTrip.Store(int64(c.way))
+			e.distance.Store(int64(c.way))
 			e.tripTime.Store(int64(c.trip))
 			e.admitted.Store(c.inside)
 			e.room.Store(c.room)
@@ -76,7 +76,7 @@ func TestCallsThatCannotBeServedInTimeAreRefused(t *testing.T) {
 			b := p.Begin(ctx)
 			b.Ahead = c.ahead
 			got := admitted
-			switch f := p.refuses(&b, p.probes); f {
+			switch f := p.admitOrHold(&b, p.takeProbe); f {
 			case nil:
 				if !c.ahead {
 					inside++
@@ -111,7 +111,7 @@ func TestACallersOwnDeadlineIsNotAFailureOfTheStore(t *testing.T) {
 			bt := p.others.batches[0]
 			tr := &Trip[int]{begun: time.Now()}
 			if after == 0 {
-				p.conns.busy, p.quick = 1, left+1
+				p.conns.busy, p.quickTrip = 1, left+1
 			}
 			p.fill(tr)
 			p.mu.Unlock()
@@ -174,7 +174,7 @@ func TestTheErrorOfARefusedCall(t *testing.T) {
 	for want, state := range map[string]func(p *Carrier[int]){
 		"ratelimit: store failed: overloaded: nothing was sent: no connection was free in time": func(*Carrier[int]) {},
 		"ratelimit: store failed: timeout: nothing was sent: a round trip takes longer than the call has left": func(p *Carrier[int]) {
-			p.forecast.roundTrip.Store(int64(p.timeout + 1))
+			p.forecast.distance.Store(int64(p.timeout + 1))
 			p.distance.probed = time.Now()
 		},
 	} {
@@ -195,7 +195,7 @@ func TestACallersOwnDeadlineHidesNoOutage(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
 	for what, outage := range map[string]func(p *Carrier[int]){
 		"all connections are waiting for a server that does not answer": func(*Carrier[int]) { time.Sleep(time.Hour) },
-		"no connection was made: dial: refused":                         func(p *Carrier[int]) { p.pulse.undialed(refused) },
+		"no connection was made: dial: refused":                         func(p *Carrier[int]) { p.pulse.noteDial(refused) },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := full(t)
@@ -234,8 +234,8 @@ func TestNowAndThenACallLooksForAShorterWay(t *testing.T) {
 	} {
 		p, now := full(t), time.Now()
 		p.trips, p.distance = c.trips, distance{least: c.way, since: now, probed: now.Add(-c.last)}
-		require.Equal(t, c.want, p.probes(now), "%+v", c)
-		require.False(t, p.probes(now), "one is enough")
+		require.Equal(t, c.want, p.takeProbe(now), "%+v", c)
+		require.False(t, p.takeProbe(now), "one is enough")
 	}
 }
 
@@ -243,7 +243,7 @@ func TestNowAndThenACallLooksForAShorterWay(t *testing.T) {
 // has taken its share. A trip can be as short as the short ones of late, and if none is under way, the server is not busy.
 func TestTheForecastFollowsWhatIsKnown(t *testing.T) {
 	p := full(t)
-	p.window.calls, p.length, p.quick, p.distance.least = 160, 20*ms, 12*ms, 10*ms
+	p.window.calls, p.usualTrip, p.quickTrip, p.distance.least = 160, 20*ms, 12*ms, 10*ms
 	for trips, want := range map[int]time.Duration{0: 0, 1: 12 * ms, 2: 12 * ms} {
 		p.trips = trips
 		p.count()
@@ -251,7 +251,7 @@ func TestTheForecastFollowsWhatIsKnown(t *testing.T) {
 		require.EqualValues(t, 160, e.room.Load())
 		require.Equal(t, 20*ms/160, time.Duration(e.perCall.Load()))
 		require.Equal(t, want, time.Duration(e.tripTime.Load()))
-		require.Equal(t, 10*ms, time.Duration(e.roundTrip.Load()))
+		require.Equal(t, 10*ms, time.Duration(e.distance.Load()))
 	}
 }
 

@@ -113,7 +113,7 @@ func (cr *Carrier[C]) full() bool {
 
 // watchPauses sets the timer of pauses, if there is none.
 func (cr *Carrier[C]) watchPauses(now time.Time) {
-	if cr.pauses.begin(now) {
+	if cr.pauses.startTimer(now) {
 		time.AfterFunc(tick, cr.tick)
 	}
 }
@@ -148,7 +148,7 @@ func (cr *Carrier[C]) gathering(now time.Time) time.Duration {
 	if cr.trips == 0 || cr.distance.is() < slack || cr.waiting() >= cr.tripSize() {
 		return 0
 	}
-	return cr.length/time.Duration(cr.mostTrips()) - now.Sub(cr.began)
+	return cr.usualTrip/time.Duration(cr.mostTrips()) - now.Sub(cr.began)
 }
 
 // later starts trips at that time, unless they start sooner.
@@ -177,7 +177,7 @@ func (cr *Carrier[C]) later(at time.Time) {
 func (cr *Carrier[C]) fill(t *Trip[C]) {
 	back := t.begun.Sub(cr.base)
 	if cr.conns.busy > 0 || cr.late > 0 && cr.pulse.since(t.begun.Add(-cr.timeout)) {
-		back += cr.quick
+		back += cr.quickTrip
 	}
 	cr.fillFrom(&cr.ahead, t, back)
 	second := &cr.others
@@ -292,13 +292,13 @@ func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration
 	if t.calls == 0 {
 		return
 	}
-	cr.length = cmp.Or(cr.length, took)
+	cr.usualTrip = cmp.Or(cr.usualTrip, took)
 	switch {
 	case t.left: // it waited for a server that stood still, or for calls that are not sent any more
-	case took < cr.quick || cr.quick == 0:
-		cr.quick = (took + cr.quick) / 2
+	case took < cr.quickTrip || cr.quickTrip == 0:
+		cr.quickTrip = (took + cr.quickTrip) / 2
 	default:
-		cr.quick += (took - cr.quick) / 16
+		cr.quickTrip += (took - cr.quickTrip) / 16
 	}
 	cr.lasted(took)
 	distance := cr.distance.is()
@@ -309,7 +309,7 @@ func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration
 
 // lasted records how long a trip took. The length stays below the timeout, however long one took.
 func (cr *Carrier[C]) lasted(took time.Duration) {
-	cr.length = min(cr.length+(took-cr.length)/4, cr.timeout-cr.timeout/4)
+	cr.usualTrip = min(cr.usualTrip+(took-cr.usualTrip)/4, cr.timeout-cr.timeout/4)
 }
 
 // measure learns from a call that goes alone, if all calls do. One of the calls in progress at the same time is enough. Such
@@ -337,7 +337,7 @@ func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
 // diagnose finds out why a trip that ended in err could make no connection. Because a client may dial several
 // times before it returns an error, the carrier makes a dial of its own, one at a time.
 func (cr *Carrier[C]) diagnose(err error) {
-	if cr.pulse.undialed(err) || cr.diagnosing || !contextEnded(err) {
+	if cr.pulse.noteDial(err) || cr.diagnosing || !contextEnded(err) {
 		return
 	}
 	cr.diagnosing = true

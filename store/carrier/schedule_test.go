@@ -74,7 +74,7 @@ func TestACallGoesAloneIfItTakesNothingFromOthers(t *testing.T) {
 	}
 	for what, change := range map[string]func(p *Carrier[int], b *Budget, now time.Time){
 		"no time for two trips":       func(_ *Carrier[int], b *Budget, _ time.Time) { b.Left = 24 * ms },
-		"nor for the way":             func(p *Carrier[int], b *Budget, _ time.Time) { p.length, b.Left = 1, 20*ms },
+		"nor for the way":             func(p *Carrier[int], b *Budget, _ time.Time) { p.usualTrip, b.Left = 1, 20*ms },
 		"nobody knows the way":        func(p *Carrier[int], _ *Budget, _ time.Time) { p.distance = distance{} },
 		"others wait":                 func(p *Carrier[int], _ *Budget, _ time.Time) { p.others.living = 1 },
 		"others wait to go ahead":     func(p *Carrier[int], _ *Budget, _ time.Time) { p.ahead.living = 1 },
@@ -140,7 +140,7 @@ func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
 				want = 7 * ms
 			}
 			require.Equal(t, want, p.distance.is())
-			require.Equal(t, want, time.Duration(p.forecast.roundTrip.Load()))
+			require.Equal(t, want, time.Duration(p.forecast.distance.Load()))
 		})
 	}
 }
@@ -537,7 +537,7 @@ func TestEstimatesFollowTheTimeOfTrips(t *testing.T) {
 	} {
 		now := time.Now()
 		p.learn(&Trip[int]{calls: c.calls, left: c.left, begun: now.Add(-c.took)}, now, c.took, 0)
-		require.Equal(t, []time.Duration{c.length, c.quick}, []time.Duration{p.length, p.quick}, "%d", i)
+		require.Equal(t, []time.Duration{c.length, c.quick}, []time.Duration{p.usualTrip, p.quickTrip}, "%d", i)
 	}
 	p.delay = 0
 	p.learn(new(Trip[int]), time.Now(), ms, 16*ms)
@@ -714,7 +714,7 @@ func TestTheAccountOfATrip(t *testing.T) {
 			p := far(t)
 			p.diagnosing = true
 			time.Sleep(time.Hour)
-			p.conns.ready, p.length = 3, 0
+			p.conns.ready, p.usualTrip = 3, 0
 			if c.made {
 				p.conns.ready++
 			}
@@ -734,7 +734,7 @@ func TestTheAccountOfATrip(t *testing.T) {
 			p.abandon(tr)
 			require.Equal(t, []int{0, 0, 0, c.ready}, []int{p.trips, p.late, p.conns.busy, p.conns.ready}, "%+v", c)
 			require.Equal(t, p.answered(c.err), !p.silent())
-			require.Equal(t, c.learns, p.length > 0)
+			require.Equal(t, c.learns, p.usualTrip > 0)
 			require.Equal(t, p.answered(c.err), p.distance.is() == 5*ms, "a shorter way is a shorter way")
 			require.Equal(t, !c.made && !p.answered(c.err), p.conns.failed.Equal(now), "%+v", c)
 			require.Zero(t, p.conns.dials.vain)
@@ -913,7 +913,7 @@ func TestACallWhoseConnectionBreaksDoesNotGather(t *testing.T) {
 			sent <- time.Since(begun)
 			return io.EOF
 		}
-		p.window.calls, p.length, p.began = 2*leastTripSize, 180*ms, begun
+		p.window.calls, p.usualTrip, p.began = 2*leastTripSize, 180*ms, begun
 		p.conns.ready = 2
 		p.begin(true)
 		b := p.Begin(t.Context())

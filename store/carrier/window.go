@@ -59,8 +59,8 @@ type pauses struct {
 // tick is the time of the timer. A shorter pause is not seen, but it is too short for a trip to count as held up.
 const tick = slack
 
-// begin reports whether a timer is to be set, which is due a tick after now.
-func (p *pauses) begin(now time.Time) bool {
+// startTimer reports whether a timer is to be set, and records that it is due a tick after now.
+func (p *pauses) startTimer(now time.Time) bool {
 	if !p.due.IsZero() {
 		return false
 	}
