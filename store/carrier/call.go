@@ -66,8 +66,9 @@ func (cr *Carrier[C]) open(q *queue[C], now time.Time) *batch[C] {
 // charged could not be refunded either. (After the store's own timeout, it stays charged in any case.)
 func (cr *Carrier[C]) alone(b Budget, now time.Time) bool {
 	distance := cr.distance.is()
-	return cr.config.Alone != nil && b.Own && !b.Together && distance > 0 && b.Left > 2*max(distance, cr.usualTrip) && cr.waiting() == 0 && cr.conns.ready > 0 && cr.trips < cr.mostTrips() &&
-		now.Sub(cr.conns.used) <= rested && cr.gathering(now) <= 0
+	may := cr.config.Alone != nil && b.Own && !b.Together && distance > 0 && b.Left > 2*max(distance, cr.usualTrip)
+	free := cr.waiting() == 0 && cr.conns.ready > 0 && now.Sub(cr.conns.used) <= rested && cr.trips < cr.mostTrips()
+	return may && free && cr.gathering(now) <= 0
 }
 
 // finishAlone ends the trip of a call that went alone, as finish ends the others.
@@ -115,8 +116,8 @@ func (cr *Carrier[C]) goAlone(b Budget, call C, began time.Time) (C, error) {
 // wait waits for call i of bt until b's end, and returns it with its reply, or its error.
 func (cr *Carrier[C]) wait(b Budget, bt *batch[C], i int) (call C, _ error) {
 	err, sent := cr.outcome(b, bt, i)
-	left := err != nil && sent
-	if err == nil {
+	left := err != nil && sent // its time is up while it is under way
+	if err == nil {            // err and sent are now those of its trip
 		c := &bt.calls[i] // calls do not move once the batch has ended
 		if r := bt.trip.panicked; r != nil {
 			panic(r)

@@ -1,6 +1,10 @@
 package carrier
 
-import "time"
+import (
+	"context"
+	"fmt"
+	"time"
+)
 
 // conns has what is known of the connections of a client. Only trips make connections, and only a few
 // at the same time.
@@ -105,3 +109,38 @@ func (d *dials) begin(now time.Time) { d.vain, d.last = d.vain+1, now }
 func (d *dials) reached() { d.vain = max(0, d.vain-1) }
 
 func (d *dials) worked() { d.vain = 0 }
+
+// dialFailed records that t has made no connection.
+func (cr *Carrier[C]) dialFailed(t *Trip[C], err error, now time.Time) {
+	if hung := contextEnded(err) && t.end.Sub(t.begun) > leastDial; !t.left && !hung {
+		cr.conns.dials.reached()
+	}
+	cr.conns.failed = now
+	cr.diagnose(err)
+}
+
+// diagnose finds out why a trip that ended in err could make no connection. Because a client may dial several
+// times before it returns an error, the carrier makes a dial of its own, one at a time.
+func (cr *Carrier[C]) diagnose(err error) {
+	if cr.pulse.noteDial(err) || cr.diagnosing || !contextEnded(err) {
+		return
+	}
+	cr.diagnosing = true
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cr.timeout)
+		defer cancel()
+		err := errDial // if Dial ends the goroutine
+		defer func() {
+			if r := recover(); r != nil { // there is no caller to panic for
+				err = fmt.Errorf("%w: %v", errDial, r)
+			}
+			if err != nil {
+				cr.pulse.cause.Store(&err)
+			}
+			cr.mu.Lock()
+			defer cr.mu.Unlock()
+			cr.diagnosing = false
+		}()
+		err = cr.config.Dial(ctx)
+	}()
+}

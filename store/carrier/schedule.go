@@ -1,9 +1,6 @@
 package carrier
 
 import (
-	"cmp"
-	"context"
-	"fmt"
 	"math"
 	"runtime"
 	"time"
@@ -72,7 +69,7 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 	}
 	connected := cr.conns.ready > 0
 	probes := connected && cr.waiting() >= cr.tripSize() && cr.distance.due(now)
-	if probes && cr.trips > 0 {
+	if probes && cr.trips > 0 { // no trip begins until those in progress are back, so that the next can measure alone
 		return nil
 	}
 	if d := cr.gathering(now); connected && d > 0 {
@@ -109,24 +106,6 @@ func (cr *Carrier[C]) next(now time.Time) *Trip[C] {
 func (cr *Carrier[C]) full() bool {
 	all := cr.trips + cr.late
 	return cr.trips >= cr.mostTrips() || all >= min(2*cr.tripsByDistance(), cr.conns.size) || !cr.conns.reached && all > 0
-}
-
-// watchPauses sets the timer of pauses, if there is none.
-func (cr *Carrier[C]) watchPauses(now time.Time) {
-	if cr.pauses.startTimer(now) {
-		time.AfterFunc(tick, cr.tick)
-	}
-}
-
-// tick checks whether this process has stood still, and sets its timer again while trips are in progress.
-func (cr *Carrier[C]) tick() {
-	cr.mu.Lock()
-	defer cr.mu.Unlock()
-	now := time.Now()
-	cr.pauses.until(now)
-	if cr.pauses.due = (time.Time{}); cr.trips > 0 {
-		cr.watchPauses(now)
-	}
 }
 
 // watch abandons a trip without calls when its time is up. Calls would have timers of their own.
@@ -274,90 +253,6 @@ func (cr *Carrier[C]) finish(t *Trip[C], err error, now time.Time, delay time.Du
 		cr.start(now)
 	}
 	return next
-}
-
-// dialFailed records that t has made no connection.
-func (cr *Carrier[C]) dialFailed(t *Trip[C], err error, now time.Time) {
-	if hung := contextEnded(err) && t.end.Sub(t.begun) > leastDial; !t.left && !hung {
-		cr.conns.dials.reached()
-	}
-	cr.conns.failed = now
-	cr.diagnose(err)
-}
-
-// learn updates the estimates and the window by a trip.
-func (cr *Carrier[C]) learn(t *Trip[C], now time.Time, took, delay time.Duration) {
-	cr.delay += (delay - cr.delay) / 8
-	cr.distance.add(t.begun, now)
-	if t.calls == 0 {
-		return
-	}
-	cr.usualTrip = cmp.Or(cr.usualTrip, took)
-	switch {
-	case t.left: // it waited for a server that stood still, or for calls that are not sent any more
-	case took < cr.quickTrip || cr.quickTrip == 0:
-		cr.quickTrip = (took + cr.quickTrip) / 2
-	default:
-		cr.quickTrip += (took - cr.quickTrip) / 16
-	}
-	cr.lasted(took)
-	distance := cr.distance.is()
-	may := distance + max(min(cr.timeout/8, cr.config.Slack), distance/4) + 2*cr.delay
-	may = max(may, min(may+cr.pauses.until(now)-t.paused, cr.timeout/2))
-	cr.window.learn(t.calls, cr.tripsByDistance(), t.begun, now, may)
-}
-
-// lasted records how long a trip took. The length stays below the timeout, however long one took.
-func (cr *Carrier[C]) lasted(took time.Duration) {
-	cr.usualTrip = min(cr.usualTrip+(took-cr.usualTrip)/4, cr.timeout-cr.timeout/4)
-}
-
-// measure learns from a call that goes alone, if all calls do. One of the calls in progress at the same time is enough. Such
-// calls count as full trips.
-func (cr *Carrier[C]) measure(began time.Time, err error, own bool) {
-	if cr.config.Send != nil {
-		return
-	}
-	cr.mu.Lock()
-	defer cr.mu.Unlock()
-	if !began.After(cr.began) {
-		return
-	}
-	now, trips, before := time.Now(), cr.window.trips(cr.tripsByDistance()), cr.paused
-	cr.began, cr.paused = now, cr.pauses.until(now)
-	switch {
-	case cr.answered(err):
-		cr.learn(&Trip[C]{calls: (cr.trips + trips - 1) / trips, begun: began, paused: before}, now, now.Sub(began), 0)
-	case own && timedOut(err) && cr.paused-before < cr.timeout/2:
-		cr.lasted(now.Sub(began))
-		cr.window.lose(cr.tripsByDistance(), began, now)
-	}
-}
-
-// diagnose finds out why a trip that ended in err could make no connection. Because a client may dial several
-// times before it returns an error, the carrier makes a dial of its own, one at a time.
-func (cr *Carrier[C]) diagnose(err error) {
-	if cr.pulse.noteDial(err) || cr.diagnosing || !contextEnded(err) {
-		return
-	}
-	cr.diagnosing = true
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), cr.timeout)
-		defer cancel()
-		err := errDial // if Dial ends the goroutine
-		defer func() {
-			if r := recover(); r != nil { // there is no caller to panic for
-				err = fmt.Errorf("%w: %v", errDial, r)
-			}
-			if err != nil {
-				cr.pulse.cause.Store(&err)
-			}
-			cr.mu.Lock()
-			defer cr.mu.Unlock()
-			cr.diagnosing = false
-		}()
-		err = cr.config.Dial(ctx)
-	}()
 }
 
 // abandon records that all callers have left t, which ends without them.

@@ -142,6 +142,7 @@ func (cr *Carrier[C]) send(t *Trip[C]) (err error) {
 		}
 	}
 	lasts := max(lasting, lastingTimes*min(cr.timeout, math.MaxInt64/lastingTimes))
+	// Send waits for a connection for three quarters of the time until t.end. The last quarter is the server's.
 	t.ctx = waves.EarlyDone{Context: values, End: t.begun.Add(lasts), Wave: cr.refusal.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	err = cr.config.Send(&t.ctx, t)
 	_ = cr.answered(err) // if Means panics, it does so here, and not where no caller learns of it
