@@ -371,7 +371,7 @@ func (e *everything) receive(w *world, k, p int) {
 		if e.removed == withItsWindow {
 			window = math.MaxInt64
 		}
-		held := mine.receive(grants{
+		held := mine.receive(answer{
 			granted: r.granted, want: mine.want, room: r.room, sent: sent, now: now, window: window,
 		}, &e.terms)
 		held.grant = r.lent

@@ -10,11 +10,12 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// fetch is a call to the store for claims on the same keys, and for leases of these keys.
+// fetch is a call to the store for claims on the same keys, and for leases of these keys. Misses, portions,
+// Requests and Parts have the same indexes, one for each key.
 type fetch struct {
 	batch.Batch
 	misses   []miss
-	portions []portion  // one for each key
+	portions []portion
 	single   [1]portion // the portions for a single key
 	sent     time.Duration
 	left     bool // whether the outcome is unknown because its only caller has left
@@ -47,13 +48,14 @@ func (d *Store) newFetch(misses []miss, claims []batch.Claim) (f *fetch, wait bo
 		f.Parts[i].Last = &m.entry.answered
 		m.shard.mu.Lock()
 		alone := len(claims) > 0 && len(misses) == 1 && m.entry.limits == m.limits && !d.closed.Load()
-		answered, wait := alone && m.answered(d.now(), claims[0].N[0]), alone && m.entry.fetching
+		answered := alone && m.answered(d.now(), claims[0].N[0])
+		wait = alone && !answered && m.entry.fetching
 		if !answered && !wait {
 			d.addLease(f, i)
 		}
 		m.shard.mu.Unlock()
 		if answered || wait {
-			return nil, !answered
+			return nil, wait
 		}
 	}
 	return f, false
@@ -167,13 +169,13 @@ func (d *Store) takeLease(f *fetch, i int, now time.Duration) {
 	m, k, p := &f.misses[i], &f.portions[i], &f.Parts[i]
 	e := m.entry
 	owed := e.owed
-	held := e.receive(grants{
+	held := e.receive(answer{
 		granted: int(p.Granted), want: int(k.wish), owed: int(p.Owed), room: k.room,
 		sent: f.sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, k.reset, m.limits.by),
 	}, d.termsOf(e.ns))
 	held.grant = k.grant
 	if n := owed - e.owed; n > 0 {
-		e.paid = paid{k.grant, e.owes, n}
+		e.lastPaid = payment{k.grant, e.owedSince, n}
 	}
 	held.left -= k.left
 	k.left += held.left
@@ -216,7 +218,7 @@ func (d *Store) fetchAhead(s *shard, e *entry) {
 		e.queued = false
 		m := miss{request: store.Request{Namespace: e.ns, Key: e.key}, limits: e.limits, shard: s, entry: e}
 		s.mu.Unlock()
-		if f, _ := d.newFetch([]miss{m}, nil); f.portions[0].leases {
+		if f, _ := d.newFetch([]miss{m}, nil); f.portions[0].leases { // f is not nil, because there is no claim to answer
 			d.run(ctx, f)
 		}
 		return nil

@@ -15,13 +15,13 @@ type holding[G any] struct {
 	spare    lease[G]      // the grant that was fetched ahead
 	next     int           // events to ask for
 	quick    int           // consecutive grants that were spent quickly
-	owed     int           // events admitted by overdraft that the store does not know yet
+	owed     int           // events lent: admitted by overdraft, and not yet known to the store
 	unsure   bool          // whether the last call got no reply, so that the store may still be hanging
 	denied   time.Duration // until this time, nothing is admitted
 	full     time.Duration // nothing is admitted by overdraft before
 }
 
-// lease is what one call of the store has granted.
+// lease is what is left of the events that one call of the store has granted.
 type lease[G any] struct {
 	left  int           // events that may be admitted without asking
 	most  int           // the maximum of left: what was granted minus what was owed
@@ -66,8 +66,8 @@ func (h *holding[G]) held(now time.Duration) (n int) {
 // low reports whether it is time to ask although events are left.
 func (h *holding[G]) low() bool { return h.size > 1 && h.left <= h.size/4 && h.spare.left == 0 }
 
-// borrow admits an event that the store does not know yet.
-func (h *holding[G]) borrow(now time.Duration, t *terms) bool {
+// lend admits an event that the store does not know yet, if it may.
+func (h *holding[G]) lend(now time.Duration, t *terms) bool {
 	if h.owed >= t.overdraft || now < h.denied || now < h.full {
 		return false
 	}
@@ -135,17 +135,17 @@ func (h *holding[G]) due() int {
 	return h.owed
 }
 
-// grants is what the store granted when want events were requested, of which owed were owed at that
+// answer is what the store granted when want events were requested, of which owed were owed at that
 // time. The store has room for room more. It counts the events in its window for the time window,
 // and they leave the window together.
-type grants struct {
+type answer struct {
 	granted, want, owed, room int
 	sent, now, window         time.Duration
 }
 
 // receive takes what was granted, of which it pays what was owed.
-func (h *holding[G]) receive(g grants, t *terms) *lease[G] {
-	paid := min(g.granted, g.owed, h.owed) // not what was borrowed since, because callers have been waiting for the rest
+func (h *holding[G]) receive(g answer, t *terms) *lease[G] {
+	paid := min(g.granted, g.owed, h.owed) // not what was lent since, because callers have been waiting for the rest
 	h.owed -= paid
 	h.denied, h.full = 0, 0
 	left := g.granted - paid

@@ -87,7 +87,7 @@ func TestWithTwoLeasesOnlyWhatIsOwedIsAskedFor(t *testing.T) {
 		h := holding[int]{lease: leaseOf(2, 101), spare: leaseOf(spare, 101), owed: 4}
 		terms := terms{life: 100, most: maxLease, overdraft: 8}
 		require.Equal(t, 4, h.ask(90, 0, &terms))
-		of := h.receive(grants{granted: 4, want: 4, owed: 4, sent: 90, now: 95, window: 100}, &terms)
+		of := h.receive(answer{granted: 4, want: 4, owed: 4, sent: 90, now: 95, window: 100}, &terms)
 		require.Zero(t, of.left)
 		require.Zero(t, h.owed)
 		require.Equal(t, []int{2, spare}, []int{h.left, h.spare.left})
@@ -149,7 +149,7 @@ func TestGrantsAfterAnErrorGrowAsThoseOfANewKey(t *testing.T) {
 			now++
 			n := h.ask(now, 1, terms)
 			sizes = append(sizes, n)
-			h.receive(grants{granted: n, want: n, room: 1000, sent: now, now: now, window: 1000}, terms)
+			h.receive(answer{granted: n, want: n, room: 1000, sent: now, now: now, window: 1000}, terms)
 			require.NotNil(t, h.spend(now, n))
 		}
 		return sizes
@@ -174,7 +174,7 @@ func TestGrantsGrowAfterTwoThatWereSpentSoon(t *testing.T) {
 	asked := func(after time.Duration) int {
 		now += after
 		n := h.ask(now, 1, terms)
-		h.receive(grants{granted: n, want: n, room: 1000, sent: now, now: now, window: 1000}, terms)
+		h.receive(answer{granted: n, want: n, room: 1000, sent: now, now: now, window: 1000}, terms)
 		require.NotNil(t, h.spend(now, n))
 		return n
 	}

@@ -138,8 +138,8 @@ type entry struct {
 	used      time.Duration
 	remaining int   // what the store had left at its last answer
 	debtAt    int64 // when an Overdraw happened, whose Result could be taken for one of a lease that is held, Unix µs
-	owes      int64 // the time of an admission by overdraft since which events are owed: see lentAt
-	paid      paid
+	owedSince int64 // when the first of the events that are owed was lent: see lentAt
+	lastPaid  payment
 
 	fetching bool   // whether a call to the store is in progress that will return a lease
 	queued   bool   // whether a job for the next lease is queued
@@ -147,8 +147,8 @@ type entry struct {
 	answered pending.Answered
 }
 
-// grant is what the store has admitted in one call: at the time at, in Unix µs, with room left. The
-// key would then have been fully reset within reset µs.
+// grant is the charge of one call to the store, which a refund names: at the time at, in Unix µs, with room
+// left. The key would then have been fully reset within reset µs.
 type grant struct {
 	at, reset int64
 	room      int
@@ -171,15 +171,15 @@ func (g *grant) admit(o store.Outcome, left int, n int64) store.Reply {
 	return store.Reply{Outcome: o, X: g.at, Y: min(g.limits.by.Burst, int64(g.room+left)) + n, Z: g.reset}
 }
 
-// lentAt is the time of charge of events admitted by overdraft, which have not been charged, plus the time of their
+// lentAt is the time of charge of events that were lent, which means admitted before they are charged, plus the time of their
 // admission, in µs since the Store's base.
 const lentAt = math.MinInt64
 
-// isLent reports whether at is the time of an event admitted by overdraft.
+// isLent reports whether at is the time of an event that was lent.
 func isLent(at int64) bool { return at < lentAt/2 }
 
-// paid is the last payment of what was owed: n events that were lent since that time.
-type paid struct {
+// payment is what a grant has paid of what was owed: n events that were lent since that time.
+type payment struct {
 	grant *grant
 	since int64
 	n     int

@@ -178,7 +178,7 @@ func (d *Store) returned(ns *store.Namespace, key string, c store.Receipt) int64
 	return int64(n)
 }
 
-// refundLent refunds an event that was admitted by overdraft.
+// refundLent refunds an event that was lent.
 func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string, at int64) error {
 	var g *grant
 	s, id := d.shardOf(ns, key)
@@ -193,15 +193,15 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string,
 	return d.inner.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
 }
 
-// unlend takes back an event that was admitted by overdraft. If it was paid by a grant that has ended, it returns that
+// unlend takes back an event that was lent. If it was paid by a grant that has ended, it returns that
 // grant. An event that was paid before that stays charged, because it may have left the limit.
 func (e *entry) unlend(now time.Duration, at int64) *grant {
 	switch {
-	case e.owed > 0 && at >= e.owes:
+	case e.owed > 0 && at >= e.owedSince:
 		e.owed--
-	case e.paid.n > 0 && at >= e.paid.since:
-		if e.paid.n--; e.grant != e.paid.grant || now >= e.until {
-			return e.paid.grant
+	case e.lastPaid.n > 0 && at >= e.lastPaid.since:
+		if e.lastPaid.n--; e.grant != e.lastPaid.grant || now >= e.until {
+			return e.lastPaid.grant
 		}
 		e.left, e.most = e.left+1, e.most+1
 	}
@@ -215,7 +215,7 @@ func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
 		e.lease, e.spare, e.last = lease[*grant]{}, lease[*grant]{}, nil
-		e.denied, e.full, e.owed, e.paid = 0, 0, 0, paid{}
+		e.denied, e.full, e.owed, e.lastPaid = 0, 0, 0, payment{}
 	}
 	s.mu.Unlock()
 	return d.inner.Reset(ctx, ns, key)

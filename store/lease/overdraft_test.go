@@ -46,7 +46,7 @@ func TestOverdraftDoesNotWait(t *testing.T) {
 }
 
 // What is owed is charged by the next sweep, and by Close.
-func TestDebtsAreCharged(t *testing.T) {
+func TestWhatIsLentIsCharged(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)
@@ -95,7 +95,7 @@ func TestOverdraftsAreChargedOnce(t *testing.T) {
 
 // A caller that is lent an event gets what is known to be left, minus what is owed. The key does
 // not look like a new one.
-func TestLentEventsLeaveTheRemainingLessTheDebt(t *testing.T) {
+func TestLentEventsLeaveTheRemainingLessWhatIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t, stopped), latency: trip}
 		d := newLease(t, newLimiter(t, "fixed_window", s, perSecond), 100*trip, lease.WithOverdraft(16))
@@ -229,7 +229,7 @@ func TestEventsAreLentOnceThereIsRoomAgain(t *testing.T) {
 
 // What was paid is not charged again if a later call of the same fetch fails, and what was granted
 // is held.
-func TestPaidDebtsAreNotChargedAgainAfterAnError(t *testing.T) {
+func TestWhatIsPaidIsNotChargedAgainAfterAnError(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)
@@ -255,7 +255,7 @@ func TestPaidDebtsAreNotChargedAgainAfterAnError(t *testing.T) {
 
 // A store that hangs runs later everything it was sent. What is owed is therefore sent once, and again only when the store
 // has answered.
-func TestDebtsAreSentOnceToAStoreThatHangs(t *testing.T) {
+func TestWhatIsOwedIsSentOnceToAStoreThatHangs(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
 		s := &recorder{Store: memory(t, stopped)}
 		plain := newLimiter(t, algorithm, s, perSecond)

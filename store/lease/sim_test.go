@@ -235,7 +235,7 @@ func (m *model) decide(p *process) {
 			m.doFetch(p)
 		}
 	case now < p.denied:
-	case p.borrow(now, &m.terms):
+	case p.lend(now, &m.terms):
 		m.admit(m.now)
 		if p.mustPay(&m.terms) {
 			m.doFetch(p)
@@ -396,7 +396,7 @@ func (m *model) decideOn(p *process, f *batch.Batch, sent, decided time.Duration
 			sent = now
 		}
 		reset := part.Reply.Report(m.space.Rule, m.limits.by, part.Granted, part.Granted).Reset
-		held := p.receive(grants{
+		held := p.receive(answer{
 			granted: int(part.Granted), want: int(part.Want), owed: int(part.Owed), room: int(part.Room),
 			sent: sent, now: now, window: m.windowEnds(reset),
 		}, &m.terms)

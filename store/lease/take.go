@@ -14,7 +14,7 @@ import (
 
 // Take admits n events of what is held, or asks the store.
 func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if l.Before() > 1 {
+	if l.Before() > 1 { // 1 means due now
 		return d.takeOne(ctx, store.Request{Namespace: ns, Key: key, Limit: l, N: n}, nil)
 	}
 	l = l.TurnBefore(0) // events of a bucket that are held are due now
@@ -47,8 +47,8 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		r := d.deny(e, now)
 		s.mu.Unlock()
 		return r, nil
-	case e.borrow(now, &d.terms):
-		r := d.lend(s, e, now)
+	case e.lend(now, &d.terms):
+		r := d.admitLent(s, e, now)
 		s.mu.Unlock()
 		d.stats.overdrawn.Add(1)
 		return r, nil
@@ -122,7 +122,7 @@ func (d *Store) haveArrived(misses []miss, replies []store.Reply) bool {
 	})
 }
 
-// takeMisses asks the store for what is lacking. If that is denied, the events spent for the rest
+// takeMisses asks the store for the misses. If these are denied, the events spent for the rest
 // are taken back.
 func (d *Store) takeMisses(ctx context.Context, requests []store.Request, replies []store.Reply, misses []miss) (err error) {
 	if len(misses) == 0 {
@@ -171,14 +171,14 @@ func (d *Store) decideHere(requests []store.Request, replies []store.Reply) (mis
 	return misses
 }
 
-// spendFor spends the events of r if they are held. If they are not, but the store's answer is
-// known, it sets reply.
+// spendFor spends the events of r if they are held. Otherwise, it returns a miss. If that is known, reply
+// is what the store would answer, as far as its last answer tells: a denial, or that there is room.
 func (d *Store) spendFor(r *store.Request, reply *store.Reply) (m miss, held bool) {
 	own := r.Limit.TurnBefore(0)
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo          // otherwise events of a bucket are due if they are held
+	leaseless := r.Limit.Before() > 1 || r.Op == store.OpUpTo          // 1 means due now, as events of a bucket are that are held
 	if r.Looks() || r.Reserved > 0 || leaseless && s.keys[id] == nil { // only the store knows what remains
 		return m, false
 	}
@@ -225,18 +225,18 @@ func (d *Store) lendFor(m *miss, reply *store.Reply) (lent bool) {
 		m.shard.mu.Lock()
 		defer m.shard.mu.Unlock()
 		now := d.now()
-		if lent = e.limits == m.limits && e.borrow(now, &d.terms); lent {
-			*reply = d.lend(m.shard, e, now)
+		if lent = e.limits == m.limits && e.lend(now, &d.terms); lent {
+			*reply = d.admitLent(m.shard, e, now)
 		}
 	}
 	return lent
 }
 
-// lend returns the admission of an event that e has borrowed.
-func (d *Store) lend(s *shard, e *entry, now time.Duration) store.Reply {
+// admitLent returns the admission of an event that e has lent.
+func (d *Store) admitLent(s *shard, e *entry, now time.Duration) store.Reply {
 	at := lentAt + inMicros(now)
 	if e.owed == 1 {
-		e.owes = at
+		e.owedSince = at
 	}
 	if e.mustPay(&d.terms) {
 		d.fetchAhead(s, e)
@@ -268,7 +268,7 @@ func (d *Store) putBack(requests []store.Request, replies []store.Reply, misses 
 	}
 }
 
-// takeAlone asks the store for everything that one call lacks.
+// takeAlone asks the store for the misses of one call.
 func (d *Store) takeAlone(ctx context.Context, misses []miss, replies []store.Reply) (all bool, err error) {
 	switch {
 	case slices.ContainsFunc(misses, func(m miss) bool { return m.unleased }):
@@ -375,7 +375,8 @@ func (d *Store) admit(held *lease[*grant], n int64) store.Reply {
 	return held.grant.admit(store.AdmittedByLease, held.left, n)
 }
 
-// deny returns the denial that is known.
+// deny returns the denial that is known: while e.denied lies ahead, e.last is a denial, because whatever
+// replaces one changes both.
 func (d *Store) deny(e *entry, now time.Duration) store.Reply {
 	d.stats.local.Add(1)
 	r := e.last.reply

@@ -37,7 +37,7 @@ var groups = []group{
 	{"eventlog", []string{"internal/eventlog/*.go"}, []judge{{"internal/eventlog", ".", true}, inMemory}},
 	{"memstore", []string{"store/memstore/*.go"}, []judge{{"store/memstore", ".", true}, whole}},
 	{"lease", []string{"store/lease/take.go", "store/lease/holding.go", "store/lease/fetch.go", "store/lease/giveback.go",
-		"store/lease/limits.go", "store/lease/queue.go", "internal/batch/*.go"},
+		"store/lease/limits.go", "store/lease/claims.go", "internal/batch/*.go"},
 		[]judge{{"store/lease", ".", true}, {pkg: "internal/batch", pattern: "."}, {pkg: "store/coalesce", pattern: "."}, whole}},
 	{"flights", []string{"store/carrier/[^d]*.go", "store/redisstore/trip.go", "store/redisstore/server.go"},
 		[]judge{{pkg: "store/carrier", pattern: "."}, {pkg: "store/redisstore", pattern: "."}, whole}},

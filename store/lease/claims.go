@@ -130,6 +130,8 @@ func (d *Store) next(q *queue, left []batch.Claim, waited bool) *fetch {
 			if f, wait = d.newFetch(q.misses, left); f != nil {
 				return f
 			}
+			// Events for the first claim have arrived, or another call is fetching a lease. The next round answers the
+			// claim, or returns, so that the claims wait for that call.
 		}
 	}
 }
@@ -149,8 +151,8 @@ func (d *Store) answerHere(misses []miss, claims []batch.Claim) []batch.Claim {
 		for i := range requests {
 			requests[i].N = c.N[i]
 		}
-		if lacking := d.decideHere(requests, replies); lacking != nil {
-			d.putBack(requests, replies, lacking)
+		if missed := d.decideHere(requests, replies); missed != nil {
+			d.putBack(requests, replies, missed)
 			break
 		}
 		all := store.AllOK(requests, replies)
