@@ -55,8 +55,8 @@ const (
 	lastPause  = 32 * time.Millisecond
 )
 
-// Again reports whether to try a call again after an attempt that ended in f: nothing ran, and there is time. It waits for
-// 0.5 to 32 ms first, longer after each attempt.
+// Again reports whether to try a call again after an attempt that ended in f: nothing ran, and there is time for a round
+// trip. It waits for 0.5 to 32 ms first, longer after each attempt.
 func (b *Budget) Again(f *Failure) bool {
 	b.pause = min(max(2*b.pause, firstPause), lastPause)
 	if !f.Again || !b.sleep(b.pause) {
@@ -68,17 +68,20 @@ func (b *Budget) Again(f *Failure) bool {
 	return true
 }
 
-// sleep waits for about d, and reports whether there is still time.
+// sleep waits for about d, and reports whether there is time for another attempt. One that is cut short would leave it
+// unknown whether the call has run.
 func (b *Budget) sleep(d time.Duration) bool {
 	d = d/2 + b.admission.refusal.jitter(d/2+1) // so that callers refused together do not return together
-	if time.Until(b.End) <= d {
+	trip := time.Duration(b.admission.forecast.distance.Load())
+	last := b.End.Add(-trip - max(min(b.admission.timeout/8, slack), trip/4))
+	if time.Until(last) <= d {
 		return false
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return true
+		return time.Now().Before(last) // in a busy process, timers are late
 	case <-b.Done():
 		return false
 	}
