@@ -951,7 +951,7 @@ func TestAnAlgorithmOfYourOwnIsRefusedWhereItCannotWork(t *testing.T) {
 	leases := ratelimit.Must(lease.New(memory(t, newClock()), time.Second))
 	_, err := ratelimit.NewCustom(session, leases, limit)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "a session_window cannot be leased, want a fixed_window,")
+	require.ErrorContains(t, err, "algorithm session_window cannot be leased, want a fixed_window,")
 	shared := ratelimit.Must(regions.New("a", map[string]store.Store{"a": memory(t, newClock()), "b": memory(t, newClock())}))
 	_, err = ratelimit.NewCustom(session, shared, limit)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)

@@ -263,9 +263,9 @@ func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	ls := newLimits(rule, l, life)
 	switch {
 	case rule.LastOnly:
-		return fmt.Errorf("%w: a %s cannot be leased, because it refunds only its last events", store.ErrInvalidOption, rule.Name)
+		return fmt.Errorf("%w: algorithm %s cannot be leased, because it refunds only its last events", store.ErrInvalidOption, rule.Name)
 	case rule.Name != fixedWindow && rule.Name != slidingWindow && rule.Name != slidingLog && rule.Name != tokenBucket:
-		return fmt.Errorf("%w: a %s cannot be leased, want a fixed_window, a sliding_window, a sliding_log or a token_bucket", store.ErrInvalidOption, rule.Name)
+		return fmt.Errorf("%w: algorithm %s cannot be leased, want a fixed_window, a sliding_window, a sliding_log or a token_bucket", store.ErrInvalidOption, rule.Name)
 	case d.terms.overdraft > 0 && rule.Name == slidingWindow:
 		return fmt.Errorf("%w: WithOverdraft cannot be used with a sliding_window", store.ErrInvalidOption)
 	case l.Rate > 0 && life > micros(l.Period):
