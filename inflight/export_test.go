@@ -49,3 +49,15 @@ func (s *Slot) LostAfterSleep(d time.Duration) bool {
 	})(unsafe.Pointer(&now)).monotonic -= d
 	return s.hold.passed(now)
 }
+
+// Rivals is of how many slots another process has lately taken one that was left to it.
+func Rivals() (n int) {
+	queues.mu.Lock()
+	defer queues.mu.Unlock()
+	for _, of := range queues.bySlots {
+		if time.Since(of.rival) < rivalry {
+			n++
+		}
+	}
+	return n
+}

@@ -75,9 +75,9 @@ type queue struct {
 
 // offer is a slot that was released.
 type offer struct {
-	slots        slotsID
-	offersLeft   int // to how many more queues it may be offered
-	leftToOthers int // slots that were left to other processes before it
+	slots      slotsID
+	offersLeft int  // to how many more queues it may be offered
+	left       bool // whether it was left to other processes before
 }
 
 // waiter is one waiter of a queue.
@@ -349,7 +349,7 @@ func (a *allQueues) requeue(w *waiter) {
 	}
 	lacks := w.lacks(w.offer.slots.core)
 	if lacks && w.asked {
-		a.found(w.offer, -1)
+		a.gone(w.offer)
 	}
 	if a.letAsk(q); !lacks { // other queues may use the slot
 		a.offer(w.offer)
@@ -370,7 +370,6 @@ func (a *allQueues) leave(w *waiter, free int, next bool) {
 	q.asking--
 	if w.served {
 		q.served = time.Now()
-		a.found(w.offer, free)
 	}
 	q.pause = min(q.pause, a.longest(q))
 	if q.rest = q.pause - rand.N(q.pause/4); !w.served || w.ratesFull {

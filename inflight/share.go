@@ -31,16 +31,16 @@ const longestWork = 8 * mostPause
 // share is this process's share of slots that others may want too. It exists while queues here wait
 // for the slots, while some are left to others, and for the duration of a rivalry.
 type share struct {
-	queues list.List     // *queue values that wait for the slots, in the order in which they are offered slots
-	work   time.Duration // how long a slot is held, on average; 0 if not known
-	turn   int
-	held   time.Duration // how long slots were held since one was last left
-	due    int           // how many more of the released slots are left to others
-	left   int           // how many are left to others now: released, or about to be
-	open   bool          // whether one of them has been released
-	over   time.Time     // when the slots that are left are asked for again, or were
-	rival  time.Time     // when another process took one that was left; zero if none has
-	timer  *time.Timer   // for over, or to forget the share; nil at first
+	queues   list.List     // *queue values that wait for the slots, in the order in which they are offered slots
+	work     time.Duration // how long a slot is held, on average; 0 if not known
+	turn     int
+	held     time.Duration // how long slots were held since one was last left
+	due      int           // how many more of the released slots are left to others
+	left     int           // how many are left to others now: released, or about to be
+	released int           // how many of them have been released
+	over     time.Time     // when the slots that are left are asked for again, or were
+	rival    time.Time     // when another process took one that was left; zero if none has
+	timer    *time.Timer   // for over, or to forget the share; nil at first
 }
 
 // slotsOf returns the slots of core for key.
@@ -207,8 +207,10 @@ func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
 	case of == nil:
 	case !left || of.left == 0:
 		a.offer(of.newOffer(slots))
-	case !of.open:
-		of.open = true
+	default:
+		if of.released++; of.released > 1 {
+			return
+		}
 		a.askAgain(slots, of, longestPause(of.work))
 		if e := of.queues.Front(); e != nil {
 			if first := e.Value.(*queue).idle.Front(); first != nil {
@@ -224,32 +226,26 @@ func (of *share) newOffer(slots slotsID) offer {
 }
 
 // ended offers the slots that were left to others to queues here after the pause, or forgets the
-// share.
+// share. The next turn is longer, unless one of the slots turns out to be gone.
 func (a *allQueues) ended(slots slotsID, of *share) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if n := of.left; n > 0 && !time.Now().Before(of.over) {
-		of.left, of.due, of.open = 0, 0, false
-		for i := range n {
-			o := of.newOffer(slots)
-			if i == 0 {
-				o.leftToOthers = n
-			}
+		o := of.newOffer(slots)
+		if o.left = of.released >= n; o.left { // or else some may not be free yet
+			of.turn = min(of.turn+of.turn/2, mostTurn)
+		}
+		of.left, of.due, of.released = 0, 0, 0
+		for range n {
 			a.offer(o)
 		}
 	}
 	a.forget(slots, of)
 }
 
-// found records that n more slots were free when one was taken for o, or that none was, if n is -1.
-// If slots that were left to others are gone, another process has taken them.
-func (a *allQueues) found(o offer, n int) {
-	of := a.bySlots[o.slots]
-	switch {
-	case o.leftToOthers == 0 || of == nil:
-	case n < o.leftToOthers-1:
+// gone records that the store has denied the slot of o. If it was left to others, another process has taken it.
+func (a *allQueues) gone(o offer) {
+	if of := a.bySlots[o.slots]; of != nil && o.left {
 		of.turn, of.rival = leastTurn, time.Now()
-	default:
-		of.turn = min(of.turn+of.turn/2, mostTurn)
 	}
 }
