@@ -162,15 +162,15 @@ func (h *hold) giveBack() {
 	var left []heldSlot
 	for _, p := range h.taken {
 		if p.charged().Charged() == 0 { // let through in an outage
-			queues.wake(h.key, p.core, p.yields)
+			queues.wake(h.key, p.core, false)
 			continue
 		}
 		err := unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) }) // fewer than n would not be the whole call
 		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
-		if err == nil || p.yields {
+		if err == nil {
 			queues.wake(h.key, p.core, p.yields)
 		}
-		if p.yields = false; !gone { // even if a function of the limiter has failed
+		if !gone {
 			left = append(left, p)
 		}
 	}

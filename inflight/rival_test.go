@@ -83,3 +83,33 @@ func TestASlowReleaseIsNoRival(t *testing.T) {
 		require.Zero(t, rivals)
 	})
 }
+
+// A slot whose Release fails at first is left to others after that, and nobody else has taken it if it is found.
+func TestASlotIsLeftToOthersThoughItsReleaseFailsAtFirst(t *testing.T) {
+	inflight.ForgetShares()
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, got := slots(t, s, 1), make(chan *inflight.Slot)
+		for range 3 {
+			go func() { got <- wait(t.Context(), t, l, "key") }()
+		}
+		first := <-got
+		time.Sleep(10 * time.Second)
+		first.Release()
+		second := <-got
+		time.Sleep(10 * time.Second)
+		s.down.Store(true)
+		began := time.Now()
+		second.Release()
+		synctest.Wait()
+		s.down.Store(false)
+		third := <-got
+		took := time.Since(began)
+		time.Sleep(3 * time.Second)
+		rivals := inflight.Rivals()
+		third.Release()
+		time.Sleep(time.Minute)
+		require.InDelta(t, time.Second, took, float64(time.Second/2))
+		require.Zero(t, rivals)
+	})
+}
