@@ -178,14 +178,17 @@ func (w *waiter) missing() (slots bool, rates time.Duration) {
 	return slots, rates
 }
 
-// lacks reports whether w was denied for lack of slots of core.
-func (w *waiter) lacks(core *ratelimit.Custom) bool {
+// lacks reports whether w was denied for lack of slots of core, and whether their store has said so.
+func (w *waiter) lacks(core *ratelimit.Custom) (lacks, counted bool) {
+	if w.parts == nil {
+		return true, w.denial.Source() == ratelimit.SourceStore
+	}
 	for i := range w.parts {
 		if of, ok := slotsIn(w.parts[i].Limiter); ok && of == core {
-			return w.parts[i].RetryAfter > 0
+			return w.parts[i].RetryAfter > 0, w.parts[i].Source() == ratelimit.SourceStore
 		}
 	}
-	return true
+	return true, false
 }
 
 // join adds a waiter for n slots to the end of the queue of key. The first in a queue asks
@@ -347,8 +350,8 @@ func (a *allQueues) requeue(w *waiter) {
 	} else {
 		w.place = q.idle.InsertBefore(w, next)
 	}
-	lacks := w.lacks(w.offer.slots.core)
-	if lacks && w.asked {
+	lacks, counted := w.lacks(w.offer.slots.core)
+	if lacks && counted && w.asked {
 		a.gone(w.offer)
 	}
 	if a.letAsk(q); !lacks { // other queues may use the slot

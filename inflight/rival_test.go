@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -112,4 +113,34 @@ func TestASlotIsLeftToOthersThoughItsReleaseFailsAtFirst(t *testing.T) {
 		require.InDelta(t, time.Second, took, float64(time.Second/2))
 		require.Zero(t, rivals)
 	})
+}
+
+// What a fallback denies without the store was not taken by another process.
+func TestADenialWithoutTheStoreIsNoRival(t *testing.T) {
+	for name, around := range map[string]func(slots, rate ratelimit.Limiter) ratelimit.Limiter{
+		"slots": func(slots, _ ratelimit.Limiter) ratelimit.Limiter {
+			return ratelimit.Must(fallback.New(slots, fallback.FailClosed()))
+		},
+		"around an All": func(slots, rate ratelimit.Limiter) ratelimit.Limiter {
+			return ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(slots, rate)), fallback.FailClosed()))
+		},
+		"inside an All": func(slots, rate ratelimit.Limiter) ratelimit.Limiter {
+			return ratelimit.Must(ratelimit.NewAll(ratelimit.Must(fallback.New(slots, fallback.FailClosed())), rate))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inflight.ForgetShares()
+			synctest.Test(t, func(t *testing.T) {
+				s := newRemote(t)
+				rate := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerSecond(1000)))
+				got := aTurn(t, t.Context(), around(slots(t, s, 1), rate))
+				s.down.Store(true)
+				time.Sleep(3 * time.Second)
+				rivals := inflight.Rivals()
+				s.down.Store(false)
+				<-got
+				require.Zero(t, rivals)
+			})
+		})
+	}
 }
