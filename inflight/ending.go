@@ -3,6 +3,8 @@ package inflight
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -159,26 +161,12 @@ func (h *hold) notify(why Reason) {
 // again, until they expire.
 func (h *hold) giveBack() {
 	h.giveBackBeside()
-	var left []heldSlot
-	for _, p := range h.taken {
-		if p.charged().Charged() == 0 { // let through in an outage
-			queues.wake(h.key, p.core, false)
-			continue
-		}
-		err := unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) }) // fewer than n would not be the whole call
-		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
-		if err == nil {
-			queues.wake(h.key, p.core, p.yields)
-		}
-		if !gone {
-			left = append(left, p)
-		}
-	}
+	h.each((*hold).release)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.taken, h.busy = left, false
+	h.taken, h.busy = slices.DeleteFunc(h.taken, func(p heldSlot) bool { return p.gone }), false
 	switch {
-	case len(left) > 0:
+	case len(h.taken) > 0:
 		h.pause = min(max(leastPause, 2*h.pause), time.Minute)
 		h.plan()
 	case h.unreleased:
@@ -187,14 +175,45 @@ func (h *hold) giveBack() {
 	}
 }
 
+// release releases p, and sets gone unless it has to be tried again.
+func (h *hold) release(p *heldSlot) {
+	if p.charged().Charged() == 0 { // let through in an outage
+		p.gone = true
+		queues.wake(h.key, p.core, false)
+		return
+	}
+	err := unlessItPanics(func() error { return p.limiter.Refund(h.ctx, h.key, p.answer, h.n) }) // fewer than n would not be the whole call
+	p.gone = err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
+	if err == nil {
+		queues.wake(h.key, p.core, p.yields)
+	}
+}
+
+// each calls f for each slot, at the same time if there are several, because some of their stores may hang.
+func (h *hold) each(f func(*hold, *heldSlot)) {
+	if len(h.taken) == 1 || h.inMemory() {
+		for i := range h.taken {
+			f(h, &h.taken[i])
+		}
+		return
+	}
+	var all sync.WaitGroup
+	for i := range h.taken {
+		all.Go(func() { f(h, &h.taken[i]) })
+	}
+	all.Wait()
+}
+
 // giveBackBeside releases the slots, but not the rates, that local limiters hold for an All. These
 // were charged with what the store admitted, or admitted it themselves in an outage.
 func (h *hold) giveBackBeside() {
-	if !h.beside {
-		return
-	}
+	h.mu.Lock()
+	beside := h.beside
 	h.beside = false
-	h.giveBackMirrored(h.limiter, h.charged)
+	h.mu.Unlock()
+	if beside {
+		h.giveBackMirrored(h.limiter, h.charged)
+	}
 }
 
 // giveBackMirrored releases the slots, but not the rates, that local limiters in l hold since l answered r.

@@ -26,6 +26,7 @@ type heldSlot struct {
 	life    time.Duration
 	until   time.Time // the earliest time at which it may expire
 	yields  bool      // it is left to other processes after the Release
+	gone    bool      // it was released, or has expired since the Release
 }
 
 // note records the slots of r, the answer to q, which was asked at the time asked. For an All, these

@@ -3,6 +3,7 @@ package inflight
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -73,19 +74,20 @@ func (h *hold) tick() {
 		h.giveBack()
 		return
 	}
-	gone, shortest := false, forever
+	shortest := forever
 	for i := range h.taken {
 		shortest = min(shortest, h.taken[i].life)
 	}
-	for i := range h.taken { // with enough time left to renew the shortest again
-		if p := &h.taken[i]; p.due(time.Now()) {
-			gone = !h.renew(p, shortest/4, live) || gone
+	var lost atomic.Bool
+	h.each(func(h *hold, p *heldSlot) { // with enough time left to renew the shortest again
+		if p.due(time.Now()) && !h.renew(p, shortest/4, live) {
+			lost.Store(true)
 		}
-	}
+	})
 	h.mu.Lock()
 	ended = h.ended
 	now := time.Now()
-	gone = gone || h.passed(now)
+	gone := lost.Load() || h.passed(now)
 	tooLong := h.tooLong(now)
 	h.busy = ended
 	if !ended && !tooLong {
