@@ -3,7 +3,6 @@ package inflight
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -162,11 +161,17 @@ func (h *hold) notify(why Reason) {
 func (h *hold) giveBack() {
 	h.giveBackBeside()
 	h.each((*hold).release)
+	var left []heldSlot // in an array of its own, because Token needs the first one
+	for i := range h.taken {
+		if !h.taken[i].gone {
+			left = append(left, h.taken[i])
+		}
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.taken, h.busy = slices.DeleteFunc(h.taken, func(p heldSlot) bool { return p.gone }), false
+	h.taken, h.busy = left, false
 	switch {
-	case len(h.taken) > 0:
+	case len(left) > 0:
 		h.pause = min(max(leastPause, 2*h.pause), time.Minute)
 		h.plan()
 	case h.unreleased:

@@ -11,7 +11,7 @@ import (
 type heldSlots struct {
 	charged ratelimit.Result // the answer
 	taken   []heldSlot
-	first   [1]heldSlot // of taken, in one allocation
+	first   [1]heldSlot // of taken, in one allocation; it stays after the Release, for Token
 	full    bool        // whether one of them was the last free slot
 	beside  bool        // whether a local limiter may hold other slots for the whole
 	alone   bool        // whether the answer is that of slots, without any rates

@@ -144,6 +144,9 @@ func (h *hold) renew(p *heldSlot, most time.Duration, live bool) bool {
 	h.mu.Lock()
 	if other {
 		p.answer = r
+		if p == &h.taken[0] {
+			h.first[0] = *p
+		}
 	}
 	p.toTake, p.until = false, began.Add(p.life)
 	h.mu.Unlock()

@@ -58,3 +58,31 @@ func TestAStoreThatIsSlowDoesNotKeepTheSlotOfAnother(t *testing.T) {
 		require.Equal(t, []int{1, 1}, []int{free(t, each[0]), free(t, each[1])})
 	})
 }
+
+// A write that comes late, after the Release, has the token of its slot, and not that of another limit.
+func TestATokenIsTheSameAfterTheRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		both, stores, each := onStores(t, 2)
+		for name, l := range map[string]ratelimit.Limiter{"memory": slots(t, stores[0].Store, 2), "store": each[0], "several": both} {
+			for _, again := range []bool{false, true} {
+				a := hold(t, l)
+				if again && name != "memory" { // the store loses the slot, which is then taken again
+					before := a.Token()
+					require.NoError(t, l.Reset(t.Context(), "key"))
+					time.Sleep(2 * time.Second)
+					require.Greater(t, a.Token(), before)
+				}
+				token := a.Token()
+				require.NotZero(t, token)
+				time.Sleep(time.Millisecond)
+				stores[1].down.Store(true) // of several, it keeps its slot for a while
+				a.Release()
+				synctest.Wait()
+				require.Equal(t, token, a.Token(), name)
+				stores[1].down.Store(false)
+				time.Sleep(time.Minute)
+				require.Equal(t, token, a.Token(), name)
+			}
+		}
+	})
+}

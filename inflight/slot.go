@@ -119,7 +119,8 @@ func (s *Slot) Context() context.Context {
 // tokens smaller than the largest it has seen is safe from a process that was stopped and continues
 // after its slot is lost. Token can shrink if the store's clock is set back while no slot of the
 // key is held. It returns 0 for a nil Slot, and for a Slot that was admitted in an outage. For
-// several slots, it is the token of the first.
+// several slots, it is the token of the first. Token does not change, even by the Release, unless a
+// renewal has to take the slot again, after an outage or because the store has lost it.
 func (s *Slot) Token() int64 {
 	if s == nil {
 		return 0
@@ -127,8 +128,9 @@ func (s *Slot) Token() int64 {
 	h := s.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.taken) == 0 {
+	first := &h.first[0]
+	if first.core == nil { // nothing was taken
 		return 0
 	}
-	return h.taken[0].core.ChargedAt(h.taken[0].charged())
+	return first.core.ChargedAt(first.charged())
 }
