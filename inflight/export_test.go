@@ -15,8 +15,8 @@ func Queues() int {
 	queues.mu.Lock()
 	defer queues.mu.Unlock()
 	n := len(queues.byID)
-	for _, of := range queues.bySlots {
-		n = max(n, of.queues.Len())
+	for _, s := range queues.bySlots {
+		n = max(n, s.queues.Len())
 	}
 	if queues.anyShares.Load() != (len(queues.bySlots) > 0) || len(queues.byID) > 0 && len(queues.bySlots) == 0 {
 		return -1
@@ -54,8 +54,8 @@ func (s *Slot) LostAfterSleep(d time.Duration) bool {
 func Rivals() (n int) {
 	queues.mu.Lock()
 	defer queues.mu.Unlock()
-	for _, of := range queues.bySlots {
-		if time.Since(of.rival) < rivalry {
+	for _, s := range queues.bySlots {
+		if time.Since(s.rival) < rivalry {
 			n++
 		}
 	}

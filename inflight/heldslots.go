@@ -9,12 +9,12 @@ import (
 
 // heldSlots are the slots that one answer has charged.
 type heldSlots struct {
-	charged ratelimit.Result // the answer
-	taken   []heldSlot
-	first   [1]heldSlot // of taken, in one allocation; it stays after the Release, for Token
-	full    bool        // whether one of them was the last free slot
-	beside  bool        // whether a local limiter may hold other slots for the whole
-	alone   bool        // whether the answer is that of slots, without any rates
+	charged   ratelimit.Result // the answer
+	taken     []heldSlot
+	first     [1]heldSlot // of taken, in one allocation; it stays after the Release, for Token
+	lastFree  bool        // whether one of them was the last free slot
+	beside    bool        // whether a local limiter may hold other slots for the whole
+	slotsOnly bool        // whether the answer is that of slots, without any rates
 }
 
 // heldSlot is one slot of one limiter.
@@ -35,14 +35,14 @@ type heldSlot struct {
 func (ps *heldSlots) note(q *question, r ratelimit.Result, asked time.Time) {
 	ps.charged = r
 	if q.core != nil {
-		ps.alone = true
+		ps.slotsOnly = true
 		ps.add(q.core, q.core, r, false, asked)
 		return
 	}
 	limits := several(q.limiter)
 	if limits == nil {
 		_, counts := slotsIn(q.limiter)
-		ps.alone = counts && r.Parts() == nil // a local limiter may be an All
+		ps.slotsOnly = counts && r.Parts() == nil // a local limiter may be an All
 		ps.addOf(q.limiter, r, false, asked)
 		return
 	}
@@ -80,7 +80,7 @@ func (ps *heldSlots) add(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimi
 	p := heldSlot{limiter: l, answer: r, core: core, toTake: toTake, life: core.Limit().Period}
 	p.until = asked.Add(p.life)
 	if p.charged().Charged() > 0 || p.standsIn() {
-		ps.full = ps.full || p.charged().Remaining == 0
+		ps.lastFree = ps.lastFree || p.lastFree()
 		if ps.taken == nil {
 			ps.taken = ps.first[:0]
 		}
@@ -124,10 +124,11 @@ func (p *heldSlot) counted() bool {
 	return charged.Charged() > 0 && charged.Source() == ratelimit.SourceStore
 }
 
-// scarce reports whether p was the last free slot of a store.
-func (p *heldSlot) scarce() bool {
-	return p.life < forever && p.counted() && p.charged().Remaining == 0
-}
+// lastFree reports whether p was the last free slot of its limit.
+func (p *heldSlot) lastFree() bool { return p.charged().Remaining == 0 }
+
+// scarce reports whether another process may lack p: it was the last free slot, and a store counts it.
+func (p *heldSlot) scarce() bool { return p.life < forever && p.counted() && p.lastFree() }
 
 // standsIn reports whether p was admitted without the store, in an outage.
 func (p *heldSlot) standsIn() bool { return p.toTake || isStandIn(p.charged()) }

@@ -58,7 +58,7 @@ type hold struct {
 	settings
 	waited   bool      // whether it waited, or would have without a free slot
 	deferred bool      // whether the Release is deferred, so that no cleanup is needed
-	own      Slot      // the Slot to return if deferred
+	slot     Slot      // the Slot to return if deferred
 	since    time.Time // when it was requested; zero if nothing needs to know
 
 	mu         sync.Mutex
@@ -149,8 +149,8 @@ func (h *hold) acquire(ctx context.Context) (*Slot, ratelimit.Result, error) {
 		h.mu.Unlock()
 	}
 	if h.deferred {
-		h.own.hold = h
-		return &h.own, r, nil
+		h.slot.hold = h
+		return &h.slot, r, nil
 	}
 	s := &Slot{h}
 	h.mu.Lock()
@@ -163,9 +163,9 @@ func (h *hold) acquire(ctx context.Context) (*Slot, ratelimit.Result, error) {
 // the limiter has changed in the meantime, take asks again, once, because it would be unclear whose
 // slots were taken.
 func (h *hold) take(ctx context.Context, changes bool) (r ratelimit.Result, err error) {
-	h.before = nil
+	h.coresBefore = nil
 	if changes {
-		h.before = cores(h.limiter)
+		h.coresBefore = cores(h.limiter)
 	}
 	if err := ctx.Err(); err != nil {
 		return r, err
@@ -211,7 +211,7 @@ func (h *hold) abandon(r ratelimit.Result) {
 // noted records the slots of r. If the limiter has changed, it refunds r.
 func (h *hold) noted(r ratelimit.Result) bool {
 	h.note(&h.question, r, h.since)
-	if h.before != nil && !slices.Equal(h.before, cores(h.limiter)) {
+	if h.coresBefore != nil && !slices.Equal(h.coresBefore, cores(h.limiter)) {
 		h.heldSlots = heldSlots{}
 		_ = h.limiter.Refund(h.ctx, h.key, r, h.n)
 		return false

@@ -11,12 +11,12 @@ import (
 
 // question is a request for n events of a key, and for the slots that go with them.
 type question struct {
-	limiter ratelimit.Limiter
-	ctx     context.Context // with the caller's values, but without its end
-	key     string
-	n       int
-	core    *ratelimit.Custom   // the limiter, if it is a bare limiter of slots
-	before  []*ratelimit.Custom // the limiters of slots in it when it was asked; nil if that cannot change
+	limiter     ratelimit.Limiter
+	ctx         context.Context // with the caller's values, but without its end
+	key         string
+	n           int
+	core        *ratelimit.Custom   // the limiter, if it is a bare limiter of slots
+	coresBefore []*ratelimit.Custom // the limiters of slots in it when it was asked; nil if that cannot change
 }
 
 // check rejects a limiter that counts no slots.

@@ -57,7 +57,7 @@ type queue struct {
 	waitFor map[slotsID]*list.Element
 
 	idle    list.List // *waiter values that are not asking, in order of arrival
-	asking  int       // how many are asking
+	asking  int       // how many waiters are asking the store
 	arrived int       // how many have arrived so far
 	free    int       // slots that were free according to the last answer, and that nobody asks for yet
 	offers  []offer   // slots that were released here, and that nobody asks for yet
@@ -77,7 +77,7 @@ type queue struct {
 type offer struct {
 	slots      slotsID
 	offersLeft int  // to how many more queues it may be offered
-	left       bool // whether it was left to other processes before
+	yielded    bool // whether it was left to other processes before
 }
 
 // waiter is one waiter of a queue.
@@ -103,9 +103,8 @@ type waiter struct {
 
 // acquire asks in turn until w has a slot or until has ended, and leaves the queue.
 func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, err error) {
-	free, next := 0, true // slots that others may ask for immediately, and whether the next waiter asks in place of w
+	free, next := 0, true // see leave
 	defer func() { queues.leave(w, free, next) }()
-	l, key := w.queue.id.limiter, w.queue.id.key
 	for {
 		select {
 		case <-w.ask:
@@ -114,28 +113,34 @@ func (w *waiter) acquire(ctx, until context.Context, n int, set settings) (s *Sl
 		if err := until.Err(); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		h := new(hold)
-		h.begin(ctx, l, key, n)
-		h.settings, h.deferred, h.waited = set, w.deferred, true
-		if err := h.check(); err != nil {
-			return nil, ratelimit.Result{}, err
-		}
-		if s, r, err = h.acquire(ctx); s != nil {
-			w.served, w.ratesFull = true, r.Remaining == 0 && !h.full
-			if free, next = r.Remaining, false; r.Limit == 0 { // everything is admitted, by a fallback or a shadow
-				free = math.MaxInt32
-			}
-			return s, r, nil
-		}
-		next = err == nil || until.Err() != nil
-		w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
-		w.parts = innermost(l, r).Parts()
-		if err := w.denied(until, n, r, err); err != nil {
-			return nil, ratelimit.Result{}, err
+		if s, r, free, next, err = w.askOnce(ctx, until, n, set); s != nil || err != nil {
+			return s, r, err
 		}
 		queues.requeue(w)
-		next = true
 	}
+}
+
+// askOnce returns a Slot, or the reason why w stops waiting, or neither if w has to ask again. It also returns how many
+// slots others may ask for immediately, and whether the next waiter asks in place of w.
+func (w *waiter) askOnce(ctx, until context.Context, n int, set settings) (s *Slot, r ratelimit.Result, free int, next bool, err error) {
+	l := w.queue.id.limiter
+	h := new(hold)
+	h.begin(ctx, l, w.queue.id.key, n)
+	h.settings, h.deferred, h.waited = set, w.deferred, true
+	if err := h.check(); err != nil {
+		return nil, ratelimit.Result{}, 0, true, err
+	}
+	if s, r, err = h.acquire(ctx); s != nil {
+		w.served, w.ratesFull = true, r.Remaining == 0 && !h.lastFree
+		if free = r.Remaining; r.Limit == 0 { // everything is admitted, by a fallback or a shadow
+			free = math.MaxInt32
+		}
+		return s, r, free, false, nil
+	}
+	w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
+	w.parts = innermost(l, r).Parts()
+	stop := w.denied(until, n, r, err)
+	return nil, ratelimit.Result{}, 0, stop == nil || err == nil || until.Err() != nil, stop
 }
 
 // denied sets when the queue asks again if nothing else happens, or returns the reason why w stops
@@ -184,7 +189,7 @@ func (w *waiter) lacks(core *ratelimit.Custom) (lacks, counted bool) {
 		return true, w.denial.Source() == ratelimit.SourceStore
 	}
 	for i := range w.parts {
-		if of, ok := slotsIn(w.parts[i].Limiter); ok && of == core {
+		if c, ok := slotsIn(w.parts[i].Limiter); ok && c == core {
 			return w.parts[i].RetryAfter > 0, w.parts[i].Source() == ratelimit.SourceStore
 		}
 	}
@@ -239,11 +244,11 @@ func (a *allQueues) queueOf(id queueID) *queue {
 		slots := slotsOf(core, id.key)
 		q.waitFor[slots] = a.shareOf(slots).queues.PushBack(q)
 	}
-	if a.left(q, slotsID{}) == 0 {
+	if a.yielded(q, slotsID{}) == 0 {
 		q.free = 1
 	}
 	if a.contended(q) {
-		q.pause = a.longest(q)
+		q.pause = a.longestPauseOf(q)
 	}
 	return q
 }
@@ -283,7 +288,7 @@ func (a *allQueues) letAsk(q *queue) {
 	rests := q.asking == 0 && q.idle.Len() > 0
 	switch {
 	case rests && q.timer == nil:
-		q.timer = time.AfterFunc(q.rest, func() { a.rested(q) })
+		q.timer = time.AfterFunc(q.rest, func() { a.restOver(q) })
 	case rests && !q.armed:
 		q.timer.Reset(q.rest)
 	case !rests && q.armed:
@@ -299,11 +304,11 @@ func (a *allQueues) letAsk(q *queue) {
 
 // offer offers a slot to one queue, which then becomes the last to be offered the next slot.
 func (a *allQueues) offer(o offer) {
-	for of := a.bySlots[o.slots]; of != nil && o.offersLeft > 0 && of.queues.Len() > 0; {
+	for s := a.bySlots[o.slots]; s != nil && o.offersLeft > 0 && s.queues.Len() > 0; {
 		o.offersLeft--
-		q := of.queues.Front().Value.(*queue)
-		of.queues.MoveToBack(of.queues.Front())
-		if len(q.offers) < q.asking+q.idle.Len() && a.left(q, o.slots) == 0 { // or else it would take what is left
+		q := s.queues.Front().Value.(*queue)
+		s.queues.MoveToBack(s.queues.Front())
+		if len(q.offers) < q.asking+q.idle.Len() && a.yielded(q, o.slots) == 0 { // or else it would take what is left
 			q.offers = append(q.offers, o)
 			a.letAsk(q)
 			return
@@ -311,13 +316,13 @@ func (a *allQueues) offer(o offer) {
 	}
 }
 
-// rested lets one waiter ask when q.rest is over.
-func (a *allQueues) rested(q *queue) {
+// restOver lets one waiter ask when q.rest is over.
+func (a *allQueues) restOver(q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case !q.armed:
-	case a.left(q, slotsID{}) > 0:
+	case a.yielded(q, slotsID{}) > 0:
 		q.timer.Reset(q.rest)
 	default:
 		q.free = max(q.free, 1)
@@ -338,7 +343,7 @@ func (a *allQueues) requeue(w *waiter) {
 	if !w.exactly {
 		q.rest = min(w.rest, q.pause-rand.N(q.pause/4)) // random, so that processes do not ask together
 		if q.asking == 0 {
-			q.pause = min(2*q.pause, a.longest(q))
+			q.pause = min(2*q.pause, a.longestPauseOf(q))
 		}
 	}
 	next := q.idle.Front()
@@ -374,11 +379,11 @@ func (a *allQueues) leave(w *waiter, free int, next bool) {
 	if w.served {
 		q.served = time.Now()
 	}
-	q.pause = min(q.pause, a.longest(q))
+	q.pause = min(q.pause, a.longestPauseOf(q))
 	if q.rest = q.pause - rand.N(q.pause/4); !w.served || w.ratesFull {
 		q.rest = leastPause // to find out the current state
 	}
-	q.free = max(q.free, free-q.asking-a.left(q, slotsID{}))
+	q.free = max(q.free, free-q.asking-a.yielded(q, slotsID{}))
 	switch {
 	case next && w.offer.slots.core != nil:
 		q.offers = append(q.offers, w.offer)

@@ -36,7 +36,7 @@ type share struct {
 	turn     int
 	held     time.Duration // how long slots were held since one was last left
 	due      int           // how many more of the released slots are left to others
-	left     int           // how many are left to others now: released, or about to be
+	yielded  int           // how many are left to others now: released, or about to be
 	released int           // how many of them have been released
 	over     time.Time     // when the slots that are left are asked for again, or were
 	rival    time.Time     // when another process took one that was left; zero if none has
@@ -53,22 +53,22 @@ func slotsOf(core *ratelimit.Custom, key string) slotsID {
 
 // shareOf returns the share of slots, and creates it if there is none.
 func (a *allQueues) shareOf(slots slotsID) *share {
-	of := a.bySlots[slots]
-	if of == nil {
-		of = &share{turn: leastTurn}
-		a.bySlots[slots] = of
+	s := a.bySlots[slots]
+	if s == nil {
+		s = &share{turn: leastTurn}
+		a.bySlots[slots] = s
 		a.anyShares.Store(true)
 	}
-	return of
+	return s
 }
 
 // forget deletes a share that is no longer needed.
-func (a *allQueues) forget(slots slotsID, of *share) {
-	if of.queues.Len() > 0 || of.left > 0 || a.bySlots[slots] != of {
+func (a *allQueues) forget(slots slotsID, s *share) {
+	if s.queues.Len() > 0 || s.yielded > 0 || a.bySlots[slots] != s {
 		return
 	}
-	if rest := rivalry - time.Since(of.rival); rest > 0 {
-		a.ring(slots, of, rest)
+	if rest := rivalry - time.Since(s.rival); rest > 0 {
+		a.ring(slots, s, rest)
 		return
 	}
 	delete(a.bySlots, slots)
@@ -76,21 +76,21 @@ func (a *allQueues) forget(slots slotsID, of *share) {
 }
 
 // ring calls a.ended after d.
-func (a *allQueues) ring(slots slotsID, of *share, d time.Duration) {
-	if of.timer == nil {
-		of.timer = time.AfterFunc(d, func() { a.ended(slots, of) })
+func (a *allQueues) ring(slots slotsID, s *share, d time.Duration) {
+	if s.timer == nil {
+		s.timer = time.AfterFunc(d, func() { a.ended(slots, s) })
 		return
 	}
-	of.timer.Reset(d)
+	s.timer.Reset(d)
 }
 
 // longestPause returns the longest pause between two polls for slots that are held for the time
 // work. It is a quarter of work, so that slots are not unused for long and a job needs few polls.
 func longestPause(work time.Duration) time.Duration { return min(max(work/4, leastPoll), mostPause) }
 
-// longest returns the longest pause of q. It grows while the queue gets nothing, because its slots
+// longestPauseOf returns the longest pause of q. It grows while the queue gets nothing, because its slots
 // may be held for long. A Release reports slots in memory, so they need no polls.
-func (a *allQueues) longest(q *queue) time.Duration {
+func (a *allQueues) longestPauseOf(q *queue) time.Duration {
 	d := mostPause
 	for slots := range q.waitFor {
 		if slots.core.Limit().Period < forever {
@@ -100,11 +100,11 @@ func (a *allQueues) longest(q *queue) time.Duration {
 	return min(max(d, time.Since(q.served)/mostTurn), mostPause)
 }
 
-// left returns how many of the slots that q waits for are left to other processes now, besides those of one limit.
-func (a *allQueues) left(q *queue, besides slotsID) (n int) {
+// yielded returns how many of the slots that q waits for are left to other processes now, besides those of one limit.
+func (a *allQueues) yielded(q *queue, besides slotsID) (n int) {
 	for slots := range q.waitFor {
 		if slots != besides {
-			n = max(n, a.bySlots[slots].left)
+			n = max(n, a.bySlots[slots].yielded)
 		}
 	}
 	return n
@@ -132,120 +132,121 @@ func (a *allQueues) yield(key string, taken []heldSlot, held time.Duration) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	yes := false
+	anyDue := false
 	for i := range taken {
 		p := &taken[i]
-		if of := a.bySlots[slotsOf(p.core, key)]; of != nil {
-			yes = of.count(held, p.scarce()) || yes
-		} else {
-			yes = probe && p.scarce() || yes
+		if s := a.bySlots[slotsOf(p.core, key)]; s == nil && probe && p.scarce() || s != nil && s.count(held, p.scarce()) {
+			anyDue = true
 		}
+	}
+	if !anyDue {
+		return
 	}
 	for i := range taken { // all that another process may lack
 		p := &taken[i]
-		if p.yields = yes && p.scarce(); !p.yields {
+		if p.yields = p.scarce(); !p.yields {
 			continue
 		}
 		slots := slotsOf(p.core, key)
-		of := a.bySlots[slots]
-		if of == nil {
-			of = a.shareOf(slots)
-			of.turn = mostTurn
+		s := a.bySlots[slots]
+		if s == nil {
+			s = a.shareOf(slots)
+			s.turn = mostTurn
 		}
-		if of.left++; of.left == 1 {
-			a.askAgain(slots, of, longestPause(held)+mostPause) // in case the Release takes that long
+		if s.yielded++; s.yielded == 1 {
+			a.askAgain(slots, s, longestPause(held)+mostPause) // in case the Release takes that long
 		}
 	}
 }
 
-// count counts a slot that is released, and reports whether it is left to others.
-func (of *share) count(held time.Duration, full bool) bool {
+// count counts a slot that is released, and reports whether one is to be left to others.
+func (s *share) count(held time.Duration, scarce bool) bool {
 	held = min(held, longestWork)
-	of.work = cmp.Or(of.work, held)
-	of.work += (held - of.work) / 8
-	pause := longestPause(of.work)
-	turn := time.Duration(of.turn) * pause
-	of.held += min(held, turn)
-	if of.left == 0 && full && of.held >= turn && time.Since(of.over) >= pause { // in between, the waiters here poll too
-		of.due = int(of.held / turn)
-		of.held %= turn
+	s.work = cmp.Or(s.work, held)
+	s.work += (held - s.work) / 8
+	pause := longestPause(s.work)
+	turn := time.Duration(s.turn) * pause
+	s.held += min(held, turn)
+	if s.yielded == 0 && scarce && s.held >= turn && time.Since(s.over) >= pause { // in between, the waiters here poll too
+		s.due = int(s.held / turn)
+		s.held %= turn
 	}
-	if of.due == 0 {
+	if s.due == 0 {
 		return false
 	}
-	of.due--
+	s.due--
 	return true
 }
 
 // askAgain lets queues ask, after d, for the slots that are left.
-func (a *allQueues) askAgain(slots slotsID, of *share, d time.Duration) {
-	of.over = time.Now().Add(d)
-	a.ring(slots, of, d)
+func (a *allQueues) askAgain(slots slotsID, s *share, d time.Duration) {
+	s.over = time.Now().Add(d)
+	a.ring(slots, s, d)
 }
 
 // hurry lets the queues ask earlier if w, the first of a queue, would otherwise leave before. Half
 // of w's remaining time is for other processes.
-func (a *allQueues) hurry(slots slotsID, of *share, w *waiter) {
-	if of.left == 0 || w.until.IsZero() {
+func (a *allQueues) hurry(slots slotsID, s *share, w *waiter) {
+	if s.yielded == 0 || w.until.IsZero() {
 		return
 	}
-	if half := max(0, time.Until(w.until)/2); half < time.Until(of.over) {
-		a.askAgain(slots, of, half)
+	if half := max(0, time.Until(w.until)/2); half < time.Until(s.over) {
+		a.askAgain(slots, s, half)
 	}
 }
 
 // wake notifies a queue that waits for a slot of core and key that one was released. If the slot is
 // left to other processes, it does so later.
-func (a *allQueues) wake(key string, core *ratelimit.Custom, left bool) {
+func (a *allQueues) wake(key string, core *ratelimit.Custom, yielded bool) {
 	if !a.anyShares.Load() {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	slots := slotsOf(core, key)
-	switch of := a.bySlots[slots]; {
-	case of == nil:
-	case !left || of.left == 0:
-		a.offer(of.newOffer(slots))
+	switch s := a.bySlots[slots]; {
+	case s == nil:
+	case !yielded || s.yielded == 0:
+		a.offer(s.newOffer(slots))
 	default:
-		if of.released++; of.released > 1 {
+		if s.released++; s.released > 1 {
 			return
 		}
-		a.askAgain(slots, of, longestPause(of.work))
-		if e := of.queues.Front(); e != nil {
+		a.askAgain(slots, s, longestPause(s.work))
+		if e := s.queues.Front(); e != nil {
 			if first := e.Value.(*queue).idle.Front(); first != nil {
-				a.hurry(slots, of, first.Value.(*waiter))
+				a.hurry(slots, s, first.Value.(*waiter))
 			}
 		}
 	}
 }
 
-// newOffer returns a slot of the share that was released. If the first queues cannot use it, not all of them are asked.
-func (of *share) newOffer(slots slotsID) offer {
-	return offer{slots: slots, offersLeft: min(of.queues.Len(), mostOffers)}
+// newOffer returns an offer of one slot to at most mostOffers queues.
+func (s *share) newOffer(slots slotsID) offer {
+	return offer{slots: slots, offersLeft: min(s.queues.Len(), mostOffers)}
 }
 
 // ended offers the slots that were left to others to queues here after the pause, or forgets the
 // share. The next turn is longer, unless one of the slots turns out to be gone.
-func (a *allQueues) ended(slots slotsID, of *share) {
+func (a *allQueues) ended(slots slotsID, s *share) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if n := of.left; n > 0 && !time.Now().Before(of.over) {
-		o := of.newOffer(slots)
-		if o.left = of.released >= n; o.left { // or else some may not be free yet
-			of.turn = min(of.turn+of.turn/2, mostTurn)
+	if n := s.yielded; n > 0 && !time.Now().Before(s.over) {
+		o := s.newOffer(slots)
+		if o.yielded = s.released >= n; o.yielded { // or else some may not be free yet
+			s.turn = min(s.turn+s.turn/2, mostTurn)
 		}
-		of.left, of.due, of.released = 0, 0, 0
+		s.yielded, s.due, s.released = 0, 0, 0
 		for range n {
 			a.offer(o)
 		}
 	}
-	a.forget(slots, of)
+	a.forget(slots, s)
 }
 
 // gone records that the store has denied the slot of o. If it was left to others, another process has taken it.
 func (a *allQueues) gone(o offer) {
-	if of := a.bySlots[o.slots]; of != nil && o.left {
-		of.turn, of.rival = leastTurn, time.Now()
+	if s := a.bySlots[o.slots]; s != nil && o.yielded {
+		s.turn, s.rival = leastTurn, time.Now()
 	}
 }

@@ -58,7 +58,7 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 // refund refunds all events that were charged together with the slot, but not the slot.
 func (s *Slot) refund(ctx context.Context) error {
 	h, events, err := s.takeUnsettled()
-	if err != nil || h.alone {
+	if err != nil || h.slotsOnly {
 		return err
 	}
 	return h.limiter.Refund(see.Only(context.WithoutCancel(ctx), see.Rates), h.key, h.charged, events)
