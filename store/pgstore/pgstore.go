@@ -138,7 +138,13 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 	config := pool.Config()
 	s.prepares.Store(prepares(config.ConnConfig))
 	var err error
-	s.carrier, err = carrier.New(carrier.Config[*call]{
+	s.carrier, err = carrier.New(s.config(pool, config))
+	return s, err
+}
+
+// config is what the carrier knows of the pool, and what it does with it.
+func (s *Store) config(pool *pgxpool.Pool, config *pgxpool.Config) carrier.Config[*call] {
+	return carrier.Config[*call]{
 		Timeout: s.timeout, Conns: int(config.MaxConns), DialTimeout: config.ConnConfig.ConnectTimeout,
 		Slack: s.timeout, // as much as there may be: a commit waits for the disk, and may wait for a row
 		Send:  s.send, Alone: s.alone, Means: meaning, GiveBack: s.giveBack,
@@ -146,21 +152,24 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 			stat := pool.Stat()
 			return int(stat.IdleConns()), int(stat.TotalConns())
 		},
-		Dial: func(ctx context.Context) error {
-			of := config.ConnConfig.Copy()
-			if config.BeforeConnect != nil {
-				if err := config.BeforeConnect(ctx, of); err != nil {
-					return err
-				}
-			}
-			conn, err := pgx.ConnectConfig(ctx, of)
-			if err == nil {
-				_ = conn.Close(ctx)
-			}
+		Dial: func(ctx context.Context) error { return dial(ctx, config) },
+	}
+}
+
+// dial makes a connection as a pool of this configuration does, and closes it: why none can be made, a pool does not say
+// while it waits.
+func dial(ctx context.Context, config *pgxpool.Config) error {
+	of := config.ConnConfig.Copy()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, of); err != nil {
 			return err
-		},
-	})
-	return s, err
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, of)
+	if err == nil {
+		_ = conn.Close(ctx)
+	}
+	return err
 }
 
 // errNotMade is the error of a Store without a pool.

@@ -1,7 +1,9 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
+	"net"
 	"testing"
 	"time"
 
@@ -128,6 +130,46 @@ func TestAPoolerThatDoesNotKnowPreparedStatementsPreparesNoMore(t *testing.T) {
 	r, err := s.limiter.Peek(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, 996, r.Remaining)
+}
+
+// inAnother is a pooler that closes statements in another session.
+type inAnother struct{ net.Conn }
+
+func (c inAnother) Write(b []byte) (int, error) {
+	if bytes.HasPrefix(b, []byte("C")) { // Close
+		b = bytes.Replace(b, []byte("Sratelimit"), []byte("Selsewhere"), 1)
+	}
+	return c.Conn.Write(b)
+}
+
+// A call does not pay for statements that cannot be prepared, and those after it do not try.
+func TestStatementsThatCannotBePreparedAreNotTriedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSession(t, "prepared_in_vain", func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return inAnother{conn}, err
+		}
+	})
+	s.take(t)
+	first := s.prepared(t)
+	require.Len(t, first, 2)
+	conn, err := s.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	data := conn.Conn().PgConn().CustomData()
+	p, ok := data[s.sql.names[0]].(prepared)
+	require.True(t, ok)
+	p.until = time.Time{}
+	data[s.sql.names[0]] = p
+	conn.Release()
+	s.take(t)
+	require.False(t, s.prepares.Load())
+	require.Equal(t, first, s.prepared(t))
+	r, err := s.limiter.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, 998, r.Remaining)
+	require.EqualValues(t, 1, s.pool.Stat().NewConnsCount())
 }
 
 // As docs/postgres.md has it.
