@@ -176,12 +176,13 @@ func TestACallWaitsForARowAndItsCallerMayLeave(t *testing.T) {
 // After a wait without success, calls for rows that are held fail for eight timeouts, without waiting, and no others.
 func TestNoTripWaitsAfterOneHasWaitedWithoutSuccess(t *testing.T) {
 	t.Parallel()
-	s := newSession(t, "no_wait", same, WithTimeout(300*time.Millisecond))
-	all := s.both(t)
+	before := newSession(t, "no_wait", same).both(t)
 	for _, key := range []string{"held", "free"} {
-		_, err := all.Allow(t.Context(), key)
+		_, err := before.Allow(t.Context(), key)
 		require.NoError(t, err)
 	}
+	s := newSession(t, "no_wait", same, WithTimeout(300*time.Millisecond))
+	all := s.both(t)
 	s.noWaitUntil.Store(math.MaxInt64)
 	conn, err := pgx.Connect(t.Context(), pgtest.Shared(t).URL())
 	require.NoError(t, err)
