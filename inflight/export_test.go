@@ -61,3 +61,6 @@ func Rivals() (n int) {
 	}
 	return n
 }
+
+// Tick does what the slot's timer does that fires while Release stops it.
+func (s *Slot) Tick() { s.hold.tick() }

@@ -79,18 +79,17 @@ func work(addr string) {
 		panic(err)
 	}
 	if os.Getenv(workerFlushes) != "" {
+		leave(l)
+		early, _, _ := inflight.Hold(context.Background(), l, "key", 1)
+		early.Release()
+		fmt.Println(inflight.Flush(context.Background()))
+		early.Tick()
 		slot, r, err := inflight.Hold(context.Background(), l, "key", 1)
 		slot.Release()
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
 		fmt.Println(r.Remaining, err, inflight.Flush(ended), inflight.Flush(context.Background()))
-		ctx, leave := context.WithCancel(context.Background())
-		leaving := ratelimit.Must(ratelimit.NewAround(l, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
-			time.AfterFunc(10*time.Millisecond, leave) // while the store is asked
-			return c.Inside(ctx)
-		}))
-		slot, _, _ = inflight.Hold(ctx, leaving, "key", 1)
-		slot.Release() // nil, unless the machine is so busy that the answer was there first
+		leave(l)
 		fmt.Println(inflight.Flush(context.Background()))
 		os.Exit(0)
 	}
@@ -140,6 +139,17 @@ func work(addr string) {
 	all.Wait()
 }
 
+// leave calls Hold, and leaves while the store is asked.
+func leave(l ratelimit.Limiter) {
+	ctx, leave := context.WithCancel(context.Background())
+	leaving := ratelimit.Must(ratelimit.NewAround(l, func(ctx context.Context, c ratelimit.Call) (ratelimit.Result, error) {
+		time.AfterFunc(10*time.Millisecond, leave)
+		return c.Inside(ctx)
+	}))
+	slot, _, _ := inflight.Hold(ctx, leaving, "key", 1)
+	slot.Release() // nil, unless the machine is so busy that the answer was there first
+}
+
 // A program that ends after Flush leaves no slot taken, even if the store is far away, and not that of a Hold whose
 // caller had left either.
 func TestAProgramThatFlushesLeavesNoSlotTaken(t *testing.T) {
@@ -155,13 +165,30 @@ func TestAProgramThatFlushesLeavesNoSlotTaken(t *testing.T) {
 		require.NoError(t, err)
 		said, err := program.Output()
 		require.NoError(t, err)
-		require.Equal(t, "4 <nil> context canceled <nil>\n<nil>\n", string(said))
+		require.Equal(t, "<nil>\n4 <nil> context canceled <nil>\n<nil>\n", string(said))
 	}
 	l, err := onRedis(server.Client(t), time.Hour)
 	require.NoError(t, err)
 	r, err := l.Peek(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, 5, r.Remaining)
+
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
+	defer func() { _ = client.Close() }()
+	l, err = onRedis(client, time.Hour)
+	require.NoError(t, err)
+	slot := hold(t, l) // a program that does not end needs no Flush
+	slot.Release()
+	leave(l)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := inflight.Flush(ended); err != nil { // nil if all is released by now
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.Eventually(t, func() bool {
+		r, err := l.Peek(t.Context(), "key")
+		return err == nil && r.Remaining == 5
+	}, time.Minute, time.Millisecond)
 }
 
 // process is one that works.
