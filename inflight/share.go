@@ -148,11 +148,7 @@ func (a *allQueues) yield(key string, taken []heldSlot, held time.Duration) {
 			continue
 		}
 		slots := slotsOf(p.core, key)
-		s := a.bySlots[slots]
-		if s == nil {
-			s = a.shareOf(slots)
-			s.turn = mostTurn
-		}
+		s := a.shareOf(slots)
 		if s.yielded++; s.yielded == 1 {
 			a.askAgain(slots, s, longestPause(held)+mostPause) // in case the Release takes that long
 		}
