@@ -390,43 +390,6 @@ func TestGoodputStaysPastCapacity(t *testing.T) {
 	}
 }
 
-// While a server, near or far, answers that it cannot work now, as in a failover, each call ends by that answer. None ends in
-// the middle of another attempt, after which nobody knows whether it ran.
-func TestCallsOfAServerThatRefusesWorkEndByItsAnswer(t *testing.T) {
-	for _, way := range []time.Duration{ms / 5, 20 * ms, 60 * ms} {
-		for _, callers := range []int{1, 16} {
-			synctest.Test(t, func(t *testing.T) {
-				s := newServer()
-				s.way = way
-				u := newUsers(t, s, s.config())
-				require.NoError(t, u.do(t.Context()))
-				s.refuses.Store(true)
-				var other atomic.Pointer[error]
-				for range callers {
-					u.all.Go(func() {
-						for range 20 {
-							b := u.c.Begin(t.Context())
-							again := &carrier.Failure{Class: store.ErrUnavailable, Err: errNo, Again: true}
-							for f := again; f == again && b.Again(f); {
-								if _, err := u.c.Do(b, call{}); !errors.As(err, &f) {
-									f = again
-								} else {
-									err = b.Fail(f)
-									other.Store(&err)
-								}
-							}
-						}
-					})
-				}
-				u.end()
-				if err := other.Load(); err != nil {
-					require.NoError(t, *err, "%v, %d callers", way, callers)
-				}
-			})
-		}
-	}
-}
-
 // A call for three limits is refunded by a call for each of them. Past the capacity of a server, near or far, none of these is
 // refused or late.
 func TestCallsForSeveralLimitsAreRefundedPastCapacity(t *testing.T) {
