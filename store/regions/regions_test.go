@@ -183,8 +183,8 @@ func TestLimitsThatCannotBeSharedAreRefused(t *testing.T) {
 		algorithm string
 		limit     ratelimit.Limit
 	}{
-		"a sliding_log cannot":                                   {"sliding_log", ratelimit.PerHour(10)},
-		"a leaky_bucket cannot":                                  {"leaky_bucket", ratelimit.PerHour(10)},
+		"algorithm sliding_log cannot":                           {"sliding_log", ratelimit.PerHour(10)},
+		"algorithm leaky_bucket cannot":                          {"leaky_bucket", ratelimit.PerHour(10)},
 		"a limit of 2 with a burst of 2":                         {"fixed_window", ratelimit.PerHour(2)},
 		"a limit of 9 with a burst of 5":                         {"token_bucket", ratelimit.Limit{Rate: 9, Period: time.Hour, Burst: 5}},
 		"a limit of 2 with a burst of 9":                         {"token_bucket", ratelimit.Limit{Rate: 2, Period: time.Hour, Burst: 9}},
