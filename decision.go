@@ -13,7 +13,7 @@ import (
 // decision is a call to one or more limits that is being decided:
 //
 //	run          decide, and then result, which joins the results of the entries
-//	decide       askInTurn, and after a denial or an error giveBack
+//	decide       askInTurn, and after a denial or an error giveBackInTime
 //	askInTurn    decideGroup for each call to a store or to a limiter without a core, until one denies
 //	decideGroup  askStore or askOther
 //	askStore     requestOf for each entry, the call, and read for each reply
@@ -369,7 +369,8 @@ func (d *decision) giveBackInTime(ctx context.Context) {
 		d.giveBack(ctx)
 		return
 	}
-	later := &decision{entries: slices.Clone(d.entries), parts: slices.Clone(d.parts)}
+	later := begin(d.how, nil)
+	later.entries, later.parts = append(later.entries, d.entries...), append(later.parts, d.parts...)
 	for i := range later.entries {
 		later.entries[i].result = &later.parts[i].Result
 	}
@@ -383,6 +384,7 @@ func (d *decision) giveBackInTime(ctx context.Context) {
 		for i := range d.entries {
 			*d.entries[i].result = later.parts[i].Result
 		}
+		later.end()
 		if panicked != nil {
 			panic(panicked)
 		}
