@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/ratelimit-go/ratelimit/internal/faults"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -38,7 +39,7 @@ func (d *decision) decideGroup(ctx context.Context, first *entry) (err error) {
 	switch {
 	case needed == 0:
 		return ctx.Err()
-	case needed < len(d.group) && (errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrClock)): // nothing was charged, and a shadow may have caused it
+	case needed < len(d.group) && faults.OfKey(err): // nothing was charged, and a shadow may have caused it
 		for _, e := range d.group {
 			if !e.shadow {
 				e.err = nil

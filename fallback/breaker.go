@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/faults"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/sony/gobreaker/v2"
@@ -209,7 +210,7 @@ func (b *breaker) counts(err error) bool {
 
 // blamed reports whether err is a failure of b's server, as far as is known.
 func (b *breaker) blamed(err error) bool {
-	if !ofTheStore(err) {
+	if !faults.OfStore(err) {
 		return false
 	}
 	server := see.ServerOf(err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/faults"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/sony/gobreaker/v2"
@@ -89,7 +90,7 @@ func (c circuit) blame(err error) error {
 	if err == nil {
 		return nil
 	}
-	if !ofTheStore(err) || c.any(func(b *breaker) bool { return b.blamed(err) }) {
+	if !faults.OfStore(err) || c.any(func(b *breaker) bool { return b.blamed(err) }) {
 		return err
 	}
 	return see.At("", err)
@@ -170,7 +171,7 @@ func (f *Limiter) peekFirst(ctx context.Context, c circuit, key string, doubts b
 	if doubts || c.any(halfOpen) || c.any(failing) && f.owed.owes(key, f.breakers.now()) {
 		err := c.blame(f.peekStore(ctx, c, key))
 		peeked = err == nil || errors.As(err, &partial)
-		if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !peeked && ctx.Err() != nil { // with any other error, the store has answered the Peek
+		if faults.OfStore(err) || errors.Is(err, store.ErrOverloaded) || !peeked && ctx.Err() != nil { // with any other error, the store has answered the Peek
 			return ratelimit.Result{}, err
 		}
 	}
@@ -279,11 +280,4 @@ func answeredByStore(r ratelimit.Result) bool {
 // unsent reports whether nothing was sent to the store by a call that failed with err.
 func unsent(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrOverloaded)
-}
-
-// ofTheStore reports whether err concerns the store as a whole. A corrupt state, clocks that
-// differ, and a full queue of this process do not, and are neither failures nor successes.
-func ofTheStore(err error) bool {
-	return errors.Is(err, ratelimit.ErrStore) &&
-		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) && !errors.Is(err, store.ErrOverloaded)
 }

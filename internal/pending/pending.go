@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/faults"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/waves"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -85,7 +86,7 @@ func (p *Patience) Heard(last *Answered, err error) {
 // answers reports whether err can only come from an answer. A call that does not reach the store
 // fails in other ways.
 func answers(err error) bool {
-	return err == nil || errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrClock) || errors.Is(err, store.ErrOutOfMemory)
+	return err == nil || faults.OfKey(err) || errors.Is(err, store.ErrOutOfMemory)
 }
 
 // after returns a channel that is closed when a store that was asked, or last answered, at since

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/credit"
+	"github.com/ratelimit-go/ratelimit/internal/faults"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -118,14 +119,9 @@ func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 	return true
 }
 
-// ofTheRegion reports whether err concerns a region as a whole. A corrupt state of one key, clocks
-// that differ, and a full queue of this process do not.
+// ofTheRegion reports whether err concerns a region as a whole.
 func ofTheRegion(err error) bool {
-	if errors.Is(err, errTooSlow) || errors.Is(err, context.DeadlineExceeded) {
-		return true
-	}
-	return errors.Is(err, store.ErrStore) && !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) &&
-		!errors.Is(err, store.ErrOverloaded)
+	return errors.Is(err, errTooSlow) || errors.Is(err, context.DeadlineExceeded) || faults.OfStore(err)
 }
 
 // keyState is what a region currently counts for a key.
