@@ -56,6 +56,20 @@ func (s *session) prepared(t *testing.T) []time.Time {
 	return times
 }
 
+// keepUntil changes until when the first statement stays prepared, and returns until when it would have.
+func (s *session) keepUntil(t *testing.T, until time.Time) (before time.Time) {
+	t.Helper()
+	conn, err := s.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	data := conn.Conn().PgConn().CustomData()
+	p, ok := data[s.sql.names[0]].(prepared)
+	require.True(t, ok)
+	before, p.until = p.until, until
+	data[s.sql.names[0]] = p
+	return before
+}
+
 func TestALoneCallPreparesItsStatementsWherePgxDoes(t *testing.T) {
 	t.Parallel()
 	for i, of := range []struct {
@@ -86,22 +100,14 @@ func TestStatementsArePreparedAgainAfterTenSeconds(t *testing.T) {
 	s.take(t)
 	first := s.prepared(t)
 	require.Len(t, first, 2)
-	conn, err := s.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	data := conn.Conn().PgConn().CustomData()
-	p, ok := data[s.sql.names[0]].(prepared)
-	require.True(t, ok)
 	const after = 10 * time.Second
-	require.False(t, p.until.Before(began.Add(after)))
-	require.False(t, p.until.After(time.Now().Add(after)))
-	p.until = began.Add(time.Hour)
-	data[s.sql.names[0]] = p
-	conn.Release()
+	until := s.keepUntil(t, began.Add(time.Hour))
+	require.False(t, until.Before(began.Add(after)))
+	require.False(t, until.After(time.Now().Add(after)))
 	s.take(t)
 	require.Equal(t, first, s.prepared(t))
 
-	p.until = began
-	data[s.sql.names[0]] = p
+	s.keepUntil(t, began)
 	s.take(t)
 	again := s.prepared(t)
 	require.Len(t, again, 2)
@@ -155,14 +161,7 @@ func TestStatementsThatCannotBePreparedAreNotTriedAgain(t *testing.T) {
 	s.take(t)
 	first := s.prepared(t)
 	require.Len(t, first, 2)
-	conn, err := s.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	data := conn.Conn().PgConn().CustomData()
-	p, ok := data[s.sql.names[0]].(prepared)
-	require.True(t, ok)
-	p.until = time.Time{}
-	data[s.sql.names[0]] = p
-	conn.Release()
+	s.keepUntil(t, time.Time{})
 	s.take(t)
 	require.False(t, s.prepares.Load())
 	require.Equal(t, first, s.prepared(t))
